@@ -1,0 +1,127 @@
+"""Every error belljar raises on purpose.
+
+BelljarError
+├── UsageError            the caller's fault: change the call
+│   ├── SessionNotFound       session-not-found
+│   ├── ExecutionNotFound     execution-not-found
+│   ├── InvalidPath           invalid-path
+│   ├── FileMissing           file-missing
+│   ├── InvalidArgument       invalid-argument
+│   ├── Unauthorized          unauthorized
+│   └── SettingsError         invalid-settings
+├── LimitError            a limit was reached: wait, or raise the limit
+│   ├── Busy                  busy
+│   └── TooLarge              too-large
+└── EngineError           ours, or the host's
+    ├── SandboxUnavailable    sandbox-unavailable
+    ├── EnvironmentBroken     environment-broken
+    ├── KernelStartFailed     kernel-start-failed
+    └── KernelDied            kernel-died
+
+Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
+statuses, the CLI into exit codes; nothing else does.
+"""
+
+
+class BelljarError(Exception):
+    """The fact and the value in `message`; the next action in `hint`."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class UsageError(BelljarError):
+    """The caller can mend it."""
+
+
+class SessionNotFound(UsageError):
+    """No such session for this caller: never made, expired, cleared, or another's."""
+
+    code = "session-not-found"
+
+
+class ExecutionNotFound(UsageError):
+    """No such execution for this caller."""
+
+    code = "execution-not-found"
+
+
+class InvalidPath(UsageError):
+    """A name that leaves the session folder or cannot be a file name."""
+
+    code = "invalid-path"
+
+
+class FileMissing(UsageError):
+    """A well-formed name with no regular file behind it."""
+
+    code = "file-missing"
+
+
+class InvalidArgument(UsageError):
+    """An argument outside what the call takes."""
+
+    code = "invalid-argument"
+
+
+class Unauthorized(UsageError):
+    """Credentials missing or not accepted."""
+
+    code = "unauthorized"
+
+
+class SettingsError(UsageError):
+    """A setting that cannot be used as it stands."""
+
+    code = "invalid-settings"
+
+
+class LimitError(BelljarError):
+    """A limit was reached."""
+
+
+class Busy(LimitError):
+    """Too much is running or waiting already."""
+
+    code = "busy"
+
+
+class TooLarge(LimitError):
+    """More bytes than the limit allows."""
+
+    code = "too-large"
+
+
+class EngineError(BelljarError):
+    """Something of ours or of the host failed."""
+
+
+class SandboxUnavailable(EngineError):
+    """The configured provider cannot run here."""
+
+    code = "sandbox-unavailable"
+
+
+class EnvironmentBroken(EngineError):
+    """An environment is missing or cannot be made."""
+
+    code = "environment-broken"
+
+
+class KernelStartFailed(EngineError):
+    """The kernel's process ended or stayed silent before it was ready."""
+
+    code = "kernel-start-failed"
+
+
+class KernelDied(EngineError):
+    """The kernel's process is gone."""
+
+    code = "kernel-died"

@@ -1,0 +1,118 @@
+"""The kernel contract: something that runs cells and keeps variables between them.
+
+A kernel is used by one session, one cell at a time. It knows its sandbox's process and the meaning of its messages;
+it knows nothing of budgets, journals, timeouts or surfaces. Everything it reports comes from code that may be
+hostile: implementations check form and size before they yield an event.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pydantic import JsonValue
+
+MimeBundle = dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Text on one of the two streams."""
+
+    name: Literal["stdout", "stderr"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayData:
+    """A rich output; with `update`, it replaces the one with the same id. Binary values are base64."""
+
+    data: MimeBundle
+    display_id: str | None = None
+    update: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClearOutput:
+    """Forget the output so far; with `wait`, only when the next one comes."""
+
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteResult:
+    """The value of the last expression."""
+
+    data: MimeBundle
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The cell raised; `traceback` has no ANSI codes."""
+
+    name: str
+    message: str
+    traceback: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class InputRequest:
+    """The cell called `input()`: the consumer must call `Kernel.reply_input`."""
+
+    prompt: str
+    is_password: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The cell is over; always the last event of a kernel that lives."""
+
+    is_ok: bool
+    execution_count: int
+    cpu_s: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Names that fit at the cursor, and the span they replace."""
+
+    matches: list[str] = field(default_factory=list[str])
+    start: int = 0
+    end: int = 0
+
+
+class Kernel(Protocol):
+    """See the module's docstring. Raises `KernelDied` from any call once the process is gone."""
+
+    name: str
+
+    def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
+        """Run a cell. The session calls it under its turn and consumes it to the end."""
+        ...
+
+    async def reply_input(self, text: str | None) -> None:
+        """Answer the pending `InputRequest`; `None` makes `input()` raise `EOFError`. Called by the execution."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the running cell. Called while `execute` is being consumed."""
+        ...
+
+    async def complete(self, code: str, cursor: int) -> Completion:
+        """Complete a name. Called between cells only."""
+        ...
+
+    async def kill(self) -> None:
+        """End the process at once. The running `execute` then raises `KernelDied`."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the process and release everything; may be called twice."""
+        ...
+
+    def memory_mb(self) -> float:
+        """Resident memory of the kernel's process now; 0 when it cannot be told."""
+        ...

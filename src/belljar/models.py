@@ -1,0 +1,114 @@
+"""What callers get back: the execution result and its parts, as every surface and the Python API speak of them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+Status = Literal["ok", "error", "timeout", "interrupted", "out_of_memory", "died", "running", "rejected"]
+State = Literal["kept", "rewound", "lost"]
+
+
+class Model(BaseModel):
+    """A value: strict about unknown fields, so that a renamed one cannot vanish silently."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class FileReference(Model):
+    """A file in a session's folder; `name` is its path there."""
+
+    uri: str
+    name: str
+    mime_type: str
+    size: int
+    change: Literal["created", "modified"] | None = None
+
+
+class Display(Model):
+    """One rich output. Text that fits is in `text`; anything else is behind `uri`. `plain` is its plain-text form."""
+
+    mime: str
+    text: str | None = None
+    uri: str | None = None
+    size: int = 0
+    plain: str | None = None
+    display_id: str | None = None
+    also: list["Display"] = []
+
+
+class Truncation(Model):
+    """How much of the output is in the result, and where the whole is."""
+
+    shown_bytes: int
+    total_bytes: int
+    uri: str
+
+
+class Usage(Model):
+    """What the execution cost."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    queue_s: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+class SessionNotice(Model):
+    """Told once, with a session's first execution."""
+
+    session_id: str
+    instructions: str
+    expires_at: str
+
+
+class OutputEvent(Model):
+    """One numbered piece of an execution's output, in the order it was produced."""
+
+    sequence: int
+    kind: Literal["stdout", "stderr", "display", "result", "error", "clear", "input", "notice"]
+    text: str = ""
+    data: dict[str, JsonValue] = {}
+
+
+class ExecutionResult(Model):
+    """What one execution gave, finished or so far."""
+
+    success: bool
+    status: Status
+    execution_id: str
+    session_id: str
+    execution_count: int
+    output: list[str]
+    stdout: str
+    stderr: str
+    result: str | None = None
+    displays: list[Display] = []
+    error: str | None = None
+    traceback: list[str] = []
+    files: list[FileReference] = []
+    truncated: Truncation | None = None
+    usage: Usage = Usage()
+    state: State = "kept"
+    lost: list[str] = []
+    cause: str | None = None
+    sequence: int = 0
+    session_info: SessionNotice | None = None
+
+
+class SessionInfo(Model):
+    """A session as its owner sees it."""
+
+    session_id: str
+    environment: str
+    kernel: str
+    sandbox: str
+    state: Literal["idle", "running", "fresh"]
+    created_at: str
+    last_used_at: str
+    expires_at: str
+    age_s: float
+    memory_mb: float
+    executions: int
+    files: int
+    reason: str = ""
+    last_status: Status | None = None
