@@ -1,0 +1,62 @@
+"""The `belljar` command: its table of commands, and how errors become exit codes.
+
+One file a command; each has a `command` function that imports what it needs when it is called, so that starting
+`belljar serve` does not pay for the others. Data goes to stdout, everything else to stderr.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from belljar.cli import config, doctor, install, key, reference
+from belljar.errors import BelljarError, UsageError
+
+# A new command is a file here and a line in this table.
+COMMANDS: dict[str, Callable[..., None]] = {
+    "config": config.command,
+    "doctor": doctor.command,
+    "install": install.command,
+    "key": key.command,
+    "reference": reference.command,
+}
+HIDDEN = {"reference"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; exits with 2 when the caller can mend it, with 1 when not."""
+    try:
+        _application()(arguments, prog_name="belljar")
+    except BelljarError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _application() -> typer.Typer:
+    # No markup mode: with one, typer imports rich to draw boxes around its help and its errors.
+    application = typer.Typer(
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    application.callback()(_belljar)
+    for name, command in COMMANDS.items():
+        application.command(name, hidden=name in HIDDEN)(command)
+    return application
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib.metadata import version
+
+        print(f"belljar {version('belljar')}")
+        raise typer.Exit
+
+
+def _belljar(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run the Python that AI agents write: stateful, sealed off, in plain view."""

@@ -55,6 +55,10 @@ class Sandbox(Protocol):
     """The session folder as code inside sees it."""
     scratch: str
     """The scratch folder as code inside sees it."""
+    home: str
+    """A private HOME, as code inside sees it."""
+    temporary: str
+    """A private folder for temporary files, as code inside sees it."""
 
     async def spawn(
         self,

@@ -1,0 +1,28 @@
+"""`belljar config`: every setting, its value, and where the value came from."""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from belljar.cli.columns import columns
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, descriptions included.")] = False,
+) -> None:
+    """Show every setting and where its value comes from."""
+    from belljar import settings
+
+    lines = settings.explain()
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    else:
+        rows = [(line.name, json.dumps(line.value, ensure_ascii=False), line.origin) for line in lines]
+        print(columns([("setting", "value", "from"), *rows]))
+    for path in settings.config_files():
+        print(f"{'read' if path.is_file() else 'not there'}: {path}", file=sys.stderr)
+    for name in settings.unknown_variables():
+        print(f"warning: {name} is set and is no setting", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""`belljar reference`: the settings page of the documentation, made from the settings table."""
+
+_INTRODUCTION = """\
+# Settings
+
+<!-- Made by `belljar reference`; change src/belljar/settings.py instead. -->
+
+Every setting can come from four places. A later one wins over an earlier one:
+
+1. the default;
+2. `belljar.toml`: the user's (`~/.config/belljar/belljar.toml` on Linux), then the one in the working directory. The
+   variable `BELLJAR_CONFIG` names another file to read instead of the latter;
+3. an environment variable. Lists are separated by commas; an empty variable counts as not set;
+4. a flag of the command.
+
+`belljar config` shows each value in force and where it comes from. A name that does not exist, a wrong type or a value
+out of range is an error that names the setting, the value and the source. Relative paths count from the working
+directory.
+
+```toml
+# belljar.toml
+environment = "/srv/analysis/.venv"
+max_sessions = 16
+session_idle_s = 900
+```
+"""
+
+
+def command() -> None:
+    """Print the settings page of the reference as Markdown."""
+    print(page(), end="")
+
+
+def page() -> str:
+    """The page, ending in a newline."""
+    from belljar.settings import Settings
+
+    return "\n".join([_INTRODUCTION, *map(_entry, Settings.model_fields)])
+
+
+def _entry(name: str) -> str:
+    from belljar.settings import MEBIBYTE, Settings, allowed, default, variable
+
+    field = Settings.model_fields[name]
+    size = field.get_default() if name.endswith("_bytes") else 0
+    in_words = f" ({size // MEBIBYTE} MiB)" if size and size % MEBIBYTE == 0 else ""
+    return (
+        f"## `{name}`\n\n{field.description}\n\n"
+        f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_words}\n- Variable: `{variable(name)}`\n"
+    )

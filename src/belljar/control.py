@@ -1,0 +1,63 @@
+"""The operator's window into a running server: a UNIX socket that only its own user can open.
+
+One question, one answer: a list of all sessions. `belljar sessions` asks every server it finds.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from belljar.models import SessionInfo
+from belljar.sessions.registry import Registry
+
+
+@asynccontextmanager
+async def serve_control(path: Path, registry: Registry) -> AsyncIterator[None]:
+    """Answer on `path` while the server lives."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = [{"principal": session.principal, **session.info().model_dump()} for session in registry.all()]
+        writer.write(json.dumps(lines).encode())
+        await writer.drain()
+        writer.close()
+
+    # The folder is closed to others (0700), and with it the socket.
+    with _reachable(path) as short:
+        server = await asyncio.start_unix_server(answer, short)
+        try:
+            yield
+        finally:
+            server.close()
+            await server.wait_closed()
+
+
+@contextmanager
+def _reachable(path: Path) -> Iterator[str]:
+    """The path in a form that fits the 107 bytes a socket address has, however deep the data directory is."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path)
+    finally:
+        os.close(folder)
+
+
+async def ask_sessions(data_directory: Path) -> list[tuple[int, str, SessionInfo]]:
+    """(server pid, principal, session) of every live server that uses this data directory."""
+    found: list[tuple[int, str, SessionInfo]] = []
+    for path in sorted(data_directory.glob("runs/*/control.sock")):
+        try:
+            with _reachable(path) as short:
+                reader, writer = await asyncio.open_unix_connection(short)
+        except OSError:
+            continue  # a server that was killed leaves its socket behind
+        try:
+            for line in json.loads(await reader.read()):
+                principal = line.pop("principal")
+                found.append((int(path.parent.name.split("-")[0]), principal, SessionInfo.model_validate(line)))
+        finally:
+            writer.close()
+    return found

@@ -1,0 +1,98 @@
+"""A session's layer: a folder of packages of its own, which its code may be able to write.
+
+New packages are moved in from a folder that the session cannot reach. Every step goes through descriptors of folders
+and never through a link, so that nothing planted in the layer can lead a write or a removal out of it.
+"""
+
+import contextlib
+import csv
+import os
+import shutil
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from belljar.environments.inventory import Distribution, Shelf
+
+_FILES_LIMIT = 100_000
+_INSTALLER_LOCK = ".lock"
+
+
+def move_into(layer: Path, tree: Path) -> None:
+    """Move the packages of a tree into the layer, on the same file system, in place of those of the same name."""
+    layer.mkdir(exist_ok=True)
+    present = Shelf(layer, is_trusted=False)
+    with _folder(layer) as target, _folder(tree) as source:
+        for name in Shelf(tree).distributions:
+            if distribution := present.find(name):
+                _withdraw(distribution, present.read_record(distribution), target)
+        for name in _names(source):
+            if name != _INSTALLER_LOCK:
+                _move(name, source, target)
+
+
+def _withdraw(distribution: Distribution, record: str, layer: int) -> None:
+    """Remove the files a distribution lists, as far as they are in the layer."""
+    for path in islice(_recorded(record), _FILES_LIMIT):
+        if path.parts and not path.is_absolute() and ".." not in path.parts:
+            with contextlib.suppress(OSError, ValueError):
+                _unlink(path, layer)
+    _clear(distribution.metadata.name, layer)
+
+
+def _recorded(record: str) -> Generator[PurePosixPath]:
+    # What is not a RECORD ends the list: the rest of the files stay, hidden by the new ones or harmless.
+    with contextlib.suppress(csv.Error):
+        for row in csv.reader(record.splitlines()):
+            yield PurePosixPath(row[0] if row else "")
+
+
+def _unlink(path: PurePosixPath, layer: int) -> None:
+    with contextlib.ExitStack() as stack:
+        folder = layer
+        for part in path.parts[:-1]:
+            folder = stack.enter_context(_folder(part, folder))
+        os.unlink(path.name, dir_fd=folder)
+
+
+def _move(name: str, source: int, target: int) -> None:
+    if _is_folder(name, source) and _is_folder(name, target):
+        # Several distributions may share one package folder.
+        with _folder(name, source) as inner_source, _folder(name, target) as inner_target:
+            for child in _names(inner_source):
+                _move(child, inner_source, inner_target)
+        return
+    if _is_folder(name, source) or _is_folder(name, target):
+        _clear(name, target)
+    os.replace(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _clear(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if _is_folder(name, folder):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+def _names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _folder(path: Path | str, inside: int | None = None) -> Generator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,224 @@
+"""The default kernel: IPython's shell in our own runner, inside the sandbox."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from belljar.environments.base import Environment
+from belljar.errors import KernelDied, KernelStartFailed
+from belljar.kernels import frames
+from belljar.kernels.base import Completion
+from belljar.outputs.events import (
+    ClearOutput,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    Finished,
+    InputRequest,
+    Raised,
+    Stream,
+)
+from belljar.sandboxes.base import Sandbox, SandboxProcess
+
+RUNNER = Path(__file__).parent / "runner"
+
+# The runner is loaded by path under a name of its own: the session's Python need not have belljar, and the session's
+# sys.path does not get our folder.
+_BOOTSTRAP = (
+    "import importlib.util as u, sys; path, descriptor = sys.argv[1:]; sys.argv = ['']; "
+    "spec = u.spec_from_file_location('belljar_runner', path + '/__init__.py', submodule_search_locations=[path]); "
+    "module = u.module_from_spec(spec); sys.modules['belljar_runner'] = module; spec.loader.exec_module(module); "
+    "from belljar_runner.serving import main; main(int(descriptor))"
+)
+# A process that ended has closed its socket a moment before it can be waited for.
+EXIT_GRACE_S = 2.0
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+async def start_ipython(
+    sandbox: Sandbox, environment: Environment, *, layer: Path, start_timeout_s: float
+) -> "IPythonKernel":
+    """Start the runner cold and wait until it has attached."""
+    wire = frames.Wire()
+    try:
+        process = await sandbox.spawn(
+            [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(wire.child_socket)],
+            environment=session_environment(sandbox, environment, layer),
+            stdout=wire.child_stdout,
+            stderr=wire.child_stderr,
+            pass_fds=[wire.child_socket],
+        )
+        wire.close_child_ends()
+        await _await_ready(wire, process, start_timeout_s)
+    except BaseException:
+        wire.close()
+        await sandbox.aclose()
+        raise
+    return IPythonKernel(wire, sandbox, process)
+
+
+def session_environment(sandbox: Sandbox, environment: Environment, layer: Path) -> dict[str, str]:
+    """The variables a session sees, and no others: nothing of the server's own environment."""
+    return {
+        "PATH": f"{environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": sandbox.home,
+        "TMPDIR": sandbox.temporary,
+        "USER": "belljar",
+        "LANG": "C.UTF-8",
+        "TZ": os.environ.get("TZ", ""),
+        "PYTHONPATH": str(layer),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "PLOTLY_RENDERER": "plotly_mimetype",
+    }
+
+
+async def _await_ready(wire: frames.Wire, process: SandboxProcess, timeout_s: float) -> None:
+    said: list[str] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                for item in await wire.receive():
+                    if isinstance(item, Stream):
+                        said.append(item.text)
+                    elif isinstance(item, frames.Ready):
+                        return
+    except TimeoutError:
+        raise KernelStartFailed(f"the kernel was not ready after {timeout_s:g} s", hint=_last_words(said)) from None
+    except KernelDied:
+        said += [stream.text for stream in wire.drain()]
+        status = await process.wait()
+        raise KernelStartFailed(f"the kernel ended with {cause_of(status)}", hint=_last_words(said)) from None
+
+
+def _last_words(said: list[str]) -> str:
+    text = "".join(said).strip()[-2000:]
+    return f"It said: {text}" if text else "It said nothing; `belljar doctor` checks the sandbox and the environment"
+
+
+def cause_of(status: int) -> str:
+    """An exit status in words."""
+    number = -status if status < 0 else status - 128 if status > 128 else 0
+    with contextlib.suppress(ValueError):
+        if number:
+            return f"signal {signal.Signals(number).name}"
+    return f"exit status {status}"
+
+
+class IPythonKernel:
+    """One runner. Between cells nothing is read, so background output waits in the pipes for the next cell."""
+
+    name = "ipython"
+
+    def __init__(self, wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess) -> None:
+        self._wire = wire
+        self._sandbox = sandbox
+        self._process = process
+        self._pid = wire.peer_pid or process.pid
+        self._last_id = 0
+        self._is_asking = False
+
+    async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
+        """See the contract."""
+        self._last_id += 1
+        try:
+            await self._wire.send(
+                {"op": "execute", "id": self._last_id, "code": code, "allow_input": allow_input},
+            )
+            while True:
+                for item in await self._wire.receive():
+                    event = item if isinstance(item, Stream) else self._event(item)
+                    if event is not None:
+                        yield event
+                    if isinstance(event, Finished):
+                        return
+        except KernelDied as gone:
+            raise await self._death(gone) from None
+
+    def _event(self, message: frames.Message) -> Event | None:
+        if message.id != self._last_id:
+            return None
+        match message:
+            case frames.Display():
+                return DisplayData(message.data, message.display_id, message.update)
+            case frames.Clear():
+                return ClearOutput(message.wait)
+            case frames.Result():
+                return ExecuteResult(message.data)
+            case frames.Error():
+                lines = [plain_text(line) for line in message.traceback]
+                return Raised(message.name, plain_text(message.message), lines)
+            case frames.Input():
+                self._is_asking = True
+                return InputRequest(message.prompt, message.is_password)
+            case frames.Done():
+                return Finished(
+                    message.is_ok,
+                    message.execution_count,
+                    message.cpu_s,
+                    message.peak_memory_mb,
+                    tuple(message.variables),
+                )
+            case _:
+                return None
+
+    async def _death(self, gone: KernelDied) -> KernelDied:
+        """Why the peer fell silent: its exit status if it ended, our own complaint if it broke the form."""
+        is_protocol_breach = gone.message != frames.GONE
+        status: int | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if is_protocol_breach else EXIT_GRACE_S):
+                status = await self._process.wait()
+        await self._sandbox.kill()
+        if status is not None:
+            return KernelDied(f"the kernel's process ended with {cause_of(status)}")
+        fault = gone.message if is_protocol_breach else "the cell closed the kernel's connection"
+        return KernelDied(f"{fault}, so its process was ended")
+
+    async def reply_input(self, text: str | None) -> None:
+        """See the contract."""
+        self._is_asking = False
+        await self._wire.send({"op": "input", "value": text})
+
+    async def interrupt(self) -> None:
+        """SIGINT for a busy cell; a cell that waits for input reads its interrupt from the socket."""
+        if self._is_asking:
+            self._is_asking = False
+            await self._wire.send({"op": "input", "is_interrupt": True})
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGINT)
+
+    async def complete(self, code: str, cursor: int) -> Completion:
+        """See the contract."""
+        self._last_id += 1
+        await self._wire.send({"op": "complete", "id": self._last_id, "code": code, "cursor": cursor})
+        while True:
+            for item in await self._wire.receive():
+                if isinstance(item, frames.Completed) and item.id == self._last_id:
+                    return Completion(item.matches, item.start, item.end)
+
+    async def kill(self) -> None:
+        """See the contract."""
+        await self._sandbox.kill()
+
+    async def aclose(self) -> None:
+        """See the contract."""
+        await self._sandbox.aclose()
+        self._wire.close()
+
+    def memory_mb(self) -> float:
+        """Resident set of the runner's process."""
+        try:
+            pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0.0
+        return pages * os.sysconf("SC_PAGESIZE") / 1024 / 1024
+
+
+def plain_text(text: str) -> str:
+    """Without ANSI codes: tracebacks are for models and pages, not for terminals."""
+    return _ANSI.sub("", text) if "\x1b" in text else text

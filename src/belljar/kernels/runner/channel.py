@@ -1,0 +1,73 @@
+"""Messages to and from the host: a 4-byte length and a JSON object, over one UNIX stream socket.
+
+Owns framing and nothing else; the host's side of the same form is `kernels/frames.py`.
+"""
+
+import json
+import os
+import socket
+import struct
+import threading
+from typing import Any
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH = struct.Struct("!I")
+
+
+class Channel:
+    """One peer, the host. Sending is safe from any thread; receiving is for the main thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._thread = threading.get_ident()
+
+    def is_owner(self) -> bool:
+        """Whether the caller may wait for an answer: not a forked child of the cell's, not one of its threads."""
+        return os.getpid() == self._pid and threading.get_ident() == self._thread
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message; a forked child of the cell's has no voice here."""
+        if os.getpid() != self._pid:
+            return
+        frame = _encoded(message)
+        if len(frame) > MAX_FRAME_BYTES:
+            frame = _encoded(_shortened(message, len(frame)))
+        with self._lock:
+            self._sock.sendall(_LENGTH.pack(len(frame)) + frame)
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for one message; EOFError when the host is gone."""
+        while True:
+            if len(self._buffer) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._buffer)
+                end = _LENGTH.size + length
+                if len(self._buffer) >= end:
+                    frame = bytes(self._buffer[_LENGTH.size : end])
+                    del self._buffer[:end]
+                    return json.loads(frame)
+            chunk = self._sock.recv(262_144)
+            if not chunk:
+                raise EOFError
+            self._buffer += chunk
+
+    def fileno(self) -> int:
+        """For selecting on."""
+        return self._sock.fileno()
+
+    def has_buffered(self) -> bool:
+        """Whether bytes of a message are already here, so that selecting on the socket would miss them."""
+        return bool(self._buffer)
+
+
+def _encoded(message: dict[str, Any]) -> bytes:
+    # Lone surrogates have no UTF-8 form; a question mark for one is better than a message the host must refuse.
+    return json.dumps(message, default=str, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _shortened(message: dict[str, Any], size: int) -> dict[str, Any]:
+    """The same message without its data: what is too large to send is said, not dropped."""
+    notice = f"<output of {size:,} bytes is over the limit of {MAX_FRAME_BYTES:,} and was left out>"
+    return {**message, "data": {"text/plain": notice}, "message": notice, "traceback": [notice]}

@@ -1,0 +1,50 @@
+"""SIGINT: raises in the cell, waits while a message is half sent, and is nothing between cells."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupts:
+    """The process's one SIGINT handler."""
+
+    def __init__(self) -> None:
+        self._is_cell = False
+        self._held = 0
+        self._is_pending = False
+
+    def install(self) -> None:
+        """Take over SIGINT, also from a cell that took it."""
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._is_cell:
+            return
+        if self._held:
+            self._is_pending = True
+            return
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def cell(self) -> Iterator[None]:
+        """While a cell runs, an interrupt raises in it."""
+        self.install()
+        self._is_pending = False
+        self._is_cell = True
+        try:
+            yield
+        finally:
+            self._is_cell = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The protocol is never left half way: an interrupt waits until the block is over."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+        if self._is_pending and not self._held and self._is_cell:
+            self._is_pending = False
+            raise KeyboardInterrupt

@@ -1,0 +1,230 @@
+"""The runner's life: attach to a host, run what it asks, one thing at a time, until it is gone."""
+
+import asyncio
+import builtins
+import getpass
+import itertools
+import os
+import resource
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from .channel import Channel
+from .interrupts import Interrupts
+from .shell import Shell, build_shell, direct_outputs
+from .streams import Streams
+
+NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
+
+MAX_VARIABLES = 200
+
+
+class Runner:
+    """One shell and, once attached, one host."""
+
+    channel: Channel
+    streams: Streams
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self) -> None:
+        self.shell: Shell = build_shell()
+        self.interrupts = Interrupts()
+        self._execution: Any = None
+        self._allow_input = False
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def attach(self, sock: socket.socket) -> None:
+        """Meet the host. Everything that must not exist before a fork is made here."""
+        self.channel = Channel(sock)
+        self.streams = Streams(self._synchronise)
+        self.interrupts.install()
+        self.loop = asyncio.new_event_loop()
+        self.shell.loop_runner = self._run_coroutine
+        direct_outputs(self.shell, self.emit)
+        builtins.input = self._input
+        getpass.getpass = self._getpass
+        self.channel.send({"type": "ready", "python": sys.version.split()[0]})
+
+    def serve(self) -> None:
+        """Until the host closes the socket."""
+        while True:
+            try:
+                message = self._next()
+            except EOFError:
+                return
+            handler = getattr(self, "_on_" + str(message.get("op")), None)
+            if handler is not None:
+                handler(message)
+
+    # Messages that wait for the host
+
+    def emit(self, message: dict[str, Any]) -> None:
+        """Send an output in its place: the host empties the pipes before it looks at it, then lets us go on."""
+        self.streams.flush()
+        message = {**message, "id": self._execution}
+        if not self.channel.is_owner():
+            self.channel.send(message)
+            return
+        with self.interrupts.held():
+            self.channel.send({**message, "ack": True})
+            self._await("ack")
+
+    def _synchronise(self) -> bool:
+        if not self.channel.is_owner() or self._execution is None:
+            return False
+        with self.interrupts.held():
+            self.channel.send({"type": "sync", "id": self._execution, "ack": True})
+            self._await("ack")
+        return True
+
+    def _input(self, prompt: object = "", /) -> str:
+        return self._ask(str(prompt), is_password=False)
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
+        return self._ask(prompt, is_password=True)
+
+    def _ask(self, prompt: str, *, is_password: bool) -> str:
+        if not self._allow_input or not self.channel.is_owner():
+            raise EOFError(NO_INPUT)
+        self.streams.flush()
+        with self.interrupts.held():
+            self.channel.send({"type": "input", "id": self._execution, "prompt": prompt, "is_password": is_password})
+            answer = self._await("input")
+        if answer.get("is_interrupt"):
+            raise KeyboardInterrupt
+        if answer.get("value") is None:
+            raise EOFError("nobody answered input(): the question was declined")
+        return str(answer["value"])
+
+    def _await(self, op: str) -> dict[str, Any]:
+        while True:
+            try:
+                message = self.channel.receive()
+            except EOFError:
+                os._exit(0)  # the host is gone, and with it everyone who could see what the cell does next
+            if message.get("op") == op:
+                return message
+            self._waiting.append(message)
+
+    def _next(self) -> dict[str, Any]:
+        if self._waiting:
+            return self._waiting.popleft()
+        if not self.channel.has_buffered() and self._has_background_tasks():
+            self._run_background_tasks()
+        return self.channel.receive()
+
+    # Tasks that outlive their cell go on while the runner waits for the next
+
+    def _has_background_tasks(self) -> bool:
+        return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
+
+    def _run_background_tasks(self) -> None:
+        called = self.loop.create_future()
+        self.loop.add_reader(self.channel.fileno(), lambda: called.done() or called.set_result(None))
+        try:
+            self.loop.run_until_complete(called)
+        finally:
+            self.loop.remove_reader(self.channel.fileno())
+
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = self.loop.create_task(coroutine)
+        try:
+            return self.loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            # The cell's own finally blocks run, and no stray task stays behind.
+            task.cancel()
+            try:
+                self.loop.run_until_complete(task)
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                pass
+            raise
+
+    # What the host asks
+
+    def _on_execute(self, message: dict[str, Any]) -> None:
+        self._execution = message["id"]
+        self._allow_input = bool(message.get("allow_input"))
+        self.streams.begin()
+        if self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        count = self.shell.execution_count
+        before = _cpu_s()
+        _reset_peak_memory()
+        is_ok = self._run_cell(message["code"])
+        self.streams.flush()
+        self.channel.send(
+            {
+                "type": "finished",
+                "id": self._execution,
+                "is_ok": is_ok,
+                "execution_count": count,
+                "cpu_s": _cpu_s() - before,
+                "peak_memory_mb": _peak_memory_mb(),
+                "variables": self._variables(),
+            }
+        )
+        self._execution = None
+
+    def _run_cell(self, code: str) -> bool:
+        try:
+            with self.interrupts.cell():
+                outcome = self.shell.run_cell(code, store_history=True)
+            left = outcome.error_in_exec
+            return bool(outcome.success) or (isinstance(left, SystemExit) and left.code in (None, 0))
+        except KeyboardInterrupt:
+            self.emit({"type": "error", "name": "KeyboardInterrupt", "message": "", "traceback": ["KeyboardInterrupt"]})
+        except BaseException as error:  # a hook or transformer of the user's own broke the shell itself
+            lines = traceback.format_exc().splitlines()
+            self.emit({"type": "error", "name": type(error).__name__, "message": str(error), "traceback": lines})
+        return False
+
+    def _variables(self) -> list[str]:
+        hidden = self.shell.user_ns_hidden
+        names = (name for name in self.shell.user_ns if name not in hidden and not name.startswith("_"))
+        return list(itertools.islice(names, MAX_VARIABLES))
+
+    def _on_complete(self, message: dict[str, Any]) -> None:
+        text, matches = self.shell.complete(None, message["code"], message["cursor"])
+        end = message["cursor"]
+        self.channel.send(
+            {"type": "completion", "id": message["id"], "matches": matches, "start": end - len(text), "end": end}
+        )
+
+
+def _cpu_s() -> float:
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+def _reset_peak_memory() -> None:
+    """Start VmHWM anew (proc(5), clear_refs), so that the peak is this cell's and not the session's."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
+            file.write("5")
+    except OSError:
+        pass
+
+
+def _peak_memory_mb() -> float:
+    try:
+        with open("/proc/self/status") as file:  # noqa: PTH123
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(descriptor: int) -> None:
+    """Cold start: build the shell, attach to the inherited socket, serve."""
+    runner = Runner()
+    runner.attach(socket.socket(fileno=descriptor))
+    runner.serve()

@@ -1,0 +1,146 @@
+"""IPython's InteractiveShell with its outputs turned towards the host. Knows IPython; does not know the protocol."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core import page, payloadpage
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+from traitlets.config import Config
+
+from . import rich
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def _nobody(_message: dict[str, Any]) -> None:
+    """Before a host is attached, outputs go nowhere."""
+
+
+class Publisher(DisplayPublisher):
+    """`display()`, `update_display()`, `clear_output()`."""
+
+    emit: Emit = staticmethod(_nobody)
+
+    def publish(self, data: Any, metadata: Any = None, *_: Any, transient: Any = None, update: bool = False, **__: Any):
+        """Send one rich output."""
+        display_id = (transient or {}).get("display_id")
+        message = {"type": "display", "data": rich.prepared(data), "display_id": display_id, "update": bool(update)}
+        self.emit(message)
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Tell the host to forget the output so far."""
+        self.emit({"type": "clear", "wait": bool(wait)})
+
+
+class ResultHook(DisplayHook):
+    """The value of the last expression."""
+
+    emit: Emit = staticmethod(_nobody)
+
+    def start_displayhook(self) -> None:
+        """Nothing is printed here, so there is nothing to prepare."""
+
+    def write_output_prompt(self) -> None:
+        """The count is the host's to show."""
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
+        """Send the value in all the forms it has."""
+        self.emit({"type": "result", "data": rich.prepared(format_dict)})
+
+    def finish_displayhook(self) -> None:
+        """Sent already."""
+
+
+class _Forgetful(defaultdict[int, list[Any]]):
+    """IPython 9 keeps every display of a session in `history_manager.outputs`: here it keeps none."""
+
+    def __missing__(self, key: int) -> list[Any]:
+        return []
+
+
+class Shell(InteractiveShell):
+    """One per process."""
+
+    displayhook_class = Type(ResultHook)
+    display_pub_class = Type(Publisher)
+    emit: Emit = staticmethod(_nobody)
+
+    def _tee(self, channel: str) -> contextlib.AbstractContextManager[None]:
+        # IPython 9 copies every printed string into its history; memory would grow with output.
+        return contextlib.nullcontext()
+
+    def init_hooks(self) -> None:
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(payloadpage.page), 99)
+
+    def init_io(self) -> None:
+        """Streams are ours already."""
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """There is no screen; `%matplotlib inline` asks all the same."""
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
+        if isinstance(evalue, SystemExit) and evalue.code in (None, 0):
+            return
+        lines = [line for block in stb for line in str(block).splitlines()]
+        self.emit({"type": "error", "name": _name(etype), "message": _text(evalue), "traceback": lines})
+
+    def system(self, cmd: str) -> None:
+        """`!command` and `%pip`: the child writes straight to descriptors 1 and 2."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        command = self.var_expand(cmd, depth=1)
+        with subprocess.Popen(
+            command, shell=True, executable="/bin/sh", stdin=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+        self.user_ns["_exit_code"] = status
+
+    system_piped = system_raw = system
+
+
+def _name(etype: Any) -> str:
+    return str(getattr(etype, "__name__", etype))
+
+
+def _text(evalue: Any) -> str:
+    try:
+        return str(evalue)
+    except Exception as broken:
+        return f"<the exception's own message cannot be shown: {type(broken).__name__}>"
+
+
+def build_shell() -> Shell:
+    """The shell, with nothing in it that a fork could not share."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.Completer.use_jedi = False
+    config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.banner1 = ""
+    shell = Shell.instance(config=config)
+    if hasattr(shell.history_manager, "outputs"):
+        shell.history_manager.outputs = _Forgetful()
+    # `exit()` ends the cell like sys.exit(); the session and its variables stay.
+    shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
+    return shell
+
+
+def direct_outputs(shell: Shell, emit: Emit) -> None:
+    """From now on, displays, results and errors go to `emit`."""
+    shell.emit = emit
+    shell.display_pub.emit = emit
+    shell.displayhook.emit = emit

@@ -1,0 +1,107 @@
+"""From an environment's name to a running kernel in a fresh sandbox."""
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from belljar.environments import Environment, open_environment
+from belljar.errors import InvalidArgument
+from belljar.kernels.base import Kernel
+from belljar.kernels.ipython import RUNNER, session_environment, start_ipython
+from belljar.sandboxes.base import Provider, SandboxSpec
+from belljar.settings import Settings
+
+KERNEL_PREFIX = "kernel:"
+
+
+class Folders(Protocol):
+    """The session's places on the host, as far as a kernel needs them."""
+
+    session_id: str
+
+    @property
+    def workspace(self) -> Path:
+        """Working directory."""
+        ...
+
+    @property
+    def scratch(self) -> Path:
+        """Sockets."""
+        ...
+
+    @property
+    def home(self) -> Path:
+        """HOME."""
+        ...
+
+    @property
+    def layer(self) -> Path:
+        """The session's own packages."""
+        ...
+
+
+class KernelStarter:
+    """Knows the settings and the provider; opens each environment once."""
+
+    def __init__(self, settings: Settings, provider: Provider) -> None:
+        self._settings = settings
+        self._provider = provider
+        self._environments: dict[str, asyncio.Task[Environment]] = {}
+
+    def check(self, name: str) -> None:
+        """Refuse a name that no kernel can be started for, before a session is made for it."""
+        if "\0" in name or len(name) > 4096:
+            raise InvalidArgument(
+                f"environment {name[:80]!r} is not a name",
+                hint="Use 'default', the path of a virtual environment, or 'kernel:NAME' for a Jupyter kernel",
+            )
+
+    async def environment(self, name: str) -> Environment:
+        """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
+        task = self._environments.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            opening = open_environment(self._settings, name)
+            task = self._environments[name] = asyncio.get_running_loop().create_task(opening)
+        return await asyncio.shield(task)
+
+    async def start(self, name: str, folders: Folders) -> Kernel:
+        """Open a sandbox and start a kernel in it."""
+        if name.startswith(KERNEL_PREFIX):
+            return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders)
+        environment = await self.environment(name)
+        sandbox = await self._provider.open(_spec(folders, (*environment.readable, RUNNER, folders.layer)))
+        return await start_ipython(
+            sandbox, environment, layer=folders.layer, start_timeout_s=self._settings.start_timeout_s
+        )
+
+    async def _start_jupyter(self, kernel_name: str, folders: Folders) -> Kernel:
+        # jupyter_client and zmq take 150 ms to import: only sessions that use them pay.
+        from belljar.kernels import jupyter  # noqa: PLC0415
+
+        environment = await self.environment("default")
+        spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
+        readable = (*environment.readable, *jupyter.kernel_readable(spec), folders.layer)
+        sandbox = await self._provider.open(_spec(folders, readable))
+        return await jupyter.start_jupyter(
+            sandbox,
+            spec,
+            scratch=folders.scratch,
+            environment=session_environment(sandbox, environment, folders.layer),
+            start_timeout_s=self._settings.start_timeout_s,
+        )
+
+    async def aclose(self) -> None:
+        """Stop preparing."""
+        for task in self._environments.values():
+            task.cancel()
+        await asyncio.gather(*self._environments.values(), return_exceptions=True)
+
+
+def _spec(folders: Folders, readable: tuple[Path, ...]) -> SandboxSpec:
+    return SandboxSpec(
+        session_id=folders.session_id,
+        workspace=folders.workspace,
+        scratch=folders.scratch,
+        home=folders.home,
+        readable=readable,
+    )

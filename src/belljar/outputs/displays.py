@@ -1,0 +1,111 @@
+"""Mime bundles to displays: which form comes first, what is kept as text, what becomes a file.
+
+The bundle comes from the cell, so every value is checked: base64 that is none, text that is a number, forms without
+end. Files are written outside the session's folder, where the cell cannot touch them.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import mimetypes
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from belljar.models import Display
+
+INLINE_CHARS = 4_000
+MAX_FORMS = 12
+# The form a person would rather look at comes first.
+_PREFERENCE = (
+    "image/png",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+    "image/svg+xml",
+    "text/html",
+    "text/markdown",
+    "text/latex",
+    "application/json",
+    "application/pdf",
+)
+_EXTENSIONS = {
+    "text/markdown": ".md",
+    "text/latex": ".tex",
+    "image/webp": ".webp",
+    "image/jpeg": ".jpg",
+    "image/svg+xml": ".svg",
+    "application/javascript": ".js",
+}
+_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
+
+
+class DisplayStore:
+    """Files of one execution's displays, numbered; the folder is made when the first is kept."""
+
+    def __init__(self, folder: Path, uri_of: Callable[[str], str]) -> None:
+        self._folder = folder
+        self._uri_of = uri_of
+        self._kept: dict[str, str] = {}
+        self.total_bytes = 0
+
+    def keep(self, mime: str, content: bytes) -> str:
+        """Keep one file and tell its URI; the same content is kept once."""
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in self._kept:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"{len(self._kept) + 1}{_extension(mime)}"
+            (self._folder / name).write_bytes(content)
+            self._kept[digest] = self._uri_of(name)
+            self.total_bytes += len(content)
+        return self._kept[digest]
+
+
+def display_of(bundle: dict[str, JsonValue], store: DisplayStore, display_id: str | None = None) -> Display | None:
+    """The display for a bundle, its best form first; None when it is plain text and nothing else."""
+    forms = sorted((mime for mime in bundle if mime != "text/plain"), key=_rank)[:MAX_FORMS]
+    displays = [_form(mime, bundle[mime], store) for mime in forms]
+    if not displays:
+        return None
+    first = displays[0]
+    return first.model_copy(update={"plain": plain_of(bundle), "display_id": display_id, "also": displays[1:]})
+
+
+def plain_of(bundle: dict[str, JsonValue]) -> str | None:
+    """The plain text of a bundle, if it has one."""
+    plain = bundle.get("text/plain")
+    return plain if isinstance(plain, str) else None
+
+
+def _rank(mime: str) -> int:
+    return _PREFERENCE.index(mime) if mime in _PREFERENCE else len(_PREFERENCE)
+
+
+def _form(mime: str, value: JsonValue, store: DisplayStore) -> Display:
+    content = _binary(mime, value)
+    if content is not None:
+        return Display(mime=mime, uri=store.keep(mime, content), size=len(content))
+    text = value if isinstance(value, str) else json.dumps(value)
+    size = len(text.encode(errors="replace"))
+    if len(text) <= INLINE_CHARS:
+        return Display(mime=mime, text=text, size=size)
+    return Display(mime=mime, uri=store.keep(mime, text.encode(errors="replace")), size=size)
+
+
+def _binary(mime: str, value: JsonValue) -> bytes | None:
+    if not isinstance(value, str) or mime == "image/svg+xml" or not mime.startswith(_BINARY):
+        return None
+    try:
+        return base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _extension(mime: str) -> str:
+    if mime in _EXTENSIONS:
+        return _EXTENSIONS[mime]
+    if mime.endswith("+json"):
+        return ".json"
+    return mimetypes.guess_extension(mime) or ".bin"

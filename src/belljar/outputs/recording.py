@@ -1,0 +1,76 @@
+"""Kernel events to numbered output events: what an execution has said, in the form that is journalled and replayed."""
+
+from belljar.models import OutputEvent
+from belljar.outputs.displays import DisplayStore, display_of, plain_of
+from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
+
+MAX_TRACEBACK_LINES = 400
+MAX_LINE_CHARS = 2_000
+MAX_MESSAGE_CHARS = 8_000
+
+
+class Recorder:
+    """Numbers the events of one execution and stops keeping output past the cap, saying so once."""
+
+    def __init__(self, store: DisplayStore, *, cap_bytes: int) -> None:
+        self._store = store
+        self._cap_bytes = cap_bytes
+        self._stream_bytes = 0
+        self._is_capped = False
+        self.sequence = 0
+
+    def record(self, event: Event) -> OutputEvent | None:
+        """The numbered form of an event; None for what leaves no trace."""
+        if self._is_capped and isinstance(event, Stream | DisplayData):
+            return None
+        if self._stream_bytes + self._store.total_bytes > self._cap_bytes:
+            self._is_capped = True
+            return self.notice(f"output past {self._cap_bytes:,} bytes is not kept; the cell goes on")
+        match event:
+            case Stream():
+                self._stream_bytes += len(event.text.encode(errors="replace"))
+                return self._number(OutputEvent(sequence=0, kind=event.name, text=event.text))
+            case DisplayData():
+                return self._display(event)
+            case ExecuteResult():
+                return self._result(event)
+            case Raised():
+                return self._raised(event)
+            case ClearOutput():
+                return self._number(OutputEvent(sequence=0, kind="clear", data={"wait": event.wait}))
+            case InputRequest():
+                return self._number(OutputEvent(sequence=0, kind="input", text=event.prompt[:MAX_LINE_CHARS]))
+            case _:
+                return None
+
+    def notice(self, text: str) -> OutputEvent:
+        """A word of belljar's own, between the cell's."""
+        return self._number(OutputEvent(sequence=0, kind="notice", text=f"[belljar: {text}]\n"))
+
+    def _number(self, event: OutputEvent) -> OutputEvent:
+        self.sequence += 1
+        return event.model_copy(update={"sequence": self.sequence})
+
+    def _display(self, event: DisplayData) -> OutputEvent:
+        display = display_of(event.data, self._store, event.display_id)
+        plain = plain_of(event.data) or ""
+        data = {"update": event.update, "display_id": event.display_id}
+        if display is not None:
+            return self._number(OutputEvent(sequence=0, kind="display", data={**data, "display": display.model_dump()}))
+        return self._number(OutputEvent(sequence=0, kind="display", text=plain, data={**data}))
+
+    def _result(self, event: ExecuteResult) -> OutputEvent:
+        display = display_of(event.data, self._store)
+        data = {"display": display.model_dump()} if display is not None else {}
+        text = plain_of(event.data)
+        data["has_text"] = text is not None
+        return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
+
+    def _raised(self, event: Raised) -> OutputEvent:
+        lines = [line[:MAX_LINE_CHARS] for line in event.traceback]
+        if len(lines) > MAX_TRACEBACK_LINES:
+            half = MAX_TRACEBACK_LINES // 2
+            lines = [*lines[:half], f"... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
+        message = event.message[:MAX_MESSAGE_CHARS]
+        text = f"{event.name[:MAX_LINE_CHARS]}: {message}" if message else event.name[:MAX_LINE_CHARS]
+        return self._number(OutputEvent(sequence=0, kind="error", text=text, data={"traceback": [*lines]}))

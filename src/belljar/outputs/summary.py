@@ -1,0 +1,110 @@
+"""Output events to the fields of a result: what a caller is shown, with the notebook's rules for clearing and updating.
+
+Live executions and replays from the journal go through the same code, so they cannot tell different stories.
+"""
+
+from belljar.models import Display, OutputEvent, Truncation
+from belljar.outputs.budget import TextBudget, clip
+
+MAX_DISPLAYS = 50
+
+
+class Summary:
+    """The output of one execution, as far as it has come."""
+
+    def __init__(self, *, budget_chars: int, uri: str) -> None:
+        self._budget_chars = budget_chars
+        self._uri = uri
+        self._text = TextBudget(budget_chars)
+        self._is_clear_pending = False
+        self._left_out = 0
+        self.displays: list[Display] = []
+        self.result: str | None = None
+        self.error: str | None = None
+        self.traceback: list[str] = []
+        self.sequence = 0
+
+    def add(self, event: OutputEvent) -> None:
+        """Take in the next event."""
+        self.sequence = event.sequence
+        if event.kind == "clear":
+            self._is_clear_pending = bool(event.data.get("wait"))
+            if not self._is_clear_pending:
+                self._clear()
+            return
+        if self._is_clear_pending and event.kind != "input":
+            self._clear()
+        match event.kind:
+            case "stdout" | "stderr" | "notice":
+                self._text.add(event.kind, event.text)
+            case "display":
+                self._display(event)
+            case "result":
+                self.result = clip(event.text, self._budget_chars) if event.data.get("has_text") else None
+                self._keep(_display_in(event))
+            case "error":
+                self.error = event.text
+                lines = event.data.get("traceback")
+                self.traceback = [str(line) for line in lines] if isinstance(lines, list) else []
+            case _:
+                pass
+
+    def segments(self) -> list[tuple[str, str]]:
+        """Stream texts in order, within the budget."""
+        segments = self._text.segments()
+        if self._left_out:
+            segments.append(("notice", f"[belljar: {self._left_out} more displays are not listed]\n"))
+        return segments
+
+    def stream(self, name: str) -> str:
+        """The text of one stream, within the budget."""
+        return "".join(text for kind, text in self._text.segments() if kind == name)
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """Whether text was left out."""
+        return self._text.truncation(self._uri)
+
+    def _clear(self) -> None:
+        self._text = TextBudget(self._budget_chars)
+        self.displays = []
+        self._left_out = 0
+        self._is_clear_pending = False
+
+    def _display(self, event: OutputEvent) -> None:
+        display = _display_in(event)
+        if display is None:
+            display = Display(mime="text/plain", text=clip(event.text, self._budget_chars), size=len(event.text))
+            display_id = event.data.get("display_id")
+            display.display_id = display_id if isinstance(display_id, str) else None
+        if event.data.get("update") and self._update(display):
+            return
+        if display.mime == "text/plain" and display.display_id is None:
+            self._text.add("stdout", event.text + "\n")
+            return
+        self._keep(display)
+
+    def _update(self, display: Display) -> bool:
+        is_found = False
+        for index, shown in enumerate(self.displays):
+            if shown.display_id is not None and shown.display_id == display.display_id:
+                self.displays[index] = display
+                is_found = True
+        return is_found
+
+    def _keep(self, display: Display | None) -> None:
+        if display is None:
+            return
+        # A figure that is shown and is also the cell's last expression comes twice, byte for byte.
+        is_twin = display.uri is not None and any(shown.uri == display.uri for shown in self.displays)
+        if is_twin and display.display_id is None:
+            return
+        if len(self.displays) >= MAX_DISPLAYS:
+            self._left_out += 1
+            return
+        self.displays.append(display)
+
+
+def _display_in(event: OutputEvent) -> Display | None:
+    value = event.data.get("display")
+    return Display.model_validate(value) if isinstance(value, dict) else None

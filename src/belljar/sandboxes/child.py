@@ -1,0 +1,118 @@
+"""A child of this process: started on the event loop's thread, awaited without blocking it.
+
+`asyncio.create_subprocess_exec` is not used: it makes transports nobody reads, and on Python 3.11 a thread for each
+child. A child stays unreaped until `release`, so its pid and its process group cannot become a stranger's meanwhile.
+Knows nothing of sandboxes.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+
+from belljar.errors import InvalidArgument, SandboxUnavailable
+
+
+def start_child(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: str,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int],
+) -> "Child":
+    """Start a command in a session and process group of its own; call it from a coroutine."""
+    try:
+        # Only what is passed crosses the exec: every other descriptor of the server is closed.
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            cwd=folder,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+    except ValueError as error:
+        raise InvalidArgument(f"Cannot start {command[0]!r}: {error}") from error
+    except OSError as error:
+        raise SandboxUnavailable(
+            f"Cannot start {command[0]}: {error.strerror}", hint="Check that the file exists and may be executed"
+        ) from error
+    return Child(process)
+
+
+class Child:
+    """One started process, until it is released."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.pid = process.pid
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._status = 0
+        self._has_ended = asyncio.Event()
+        self._pidfd = open_pidfd(process.pid)
+        if self._pidfd is None:
+            threading.Thread(target=self._wait_in_thread, name=f"wait-{self.pid}", daemon=True).start()
+        else:
+            self._loop.add_reader(self._pidfd, self._on_exit, self._pidfd)
+
+    async def wait(self) -> int:
+        """Exit status when it ends; negative for a signal."""
+        await self._has_ended.wait()
+        return self._status
+
+    def kill_group(self) -> None:
+        """Send SIGKILL to the child and to whoever stayed in its process group."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def release(self) -> None:
+        """Reap it, once it has ended; may be called twice."""
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._process.wait()
+
+    def _on_exit(self, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        outcome = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        # Nobody else reaps our children; a server that ignores SIGCHLD leaves nothing to ask.
+        status = 0 if outcome is None else outcome.si_status
+        self._end(status if outcome is None or outcome.si_code == os.CLD_EXITED else -status)
+
+    def _wait_in_thread(self) -> None:
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._end, status)
+
+    def _end(self, status: int) -> None:
+        self._status = status
+        self._has_ended.set()
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that means this process and no later one; None where there is none to have."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+async def wait_readable(descriptor: int) -> None:
+    """Wait until a read would not block. One waiter a descriptor."""
+    loop = asyncio.get_running_loop()
+    is_readable = loop.create_future()
+    loop.add_reader(descriptor, lambda: is_readable.done() or is_readable.set_result(None))
+    try:
+        await is_readable
+    finally:
+        loop.remove_reader(descriptor)

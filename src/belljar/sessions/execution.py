@@ -1,0 +1,271 @@
+"""One execution from its turn to its result: the table of contents of the project.
+
+It belongs to the server, not to the request that asked for it: whoever waits may go away and come back. Read `run` from
+top to bottom; each line is a room of the house.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from belljar.errors import BelljarError, KernelDied
+from belljar.files.changes import changes, snapshot
+from belljar.kernels.base import Kernel
+from belljar.models import ExecutionResult, FileReference, OutputEvent, State, Status, Usage
+from belljar.outputs.displays import DisplayStore
+from belljar.outputs.events import Finished, InputRequest
+from belljar.outputs.recording import Recorder
+from belljar.outputs.summary import Summary
+from belljar.sessions.stopping import Stopper
+
+if TYPE_CHECKING:
+    from belljar.sessions.session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a caller wants run, and how."""
+
+    code: str
+    timeout_s: float
+    allow_input: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the cell ended."""
+
+    status: Status = "running"
+    state: State = "kept"
+    lost: tuple[str, ...] = ()
+    cause: str | None = None
+    count: int = 0
+    cpu_s: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+class Execution:
+    """A cell on its way through a session."""
+
+    def __init__(self, execution_id: str, session: "Session", cell: Cell) -> None:
+        settings = session.settings
+        self.id = execution_id
+        self.session = session
+        self.cell = cell
+        store = DisplayStore(session.displays_of(execution_id), lambda name: f"execution://{execution_id}/displays/{name}")
+        self._recorder = Recorder(store, cap_bytes=settings.output_cap_bytes)
+        self._summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
+        self._stopper: Stopper | None = None
+        self._outcome = Outcome()
+        self._files: list[FileReference] = []
+        self._submitted_at = time.monotonic()
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+        self._is_cancelled = False
+        self._changed = asyncio.Event()
+        self._answer: asyncio.Future[str | None] | None = None
+        self.question: InputRequest | None = None
+
+    # What callers see
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the result is final."""
+        return self._ended_at is not None
+
+    async def wait(self, wait_s: float) -> None:
+        """Until it has finished, asks a question, or `wait_s` have passed."""
+        deadline = time.monotonic() + wait_s
+        while not self.is_finished and self.question is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not await self.wait_for_change(left):
+                return
+
+    async def wait_for_change(self, wait_s: float) -> bool:
+        """Until it says, asks or becomes something new; False when `wait_s` passed without."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def settle(self, wait_s: float) -> None:
+        """Until it has finished or asks, but no longer than `wait_s`: between two looks at what it says."""
+        await self.wait(wait_s)
+
+    def result(self) -> ExecutionResult:
+        """The result, or as much of it as there is."""
+        segments = self._summary.segments()
+        outcome = self._outcome
+        now = self._ended_at or time.monotonic()
+        started = self._started_at or now
+        return ExecutionResult(
+            success=outcome.status in ("ok", "running"),
+            status=outcome.status,
+            execution_id=self.id,
+            session_id=self.session.id,
+            execution_count=outcome.count,
+            output=[text for _, text in segments],
+            stdout=self._summary.stream("stdout"),
+            stderr=self._summary.stream("stderr"),
+            result=self._summary.result,
+            displays=self._summary.displays,
+            error=outcome.cause or self._summary.error,
+            traceback=self._summary.traceback,
+            files=self._files,
+            truncated=self._summary.truncation,
+            usage=Usage(
+                wall_s=round(now - started, 6),
+                cpu_s=round(outcome.cpu_s, 6),
+                queue_s=round(started - self._submitted_at, 6),
+                peak_memory_mb=round(outcome.peak_memory_mb, 1),
+            ),
+            state=outcome.state,
+            lost=list(outcome.lost),
+            cause=outcome.cause,
+            sequence=self._recorder.sequence,
+        )
+
+    def latest_text(self) -> str:
+        """The last words, for a progress line."""
+        segments = self._summary.segments()
+        return segments[-1][1] if segments else ""
+
+    # What callers may do to it
+
+    def interrupt(self) -> None:
+        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs."""
+        self._is_cancelled = True
+        if self._stopper is not None:
+            self._stopper.stop("interrupted")
+            self.answer(None)
+
+    def answer(self, text: str | None) -> None:
+        """Answer the pending question; None declines it."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(text)
+
+    # The way through
+
+    async def run(self) -> None:
+        """Take the turn, run the cell, tell what changed, keep the result. Never raises what the cell caused."""
+        try:
+            async with self.session.turn:
+                self._started_at = time.monotonic()
+                if self._is_cancelled:
+                    self._outcome = Outcome(status="interrupted", cause="interrupted before its turn came; it never ran")
+                else:
+                    await self._run_in_turn()
+        except BelljarError as error:
+            self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
+        except asyncio.CancelledError:
+            self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
+            raise
+        except Exception as error:
+            # The last boundary: a fault of ours must not leave an execution that runs for ever.
+            log.exception("execution %s failed inside belljar", self.id)
+            self._outcome = Outcome(status="rejected", cause=f"internal-error: {type(error).__name__}")
+        finally:
+            self._finish()
+
+    async def _run_in_turn(self) -> None:
+        kernel, lost = await self.session.ready_kernel()
+        if lost is not None:
+            self._outcome.state, self._outcome.lost = "lost", lost.names
+            self._keep(self._recorder.notice(lost.notice))
+        before = await asyncio.to_thread(snapshot, self.session.workspace)
+        self._stopper = Stopper(kernel, timeout_s=self.cell.timeout_s, grace_s=self.session.settings.interrupt_grace_s)
+        with self._stopper.watching():
+            await self._consume(kernel)
+        after = await asyncio.to_thread(snapshot, self.session.workspace)
+        self._files = [
+            FileReference(
+                uri=self.session.uri_of(change.name),
+                name=change.name,
+                mime_type=change.mime_type,
+                size=change.size,
+                change=change.change,
+            )
+            for change in changes(before, after)
+        ]
+
+    async def _consume(self, kernel: Kernel) -> None:
+        try:
+            async for event in kernel.execute(self.cell.code, allow_input=self.cell.allow_input):
+                if isinstance(event, Finished):
+                    self._conclude(event)
+                elif (output := self._recorder.record(event)) is not None:
+                    self._keep(output)
+                if isinstance(event, InputRequest):
+                    await self._ask(kernel, event)
+        except KernelDied as death:
+            await self._bury(death)
+
+    async def _ask(self, kernel: Kernel, question: InputRequest) -> None:
+        assert self._stopper is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self.question = question
+        self._notify()
+        try:
+            with self._stopper.paused():
+                async with asyncio.timeout(self.session.settings.execution_timeout_s):
+                    text = await self._answer
+        except TimeoutError:
+            text = None
+        finally:
+            self.question = None
+            self._answer = None
+        if self._stopper.reason is None:
+            await kernel.reply_input(text)
+
+    def _conclude(self, finished: Finished) -> None:
+        assert self._stopper is not None
+        outcome = self._outcome
+        outcome.status = self._stopper.reason or ("ok" if finished.is_ok else "error")
+        outcome.count = finished.execution_count
+        outcome.cpu_s = finished.cpu_s
+        outcome.peak_memory_mb = finished.peak_memory_mb
+        if self._stopper.reason == "timeout":
+            outcome.cause = f"timeout: interrupted after {self.cell.timeout_s:g} s; variables are kept"
+        elif self._stopper.reason == "interrupted":
+            outcome.cause = "interrupted on request; variables are kept"
+        self.session.remember(finished)
+
+    async def _bury(self, death: KernelDied) -> None:
+        """The process is gone: say why, and what went with it."""
+        assert self._stopper is not None
+        loss = await self.session.bury_kernel(death.message)
+        outcome = self._outcome
+        outcome.status = self._stopper.reason or "died"
+        outcome.state, outcome.lost = "lost", loss
+        if self._stopper.was_killed and self._stopper.reason == "timeout":
+            outcome.cause = f"timeout: killed after {self.cell.timeout_s:g} s, because it ignored the interrupt"
+        elif self._stopper.was_killed:
+            outcome.cause = "killed on request, because it ignored the interrupt"
+        else:
+            outcome.cause = f"{KernelDied.code}: {death.message}"
+
+    def _keep(self, output: OutputEvent) -> None:
+        self.session.journal.append(self.id, output)
+        self._summary.add(output)
+        self._notify()
+
+    def _finish(self) -> None:
+        self._ended_at = time.monotonic()
+        self._stopper = None
+        self.session.journal.finish(self.result())
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def output_uri(execution_id: str) -> str:
+    """Where the whole output of an execution is."""
+    return f"execution://{execution_id}/output"

@@ -1,0 +1,71 @@
+"""Stopping a cell: interrupt, and kill what ignores it. Owns the clock of one execution."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from belljar.errors import KernelDied
+from belljar.kernels.base import Kernel
+
+Reason = Literal["timeout", "interrupted"]
+
+
+class Stopper:
+    """Watches one running cell. The clock stands still while the cell waits for a person."""
+
+    def __init__(self, kernel: Kernel, *, timeout_s: float, grace_s: float) -> None:
+        self._kernel = kernel
+        self._grace_s = grace_s
+        self._left_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._started_at = 0.0
+        self._stopping: asyncio.Task[None] | None = None
+        self.reason: Reason | None = None
+        self.was_killed = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the cell runs."""
+        self._start_clock()
+        try:
+            yield
+        finally:
+            self._stop_clock()
+            if self._stopping is not None:
+                self._stopping.cancel()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the cell waits for a person."""
+        self._stop_clock()
+        try:
+            yield
+        finally:
+            self._start_clock()
+
+    def stop(self, reason: Reason) -> None:
+        """Interrupt the cell now, and kill its process if it has not ended after the grace."""
+        if self.reason is None:
+            self.reason = reason
+            self._stopping = asyncio.get_running_loop().create_task(self._interrupt_then_kill())
+
+    async def _interrupt_then_kill(self) -> None:
+        try:
+            await self._kernel.interrupt()
+        except KernelDied:
+            return
+        await asyncio.sleep(self._grace_s)
+        self.was_killed = True
+        await self._kernel.kill()
+
+    def _start_clock(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._started_at = loop.time()
+        self._timer = loop.call_later(max(self._left_s, 0), self.stop, "timeout")
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._left_s -= asyncio.get_running_loop().time() - self._started_at

@@ -1,0 +1,141 @@
+"""Execution results as MCP content blocks: one text a model can act on, pictures it can look at, links to the rest.
+
+Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything, ids
+and URIs included, and structured content is sent only beside text unless the settings or the caller ask for it.
+"""
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
+
+from belljar.errors import BelljarError
+from belljar.models import Display, ExecutionResult, Model
+from belljar.outputs.budget import clip
+from belljar.outputs.images import fitted
+
+Structured = Literal["auto", "always", "never"]
+ReadDisplay = Callable[[str], bytes | None]
+
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+MAX_PICTURES = 8
+MAX_LINKS = 20
+SHOWN_TRACEBACK_LINES = 60
+
+
+def execution_blocks(
+    result: ExecutionResult, read_display: ReadDisplay, *, image_budget_bytes: int, structured: Structured
+) -> CallToolResult:
+    """The answer of `execute_code` and `get_execution`."""
+    media = list(_media(result, read_display, image_budget_bytes))
+    links = [
+        ResourceLink(
+            type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size
+        )
+        for file in result.files[:MAX_LINKS]
+    ]
+    is_structured = structured == "always" or (structured == "auto" and not media)
+    return CallToolResult(
+        content=[TextContent(type="text", text=text_of(result)), *media, *links],
+        structured_content=result.model_dump(mode="json") if is_structured else None,
+        is_error=not result.success,
+    )
+
+
+def model_blocks(model: Model, text: str) -> CallToolResult:
+    """An answer of plain data: the text for models, the fields for programs."""
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=model.model_dump(mode="json")
+    )
+
+
+def error_blocks(error: BelljarError) -> CallToolResult:
+    """A refusal that says what to do."""
+    return CallToolResult(
+        content=[TextContent(type="text", text=f"{error.code}: {error}")],
+        structured_content={"success": False, "error": f"{error.code}: {error.message}", "hint": error.hint},
+        is_error=True,
+    )
+
+
+def text_of(result: ExecutionResult) -> str:
+    """Everything a model needs, in the order it happened."""
+    parts = ["".join(result.output).rstrip("\n")]
+    if result.result is not None:
+        parts.append(f"Out[{result.execution_count}]: {result.result}")
+    parts += [_display_line(display) for display in result.displays]
+    if result.traceback:
+        parts.append("\n".join(_shown(result.traceback)))
+    if result.error is not None and (not result.traceback or result.error not in result.traceback[-1]):
+        parts.append(f"Error: {result.error}")
+    if result.files:
+        parts.append("\n".join(["Files:", *_file_lines(result)]))
+    if result.truncated is not None:
+        cut = result.truncated
+        parts.append(f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: {cut.uri}")
+    body = "\n".join(part for part in parts if part)
+    return f"{body or '(no output)'}\n\n{_footer(result)}"
+
+
+def _footer(result: ExecutionResult) -> str:
+    lines = [f"[status: {result.status} | session_id: {result.session_id} | execution_id: {result.execution_id}]"]
+    if result.status == "running":
+        lines.append(
+            f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
+            f"since={result.sequence}, wait_s=45) returns the rest."
+        )
+    if result.state == "lost" and result.status != "rejected":
+        names = ", ".join(result.lost[:40]) or "none known"
+        lines.append(f"The kernel was replaced: files are kept, imports and variables are lost ({names}).")
+    if result.session_info is not None:
+        lines.append(result.session_info.instructions)
+    return "\n".join(lines)
+
+
+def _display_line(display: Display) -> str:
+    places = [form.uri for form in (display, *display.also) if form.uri]
+    where = f" {' '.join(places)}" if places else ""
+    if display.mime in PICTURES:
+        return f"[{display.mime}{where}]"
+    if display.mime == "text/html" and display.plain:
+        return f"{clip(display.plain, 8_000)}\n[text/html{where}]" if places else clip(display.plain, 8_000)
+    if display.text is not None:
+        return display.text
+    return f"[{display.mime}, {display.size:,} bytes{where}]"
+
+
+def _file_lines(result: ExecutionResult) -> Iterator[str]:
+    for file in result.files[:MAX_LINKS]:
+        yield f"  {file.change} {file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}"
+    if len(result.files) > MAX_LINKS:
+        yield f"  and {len(result.files) - MAX_LINKS} more: list_session_files names them all"
+
+
+def _shown(traceback: list[str]) -> list[str]:
+    if len(traceback) <= SHOWN_TRACEBACK_LINES:
+        return traceback
+    half = SHOWN_TRACEBACK_LINES // 2
+    return [*traceback[:half], f"... {len(traceback) - 2 * half} lines left out ...", *traceback[-half:]]
+
+
+def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[ContentBlock]:
+    """Pictures and sounds, together within the budget of one message; the originals stay behind their URIs."""
+    left = budget_bytes
+    forms = [form for display in result.displays for form in (display, *display.also)]
+    for form in [form for form in forms if form.uri and form.mime.startswith(("image/", "audio/"))][:MAX_PICTURES]:
+        content = read_display(form.uri or "")
+        if content is None:
+            continue
+        if form.mime.startswith("audio/") and len(content) <= left:
+            left -= len(content)
+            yield AudioContent(type="audio", data=base64.b64encode(content).decode(), mime_type=form.mime)
+        elif form.mime in PICTURES and (picture := fitted(content, form.mime, left)) is not None:
+            left -= len(picture[0])
+            yield ImageContent(type="image", data=base64.b64encode(picture[0]).decode(), mime_type=picture[1])
+
+
+def wanted_structure(meta: Any, default: Structured) -> Structured:
+    """A caller may ask for the fields beside pictures; our own client does."""
+    asked = meta.get("belljar/structured") if isinstance(meta, dict) else None
+    return asked if asked in ("auto", "always", "never") else default

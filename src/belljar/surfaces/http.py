@@ -1,0 +1,277 @@
+"""The HTTP side: MCP servers at their paths, who may bind where, the Origin/Host guard, and a uvicorn that stops.
+
+Every path but `/health` and the OAuth metadata is behind the guard and, where credentials are set up, behind them.
+Knows nothing of tools or sessions, nor how a caller is told from another: that is auth.py.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib.metadata
+import ipaddress
+import logging
+import re
+import signal
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from types import FrameType
+from typing import Any, Final
+
+import anyio
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from belljar.errors import SettingsError
+from belljar.settings import MEBIBYTE, Settings, variable
+from belljar.surfaces.auth import build_auth, check_oauth, is_loopback
+
+_LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
+_HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
+_ORIGIN: Final = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST.pattern}")
+_DEFAULT_HOST: Final = "127.0.0.1"
+_GRACE_S: Final = 3
+_CANCEL_S: Final = 2
+
+
+def parse_bind(bind: str) -> tuple[str, int]:
+    """Split HOST:PORT; an empty host is 127.0.0.1, port 0 is any free one, IPv6 stands in brackets."""
+    host, colon, port = bind.strip().rpartition(":")
+    hint = "Write HOST:PORT, like 127.0.0.1:8000, [::1]:8000 or :8000"
+    if not colon or not (port.isascii() and port.isdigit()):
+        raise SettingsError(f"{bind!r} has no port", hint=hint)
+    if int(port) > 65535:
+        raise SettingsError(f"Port {port} of {bind!r} is above 65535", hint=hint)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise SettingsError(f"{bind!r} is ambiguous: an IPv6 address stands in brackets", hint=hint)
+    if any(character in "[]/@*," or character.isspace() for character in host):
+        raise SettingsError(f"{host!r} of {bind!r} is not a host", hint=hint)
+    return host or _DEFAULT_HOST, int(port)
+
+
+def check_bind(settings: Settings) -> None:
+    """Refuse to be reachable from elsewhere without credentials or without knowing our own name."""
+    check_oauth(settings)
+    if not settings.http:
+        return
+    host, _ = parse_bind(settings.http)
+    if not is_loopback(host) and not settings.api_keys and not settings.oauth_issuer:
+        raise SettingsError(
+            f"{settings.http} can be reached from other machines and no credentials are set up",
+            hint=f"Make a key with `belljar key` and set {variable('api_keys')}, or set {variable('oauth_issuer')} "
+            f"and {variable('oauth_audience')}, or bind to {_DEFAULT_HOST}",
+        )
+    transport_security(settings)
+
+
+def transport_security(settings: Settings) -> TransportSecuritySettings:
+    """Return the names we answer to and the origins that browsers may call us from; never switched off."""
+    host, _ = parse_bind(settings.http or f"{_DEFAULT_HOST}:0")
+    is_wildcard = _is_wildcard(host)
+    if is_wildcard and not settings.allowed_hosts:
+        raise SettingsError(
+            f"{settings.http} listens on every address and no host names are allowed",
+            hint=f"Set {variable('allowed_hosts')} to each name or address that clients put in their URL, separated "
+            f"by commas, like {socket.gethostname()},203.0.113.7",
+        )
+    # A wildcard is no name of ours: browsers can be sent to http://0.0.0.0.
+    own = [] if is_wildcard else [_in_url(host)]
+    loopback = _LOOPBACK_HOSTS if is_loopback(host) else ()
+    names = [pattern for name in (*loopback, *own, *settings.allowed_hosts) for pattern in _host_patterns(name)]
+    own_origins = [f"{scheme}://{name}" for scheme in ("https", "http") for name in names]
+    return TransportSecuritySettings(
+        allowed_hosts=names, allowed_origins=[*own_origins, *map(_origin_pattern, settings.allowed_origins)]
+    )
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _host_patterns(name: str) -> list[str]:
+    """Return the Host headers of one name: with any port, unless it has its own."""
+    host = _HOST.fullmatch(name.lower())
+    if host is None:
+        raise SettingsError(
+            f"{variable('allowed_hosts')} has {name!r}, which is not a host",
+            hint="List names or addresses as they stand in URLs, like belljar.example.com or [2001:db8::7]:8000",
+        )
+    return [host[0]] if host["port"] else [host[0], f"{host[0]}:*"]
+
+
+def _origin_pattern(origin: str) -> str:
+    if not _ORIGIN.fullmatch(origin.lower()):
+        raise SettingsError(
+            f"{variable('allowed_origins')} has {origin!r}, which is not an origin",
+            hint="List origins as browsers send them, like https://app.example.com",
+        )
+    return origin.lower()
+
+
+def build_app(
+    servers: Mapping[str, MCPServer[Any]],
+    settings: Settings,
+    *,
+    lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+) -> Starlette:
+    """Return one app with each server at its path, `/health`, and `lifespan` open around all of them.
+
+    Routes that a server declares itself (`custom_route`) are left out: they would be behind no credentials.
+    """
+    auth = build_auth(settings)
+    managers = {id(server): _session_manager(server, settings) for server in servers.values()}
+    routes = [Route("/health", _health, methods=["GET"])]
+    for path, server in servers.items():
+        endpoint = StreamableHTTPASGIApp(managers[id(server)])
+        routes.append(Route(path, auth.guard(endpoint) if auth else endpoint))
+    if auth:
+        routes.extend(auth.metadata_routes())
+
+    @asynccontextmanager
+    async def running(_: Starlette) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(lifespan())
+            for manager in managers.values():
+                await stack.enter_async_context(manager.run())
+            yield
+
+    return Starlette(routes=routes, lifespan=running)
+
+
+def _session_manager(server: MCPServer[Any], settings: Settings) -> StreamableHTTPSessionManager:
+    # The SDK makes a server's manager only along with an app; ours has several servers, so its app is left.
+    # `json_response` and `stateless_http` stay off: they break progress and cancellation.
+    server.streamable_http_app(
+        max_request_body_size=settings.max_upload_bytes * 4 // 3 + MEBIBYTE,
+        transport_security=transport_security(settings),
+    )
+    return server.session_manager
+
+
+async def _health(_: Request) -> Response:
+    return JSONResponse({"status": "ok", "version": _version()})
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("belljar")
+
+
+async def serve_http(
+    app: Starlette, host: str, port: int, *, on_ready: Callable[[str], object], log_level: str = "INFO"
+) -> None:
+    """Serve until SIGINT, SIGTERM or cancellation; `on_ready` gets the URL once connections are taken.
+
+    Answers under way have a few seconds to end; then they are cut off, so an open stream delays nothing for long.
+    """
+    with await _open_listener(host, port) as listener:
+        url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level=log_level.lower(),
+            # Its lines hold whole URLs, and queries may hold what must not be logged.
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            # Opened below instead: uvicorn would log an error of ours as a traceback and exit.
+            lifespan="off",
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        async with app.router.lifespan_context(app):
+            await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)
+
+
+async def _open_listener(host: str, port: int) -> socket.socket:
+    try:
+        addresses = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # "localhost" may be both; more clients try 127.0.0.1 only than ::1 only.
+        family, _, _, _, address = min(addresses, key=lambda found: found[0] != socket.AF_INET)
+        is_dual = family == socket.AF_INET6 and _is_wildcard(host) and socket.has_dualstack_ipv6()
+        listener = socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=is_dual)
+    except OSError as error:
+        raise SettingsError(
+            f"Cannot listen on {_in_url(host)}:{port}: {error.strerror or error}",
+            hint="Choose another address or port; port 0 takes any that is free",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+async def _serve_until_stopped(server: "_Server", listener: socket.socket) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        # Cancelled mid-way, uvicorn would leave its connections open behind it.
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await serving
+        raise
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn that says when it is ready and that returns after a signal instead of dying of it."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        errors = logging.getLogger("uvicorn.error")
+        errors.addFilter(_is_no_cancellation)
+        try:
+            await super().shutdown(sockets)
+            await _end(self.server_state.tasks)
+        finally:
+            errors.removeFilter(_is_no_cancellation)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # Bound to the server on purpose: sse-starlette finds `should_exit` through the handler and ends its streams.
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Let what uvicorn gave up on end before the lifespan does: at best it has cancelled them, it never waits."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CANCEL_S)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

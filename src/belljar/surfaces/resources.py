@@ -1,0 +1,104 @@
+"""Resource templates of the interpreter surface: files, displays, whole outputs, the notebook of a session.
+
+Artifacts are reached by template only, never listed: some clients read every listed resource at every turn.
+"""
+
+import asyncio
+from typing import Any
+from urllib.parse import unquote
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+
+from belljar.errors import BelljarError, UsageError
+from belljar.files.workspace import is_text, mime_type_of
+from belljar.outputs.notebook import notebook_json
+from belljar.runtime import Runtime
+from belljar.surfaces.auth import current_principal
+
+READ_LIMIT_BYTES = 64 * 1024 * 1024
+NOTEBOOK = "application/x-ipynb+json"
+
+
+class ResourceSurface:
+    """Resources over one runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._sessions = runtime.sessions
+
+    def register(self, server: MCPServer[Any]) -> None:
+        """Add every template to a server."""
+        server.resource("kernel://{session_id}/{+path}", name="file", description="A file of a session")(self.file)
+        server.resource(
+            "execution://{execution_id}/displays/{name}", name="display", description="A figure or page a cell showed"
+        )(self.display)
+        server.resource(
+            "execution://{execution_id}/output{?offset,limit}",
+            name="output",
+            description="The whole text output of an execution; offset and limit are in characters",
+            mime_type="text/plain",
+        )(self.output)
+        server.resource(
+            "session://{session_id}/notebook",
+            name="notebook",
+            description="Everything a session ran, as an .ipynb",
+            mime_type=NOTEBOOK,
+        )(self.notebook)
+
+    async def file(self, session_id: str, path: str) -> str | bytes:
+        """A file's content: text for text, JSON and XML, else bytes."""
+        try:
+            session = self._sessions.get(session_id, current_principal())
+            name = unquote(path)
+            content = await asyncio.to_thread(session.workspace.read, name, READ_LIMIT_BYTES)
+        except BelljarError as error:
+            raise _as_resource_error(error) from error
+        return _decoded(content, mime_type_of(name))
+
+    async def display(self, execution_id: str, name: str) -> str | bytes:
+        """One of an execution's displays."""
+        try:
+            path = self._sessions.display_path(execution_id, name, current_principal())
+            content = await asyncio.to_thread(path.read_bytes)
+        except BelljarError as error:
+            raise _as_resource_error(error) from error
+        except FileNotFoundError:
+            raise ResourceNotFoundError(f"execution {execution_id} has no display {name!r}") from None
+        return _decoded(content, mime_type_of(name))
+
+    async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
+        """All stream text, in order, however long."""
+        try:
+            return await self._sessions.whole_output(execution_id, current_principal(), max(offset, 0), max(limit, 0))
+        except BelljarError as error:
+            raise _as_resource_error(error) from error
+
+    async def notebook(self, session_id: str) -> str:
+        """The session as a notebook."""
+        try:
+            session = self._sessions.get(session_id, current_principal())
+            cells = self._sessions.history(session)
+            return await asyncio.to_thread(notebook_json, session.id, cells, self._sessions.display_content)
+        except BelljarError as error:
+            raise _as_resource_error(error) from error
+
+
+def resource_mime_type(uri: str, registered: str) -> str:
+    """The type of what stands behind a URI: a template has one type for all, files have their own."""
+    if uri.startswith("kernel://") or "/displays/" in uri:
+        return mime_type_of(unquote(uri.rsplit("/", 1)[-1]))
+    return registered
+
+
+def _decoded(content: bytes, mime: str) -> str | bytes:
+    if not is_text(mime):
+        return content
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
+
+
+def _as_resource_error(error: BelljarError) -> ResourceError:
+    kind = ResourceNotFoundError if isinstance(error, UsageError) else ResourceError
+    return kind(f"{error.code}: {error}")

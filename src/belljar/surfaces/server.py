@@ -1,0 +1,75 @@
+"""MCP servers over one runtime: which surfaces a client sees, and over stdio or HTTP."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from mcp.server.lowlevel.helper_types import ReadResourceContents
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import InputRequiredResult
+from pydantic import AnyUrl
+from starlette.applications import Starlette
+
+from belljar.runtime import Runtime
+from belljar.surfaces.auth import AuthConfig, build_auth
+from belljar.surfaces.http import build_app
+from belljar.surfaces.interpreter import InterpreterSurface
+from belljar.surfaces.resources import ResourceSurface, resource_mime_type
+
+INSTRUCTIONS = (
+    "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
+    "variables and files. Figures come back as images."
+)
+
+
+class BelljarServer(MCPServer[Any]):
+    """The SDK's server with the right media type for each file."""
+
+    async def read_resource(
+        self, uri: AnyUrl | str, context: Context[Any, Any] | None = None
+    ) -> Iterable[ReadResourceContents] | InputRequiredResult:
+        """As the SDK does, with the type told by the name instead of the template."""
+        contents = await super().read_resource(uri, context)
+        if isinstance(contents, InputRequiredResult):
+            return contents
+        return [
+            ReadResourceContents(
+                content=item.content,
+                mime_type=resource_mime_type(str(uri), item.mime_type or "text/plain"),
+                meta=item.meta,
+            )
+            for item in contents
+        ]
+
+
+def build_server(runtime: Runtime, surfaces: Sequence[str], auth: AuthConfig | None = None) -> MCPServer[Any]:
+    """One MCP server with the given surfaces."""
+    server = BelljarServer(
+        "belljar",
+        title="belljar",
+        instructions=INSTRUCTIONS,
+        version=version("belljar"),
+        log_level=runtime.settings.log_level,
+        auth=auth.settings if auth else None,
+        token_verifier=auth.verifier if auth else None,
+    )
+    if "interpreter" in surfaces:
+        InterpreterSurface(runtime).register(server)
+        ResourceSurface(runtime).register(server)
+    return server
+
+
+def build_http_app(runtime: Runtime) -> Starlette:
+    """The chosen surfaces at /mcp, and each alone at /mcp/NAME."""
+    settings = runtime.settings
+    auth = build_auth(settings)
+    servers = {"/mcp": build_server(runtime, settings.surfaces, auth)}
+    servers |= {f"/mcp/{name}": build_server(runtime, [name], auth) for name in settings.surfaces}
+    return build_app(servers, settings, lifespan=_nothing)
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    """The runtime is opened by whoever serves the app."""
+    yield

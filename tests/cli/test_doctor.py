@@ -1,0 +1,128 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cli import doctor
+from belljar.cli.doctor import Finding, examine_providers, report
+from belljar.errors import EnvironmentBroken
+from belljar.sandboxes.base import Check, Sandbox, SandboxSpec
+
+Run = Callable[..., Any]
+
+
+class BrokenProvider:
+    """A provider whose host lacks what it needs."""
+
+    isolates = True
+    warning = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def check(self) -> list[Check]:
+        return [Check("kernel", False, "too old", "Get a newer one")]
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def findings(belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+    """Run the command where a plain process is enough, and give its findings by section and name."""
+    monkeypatch.setenv("BELLJAR_SANDBOX", "process")
+
+    def run() -> dict[str, Any]:
+        outcome = belljar("doctor", "--json")
+        found = {f"{line['section']}/{line['name']}": line for line in json.loads(outcome.out)}
+        return {"code": outcome.code, **found}
+
+    return run
+
+
+def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
+    findings: Callable[[], dict[str, Any]],
+) -> None:
+    found = findings()
+    assert found.pop("code") == 0
+    assert {name.partition("/")[0] for name in found} == {"host", "sandbox", "cgroups", "environments", "node"}
+    assert {line["status"] for line in found.values()} <= {"ok", "warn"}
+    assert found["sandbox/configured"]["status"] == "warn", "process does not isolate, and must say so"
+
+
+def test_a_data_directory_that_cannot_be_made_fails_the_command(
+    findings: Callable[[], dict[str, Any]], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "file").touch()
+    monkeypatch.setenv("BELLJAR_DATA_DIRECTORY", str(place / "file" / "data"))
+    found = findings()
+    assert found["code"] == 1
+    assert found["host/data"]["status"] == "fail"
+    assert str(place / "file") in found["host/data"]["detail"]
+
+
+def test_looking_leaves_nothing_behind(findings: Callable[[], dict[str, Any]], place: Path) -> None:
+    findings()
+    assert list(place.iterdir()) == []
+    assert [path for path in place.parent.rglob("*") if path != place] == []
+
+
+def test_the_text_has_a_line_a_finding_and_what_to_do(belljar: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_ENVIRONMENT", "/nowhere/at/all")
+    outcome = belljar("doctor")
+    assert outcome.code == 1
+    assert "\nenvironments\n" in outcome.out
+    assert "  fail  environment /nowhere/at/all:" in outcome.out
+    assert "        do: " in outcome.out
+    assert "failed that these settings need" in outcome.err
+
+
+def test_a_check_fails_for_the_configured_provider_and_warns_for_another() -> None:
+    known = {name: BrokenProvider(name) for name in ("one", "two")}
+    assert list(examine_providers(known, "two")) == [
+        Finding("sandbox", "ok", "configured", "two"),
+        Finding("sandbox", "fail", "two, kernel", "too old", "Get a newer one"),
+        Finding("sandbox", "warn", "one, kernel", "too old", "Get a newer one"),
+    ]
+
+
+def test_a_section_that_breaks_is_a_finding_and_the_others_go_on(
+    findings: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise EnvironmentBroken("it is gone", hint="Make it anew")
+
+    monkeypatch.setattr(doctor, "_environments", broken)
+    found = findings()
+    assert found["environments/environments"] == {
+        "section": "environments",
+        "status": "fail",
+        "name": "environments",
+        "detail": "it is gone",
+        "hint": "Make it anew",
+    }
+    assert "node/node" in found
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("v22.1.0", "ok"), ("v20.20.2", "warn"), ("nonsense", "warn"), ("", "warn")]
+)
+def test_node_is_asked_for_its_version_and_is_never_needed(
+    findings: Callable[[], dict[str, Any]], place: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
+    folder = place.parent / "bin"
+    folder.mkdir()
+    script = folder / "node"
+    script.write_text(f"#!/bin/sh\necho {version}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    found = findings()
+    assert (found["code"], found["node/node"]["status"]) == (0, status)
+
+
+def test_report_groups_by_section() -> None:
+    text = report([Finding("a", "ok", "x", "1"), Finding("a", "warn", "y", "2", "act"), Finding("b", "fail", "z", "3")])
+    assert text == "a\n  ok    x: 1\n  warn  y: 2\n        do: act\nb\n  fail  z: 3"

@@ -1,0 +1,68 @@
+from ipaddress import ip_address
+
+import pytest
+
+from belljar.files.addresses import refusal
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "20.60.0.1", "2606:4700::1111", "64:ff9b::808:808"])
+def test_public_addresses_are_fine(address: str):
+    assert refusal(ip_address(address), allow_private=False) == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.1.2.3",
+        "172.31.255.255",
+        "192.168.0.1",
+        "127.0.0.1",
+        "127.255.0.1",
+        "100.64.0.1",
+        "198.18.0.1",
+        "::1",
+        "fd12:3456::1",
+        "64:ff9b::7f00:1",
+    ],
+)
+def test_private_addresses_are_fine_only_where_the_site_says_so(address: str):
+    assert refusal(ip_address(address), allow_private=False) == "a private address"
+    assert refusal(ip_address(address), allow_private=True) == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0",
+        "0.1.2.3",
+        "169.254.169.254",
+        "169.254.170.2",
+        "168.63.129.16",
+        "100.100.100.200",
+        "192.0.0.192",
+        "224.0.0.1",
+        "239.255.255.255",
+        "240.0.0.1",
+        "255.255.255.255",
+        "203.0.113.7",
+        "::",
+        "::ffff:127.0.0.1",
+        "::ffff:8.8.8.8",
+        "::127.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::a00:1",
+        "2002:7f00:1::",
+        "2001:0:7f00:1::",
+        "2001:db8::1",
+        "fe80::1",
+        "fe80::1%1",
+        "fec0::1",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+        "ff02::1",
+        "5f00::1",
+    ],
+)
+def test_metadata_and_addresses_that_are_no_host_are_never_fine(address: str):
+    assert refusal(ip_address(address), allow_private=False)
+    assert refusal(ip_address(address), allow_private=True)

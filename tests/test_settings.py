@@ -1,0 +1,226 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from belljar import settings as table
+from belljar.errors import SettingsError
+from belljar.settings import ApiKey, Settings, explain, hash_key, load_settings, parse_key
+
+DIGEST = hash_key("hunter2")
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, a home and an environment in which nothing is set."""
+    for name in os.environ:
+        if name.startswith("BELLJAR_") or name == "LOG_LEVEL":
+            monkeypatch.delenv(name)
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(work)
+    return tmp_path
+
+
+def write_user_file(place: Path, text: str) -> Path:
+    path = place / "user" / "belljar" / "belljar.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+def origin_of(name: str, flags: dict[str, object] | None = None) -> tuple[object, str]:
+    (line,) = [line for line in explain(flags or {}) if line.name == name]
+    return line.value, line.origin
+
+
+def refusal(flags: dict[str, object] | None = None) -> SettingsError:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags or {})
+    return caught.value
+
+
+def test_each_source_wins_over_the_one_below_it_and_is_named(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert origin_of("max_sessions") == (64, "default")
+    user_file = write_user_file(empty_place, "max_sessions = 1")
+    assert origin_of("max_sessions") == (1, str(user_file))
+    Path("belljar.toml").write_text("max_sessions = 2")
+    assert origin_of("max_sessions") == (2, str(empty_place / "work" / "belljar.toml"))
+    monkeypatch.setenv("BELLJAR_MAX_SESSIONS", "3")
+    assert origin_of("max_sessions") == (3, "BELLJAR_MAX_SESSIONS")
+    assert origin_of("max_sessions", {"max_sessions": 4}) == (4, "--max-sessions")
+    assert load_settings({"max_sessions": 4}).max_sessions == 4
+
+
+def test_a_flag_that_is_none_was_not_given() -> None:
+    assert origin_of("sandbox", {"sandbox": None}) == ("namespace", "default")
+
+
+def test_the_config_variable_replaces_the_file_of_the_working_directory_only(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_user_file(empty_place, "max_queue = 7")
+    Path("belljar.toml").write_text("max_sessions = 2")
+    other = empty_place / "other.toml"
+    other.write_text('structured = "never"')
+    monkeypatch.setenv("BELLJAR_CONFIG", str(other))
+    settings = load_settings()
+    assert (settings.max_queue, settings.max_sessions, settings.structured) == (7, 64, "never")
+
+
+def test_a_config_variable_that_names_no_file_is_refused(empty_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_CONFIG", str(empty_place / "none.toml"))
+    assert str(empty_place / "none.toml") in refusal().message
+
+
+def test_log_level_stands_in_for_ours_in_any_case_and_loses_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_LEVEL", "debug")
+    assert origin_of("log_level") == ("DEBUG", "LOG_LEVEL")
+    monkeypatch.setenv("BELLJAR_LOG_LEVEL", "Error")
+    assert origin_of("log_level") == ("ERROR", "BELLJAR_LOG_LEVEL")
+
+
+def test_log_level_wins_over_a_file_as_any_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("belljar.toml").write_text('log_level = "error"')
+    monkeypatch.setenv("LOG_LEVEL", "warn")
+    assert origin_of("log_level") == ("WARNING", "LOG_LEVEL")
+
+
+def test_lists_in_variables_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_ALLOWED_HOSTS", "one.example, two.example:8000,")
+    assert load_settings().allowed_hosts == ["one.example", "two.example:8000"]
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_MAX_SESSIONS", "")
+    monkeypatch.setenv("LOG_LEVEL", "")
+    assert load_settings() == load_settings({"max_sessions": 64, "log_level": "INFO"})
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("max_sessions = 0", "max_sessions", "0"),
+        ('max_sessions = "many"', "max_sessions", '"many"'),
+        ("max_sessions = true", "max_sessions", "true"),
+        ('max_queue = "3"', "max_queue", '"3"'),
+        ("session_idle_s = -1", "session_idle_s", "-1"),
+        ("session_idle_s = inf", "session_idle_s", "Infinity"),
+        ("output_budget_chars = 199", "output_budget_chars", "199"),
+        ('sandbox = "vm"', "sandbox", '"vm"'),
+        ("surfaces = []", "surfaces", "[]"),
+        ('surfaces = "interpreter"', "surfaces", '"interpreter"'),
+        ("http = 8000", "http", "8000"),
+        ('http = "8000"', "http", '"8000"'),
+        ('http = "::1:8000"', "http", '"::1:8000"'),
+        ('http = "localhost:65536"', "http", '"localhost:65536"'),
+        ("allowed_hosts = [1]", "allowed_hosts", "[1]"),
+        ("max_queue = 2026-01-01", "max_queue", "2026-01-01"),
+    ],
+)
+def test_a_wrong_value_in_a_file_names_setting_value_file_and_what_is_allowed(
+    empty_place: Path, line: str, name: str, value: str
+) -> None:
+    Path("belljar.toml").write_text(line)
+    error = refusal()
+    assert error.message.startswith(f"{name} = ")
+    assert value in error.message
+    assert str(empty_place / "work" / "belljar.toml") in error.message
+    assert error.hint == f"{name} takes {table.allowed(name)}"
+
+
+def test_a_wrong_value_elsewhere_names_its_variable_or_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--max-queue" in refusal({"max_queue": 0}).message
+    assert "--surface:" in refusal({"surfaces": ["everything"]}).message
+    monkeypatch.setenv("BELLJAR_MAX_QUEUE", "few")
+    assert '"few" from BELLJAR_MAX_QUEUE' in refusal().message
+
+
+def test_an_unknown_key_is_refused_with_the_likely_one(empty_place: Path) -> None:
+    Path("belljar.toml").write_text("max_sesions = 3")
+    error = refusal()
+    assert error.message == f"unknown setting max_sesions from {empty_place / 'work' / 'belljar.toml'}"
+    assert error.hint == "Did you mean max_sessions?"
+    Path("belljar.toml").unlink()
+    assert refusal({"htpp": "x:1"}).message == "unknown setting htpp from --htpp"
+
+
+@pytest.mark.parametrize("content", [b"max_sessions = ", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_refused_by_name(content: bytes) -> None:
+    Path("belljar.toml").write_bytes(content)
+    assert str(Path("belljar.toml").absolute()) in refusal().message
+
+
+def test_what_is_allowed_is_told_in_words() -> None:
+    assert table.allowed("max_sessions") == "a whole number, at least 1"
+    assert table.allowed("session_idle_s") == "a number, above 0"
+    assert table.allowed("structured") == '"auto" or "always" or "never"'
+    assert table.allowed("oauth_scopes") == "a list of text"
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:8000", "localhost:0", "[::1]:8000", "host.example:65535"])
+def test_an_address_is_taken_as_it_is(address: str) -> None:
+    assert load_settings({"http": address}).http == address
+
+
+def test_folders_become_absolute_and_the_home_is_filled_in(empty_place: Path) -> None:
+    settings = load_settings({"data_directory": "~/data", "download_directory": "down"})
+    assert settings.data_directory == empty_place / "home" / "data"
+    assert settings.download_directory == empty_place / "work" / "down"
+
+
+def test_keys_come_in_three_forms_and_are_known_by_hash() -> None:
+    assert parse_key("hunter2") == ApiKey(f"key-{DIGEST[:8]}", DIGEST)
+    assert parse_key("alice:hunter2") == ApiKey("alice", DIGEST)
+    assert parse_key(f"alice:sha256:{DIGEST.upper()}") == ApiKey("alice", DIGEST)
+
+
+@pytest.mark.parametrize("entry", ["alice:", ":hunter2", "al ice:hunter2", "alice:sha256:abc", f"sha256:{DIGEST}"])
+def test_a_key_that_is_malformed_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    monkeypatch.setenv("BELLJAR_API_KEYS", entry)
+    text = str(refusal())
+    assert "BELLJAR_API_KEYS" in text
+    assert "hunter2" not in text
+    assert DIGEST not in text
+
+
+def test_a_plain_key_in_a_file_is_refused_without_showing_it() -> None:
+    Path("belljar.toml").write_text(f'api_keys = ["bob:sha256:{DIGEST}", "alice:hunter2"]')
+    error = refusal()
+    assert "belljar key" in error.hint
+    assert "hunter2" not in str(error)
+
+
+def test_a_hashed_key_in_a_file_is_accepted() -> None:
+    Path("belljar.toml").write_text(f'api_keys = ["alice:sha256:{DIGEST}"]')
+    assert [key.get_secret_value() for key in load_settings().api_keys] == [f"alice:sha256:{DIGEST}"]
+
+
+def test_keys_are_masked_wherever_settings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_API_KEYS", f"hunter2,alice:hunter2,bob:sha256:{DIGEST}")
+    assert origin_of("api_keys") == (["********", "alice:********", "bob:sha256:********"], "BELLJAR_API_KEYS")
+    assert "hunter2" not in repr(load_settings())
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    settings = load_settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.sandbox = "process"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_setting_says_what_it_is_for_in_one_sentence() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
+        assert ". " not in field.description, name
+
+
+def test_a_variable_that_is_no_setting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_MAX_SESSION", "3")
+    monkeypatch.setenv("BELLJAR_MAX_SESSIONS", "3")
+    monkeypatch.setenv("BELLJAR_CONFIG", "")
+    assert table.unknown_variables() == ["BELLJAR_MAX_SESSION"]
