@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -16,11 +16,14 @@ from belljar.sessions.registry import Registry
 
 
 @asynccontextmanager
-async def serve_control(path: Path, registry: Registry) -> AsyncIterator[None]:
+async def serve_control(path: Path, registry: Registry) -> AsyncGenerator[None]:
     """Answer on `path` while the server lives."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines = [{"principal": session.principal, **session.info().model_dump()} for session in registry.all()]
+        lines = [
+            {"principal": session.principal, **(await asyncio.to_thread(session.info)).model_dump()}
+            for session in registry.all()
+        ]
         writer.write(json.dumps(lines).encode())
         await writer.drain()
         writer.close()
@@ -36,7 +39,7 @@ async def serve_control(path: Path, registry: Registry) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _reachable(path: Path) -> Iterator[str]:
+def _reachable(path: Path) -> Generator[str]:
     """The path in a form that fits the 107 bytes a socket address has, however deep the data directory is."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -45,10 +48,14 @@ def _reachable(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
+def _sockets(data_directory: Path) -> list[Path]:
+    return sorted(data_directory.glob("runs/*/control.sock"))
+
+
 async def ask_sessions(data_directory: Path) -> list[tuple[int, str, SessionInfo]]:
     """(server pid, principal, session) of every live server that uses this data directory."""
     found: list[tuple[int, str, SessionInfo]] = []
-    for path in sorted(data_directory.glob("runs/*/control.sock")):
+    for path in await asyncio.to_thread(_sockets, data_directory):
         try:
             with _reachable(path) as short:
                 reader, writer = await asyncio.open_unix_connection(short)

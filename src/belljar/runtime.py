@@ -5,13 +5,14 @@ import fcntl
 import logging
 import os
 import secrets
-import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.control import serve_control
+from belljar.errors import BelljarError
+from belljar.files.removal import remove_tree
 from belljar.kernels.starting import KernelStarter
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Provider
@@ -33,7 +34,7 @@ class Runtime:
 
 
 @asynccontextmanager
-async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
+async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     """Open the engine; everything it made is gone or released when it closes."""
     provider = open_provider(settings.sandbox)
     if provider.warning:
@@ -58,12 +59,13 @@ async def _prepare(starter: KernelStarter, name: str) -> None:
         return
     try:
         await starter.environment(name)
-    except Exception as error:  # noqa: BLE001 — told in full to the first session that needs it
-        log.error("environment %s: %s", name, error)
+    except BelljarError as error:
+        # Told again, as its error, to every session that needs the environment.
+        log.warning("environment %s: %s", name, error)
 
 
 @contextmanager
-def run_folder(data_directory: Path) -> Iterator[Path]:
+def run_folder(data_directory: Path) -> Generator[Path]:
     """A folder for this server alone, locked while it lives; folders of servers that are gone are removed."""
     runs = data_directory / "runs"
     runs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -77,7 +79,7 @@ def run_folder(data_directory: Path) -> Iterator[Path]:
         yield folder
     finally:
         os.close(descriptor)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def _remove_abandoned(runs: Path) -> None:
@@ -91,6 +93,6 @@ def _remove_abandoned(runs: Path) -> None:
         except OSError:
             continue
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         finally:
             os.close(descriptor)

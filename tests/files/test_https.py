@@ -2,7 +2,7 @@ import asyncio
 import datetime
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from belljar.errors import BelljarError, InvalidArgument, TooLarge
+from belljar.files.addresses import Address, refusal
 from belljar.files.https import fetch_https
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +96,7 @@ class Store:
 
 
 @asynccontextmanager
-async def open_store(certificate: Certificate, answer: bytes = b"") -> AsyncIterator[Store]:
+async def open_store(certificate: Certificate, answer: bytes = b"") -> AsyncGenerator[Store, None]:
     store = Store(certificate, answer)
 
     def note_name(_socket: object, name: str | None, _context: object) -> None:
@@ -202,21 +203,16 @@ async def test_a_redirect_to_a_private_address_is_refused(certificate: Certifica
     async with open_store(certificate) as store:
         store.answer = redirect(f"https://127.0.0.1:{store.port}/inner?{SECRET}")
         resolver(monkeypatch, "127.0.0.1")
-        monkeypatch.setattr(
-            "belljar.files.https.refusal",
+
+        def refuse_from_the_second_hop(address: Address, *, allow_private: bool) -> str:
             # The first hop stands for a public host, though it must be on this machine.
-            lambda address, allow_private: "" if len(store.requests) == 0 else refusal(address, allow_private),
-        )
+            return refusal(address, allow_private=allow_private) if store.requests else ""
+
+        monkeypatch.setattr("belljar.files.https.refusal", refuse_from_the_second_hop)
         with pytest.raises(InvalidArgument, match=r"https://127\.0\.0\.1:\d+ leads to a private address") as refused:
             await fetch_https(store.url(host="store.example"), 1000, ssl_context=certificate.client)
     assert len(store.requests) == 1
     assert SECRET not in str(refused.value)
-
-
-def refusal(address: object, allow_private: bool) -> str:
-    from belljar.files import addresses
-
-    return addresses.refusal(ip_address(str(address)), allow_private=allow_private)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +331,6 @@ async def test_a_certificate_for_another_name_or_of_no_authority_is_refused(
         f"https://\ud800/?{SECRET}",
         f"https://store.example/\ud800?{SECRET}",
         f"https://{'x' * 300}/?{SECRET}",
-        f"https://no-such-host.invalid/?{SECRET}",
         "",
     ],
 )
@@ -344,6 +339,15 @@ async def test_urls_that_cannot_be_fetched_are_errors_without_the_query(url: str
         await fetch_https(url, 1000)
     assert SECRET not in str(refused.value)
     assert "word" not in str(refused.value)
+
+
+async def test_an_unknown_host_is_an_error_without_the_query(monkeypatch: pytest.MonkeyPatch):
+    async def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(anyio, "getaddrinfo", resolve)
+    with pytest.raises(InvalidArgument, match=r"^https://store\.example could not be fetched: the host is not known"):
+        await fetch_https(f"https://store.example/?{SECRET}", 1000)
 
 
 async def test_nothing_of_the_url_is_logged_or_kept_in_the_cause(

@@ -9,6 +9,12 @@ from belljar.files.transfer import decode_upload, save_download
 SESSION = "0123456789abcdef"
 
 
+async def decode(upload: dict[str, str], max_bytes: int) -> bytes:
+    return await decode_upload(
+        text=upload.get("text"), base64=upload.get("base64"), url=upload.get("url"), max_bytes=max_bytes
+    )
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("upload", "data"),
@@ -26,7 +32,7 @@ SESSION = "0123456789abcdef"
     ],
 )
 async def test_uploads_become_bytes(upload: dict[str, str], data: bytes):
-    assert await decode_upload(**upload, max_bytes=100) == data
+    assert await decode(upload, 100) == data
 
 
 @pytest.mark.anyio
@@ -51,7 +57,7 @@ async def test_uploads_become_bytes(upload: dict[str, str], data: bytes):
 )
 async def test_bad_uploads_are_the_callers_to_mend(upload: dict[str, str], words: str):
     with pytest.raises(InvalidArgument, match=words) as refused:
-        await decode_upload(**upload, max_bytes=100)
+        await decode(upload, 100)
     assert refused.value.hint
 
 
@@ -66,10 +72,10 @@ async def test_the_limit_is_on_the_decoded_bytes(size: int):
         {"url": "data:;base64," + encoded},
     ):
         if size <= 10:
-            assert await decode_upload(**upload, max_bytes=10) == b"x" * size
+            assert await decode(upload, 10) == b"x" * size
         else:
             with pytest.raises(TooLarge, match="the limit is 10"):
-                await decode_upload(**upload, max_bytes=10)
+                await decode(upload, 10)
 
 
 def test_a_download_is_saved_in_a_folder_of_the_session(tmp_path: Path):

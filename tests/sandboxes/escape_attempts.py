@@ -14,23 +14,27 @@ class Attempt:
     name: str
     code: str
     unsealed: Literal["everyone", "root"] | None
+    needs: str = ""
+    """What the host must have for the attempt to mean something."""
 
+
+DEVICES = "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
 
 ATTEMPTS = [
     # Files of the host
-    Attempt("read the password hashes", "breach(open('/etc/shadow').read())", "root"),
+    Attempt("read the password hashes", "breach(open('/etc/shadow').read())", "root", "/etc/shadow"),
     Attempt("read a file in the host's /tmp", "breach(open(E['SECRET']).read())", "everyone"),
     Attempt("read it through a link", "os.symlink(E['SECRET'], 'link'); breach(open('link').read())", "everyone"),
-    Attempt("read it through the first process's root", "breach(open('/proc/1/root' + E['SECRET']).read())", "root"),
+    Attempt("read it through the first process's root", "breach(open('/proc/1/root' + E['SECRET']).read())", None),
     Attempt("read another session's folder", "breach(os.listdir(E['OTHER']))", "everyone"),
     Attempt("list the folder above", "if 'other' in os.listdir('..'): breach('sibling')", "everyone"),
-    Attempt("read the host's private keys", "breach(os.listdir('/etc/ssl/private'))", "root"),
+    Attempt("read the host's private keys", "breach(os.listdir('/etc/ssl/private'))", "root", "/etc/ssl/private"),
     Attempt(
         "list the host's users",
         "import pwd; n = {u.pw_name for u in pwd.getpwall()} - {'belljar', 'nobody'}\nif n: breach(n)",
         "everyone",
     ),
-    Attempt("read kernel tables that are root's", "breach(open('/proc/slabinfo').read())", "root"),
+    Attempt("read kernel tables that are root's", "breach(open('/proc/slabinfo').read())", "root", "/proc/slabinfo"),
     Attempt("read the kernel's keys", "breach(open('/proc/keys').read())", None),
     # Processes of the host
     Attempt(
@@ -57,7 +61,11 @@ for path in glob.glob('/proc/[0-9]*/environ'):
         None,
     ),
     # Network and sockets
-    Attempt("connect to the host's loopback", "socket.create_connection(('127.0.0.1', int(E['PORT']))); breach(1)", "everyone"),
+    Attempt(
+        "connect to the host's loopback",
+        "socket.create_connection(('127.0.0.1', int(E['PORT']))); breach(1)",
+        "everyone",
+    ),
     Attempt("connect to an abstract socket", "unix('\\0' + E['ABSTRACT']); breach(1)", "everyone"),
     Attempt("connect to a socket in the host's folders", "unix(E['SOCKET']); breach(1)", "everyone"),
     Attempt("send a datagram out", "socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 53)); breach(1)", None),
@@ -65,18 +73,28 @@ for path in glob.glob('/proc/[0-9]*/environ'):
     Attempt("open a packet socket", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); breach(1)", "root"),
     # The system
     *(
-        Attempt(f"write to {path}", f"if not os.statvfs({path!r}).f_flag & os.ST_RDONLY: breach('writable')", "everyone")
+        Attempt(
+            f"write to {path}", f"if not os.statvfs({path!r}).f_flag & os.ST_RDONLY: breach('writable')", "everyone"
+        )
         for path in ("/", "/usr", "/etc", "/proc")
     ),
-    Attempt("change the interpreter", "if os.access(os.path.dirname(os.__file__), os.W_OK): breach('writable')", "root"),
+    Attempt(
+        "change the interpreter", "if os.access(os.path.dirname(os.__file__), os.W_OK): breach('writable')", "root"
+    ),
     Attempt(
         "set a kernel setting",
         "os.close(os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)); breach('opened')",
         "root",
     ),
-    Attempt("find a device of the host", f"n = set(os.listdir('/dev')) - {set('core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero'.split())}\nif n: breach(n)", "everyone"),
+    Attempt(
+        "find a device of the host",
+        f"n = set(os.listdir('/dev')) - set({DEVICES!r}.split())\nif n: breach(n)",
+        "everyone",
+    ),
     Attempt("make a device", "os.mknod('disk', stat.S_IFBLK | 0o600, os.makedev(254, 0)); breach('made')", "root"),
-    Attempt("change a device's mode", "os.chmod('/dev/full', stat.S_IMODE(os.stat('/dev/full').st_mode)); breach(1)", "root"),
+    Attempt(
+        "change a device's mode", "os.chmod('/dev/full', stat.S_IMODE(os.stat('/dev/full').st_mode)); breach(1)", "root"
+    ),
     Attempt(
         "change a device's mode through standard input",
         "s = os.fstat(0)\nif stat.S_ISCHR(s.st_mode): os.fchmod(0, stat.S_IMODE(s.st_mode)); breach('changed')",

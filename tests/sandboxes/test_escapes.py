@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENT, Opener, run, usable
 from escape_attempts import ATTEMPTS, PRELUDE, Attempt
+from trials import ENVIRONMENT, Opener, run, usable
 
 from belljar.sandboxes.base import Provider
 
@@ -24,7 +24,8 @@ def hostile_host(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Things of the host worth reaching, and where they are."""
     (tmp_path / "session-0" / "other").mkdir(parents=True)
     name = f"belljar-{secrets.token_hex(8)}"
-    variable = Path(f"/proc/{os.getpid()}/environ").read_bytes().split(b"\0")[0]
+    own = {f"{name}={value}".encode() for name, value in ENVIRONMENT.items()}
+    variable = max(set(Path("/proc/self/environ").read_bytes().split(b"\0")) - own, key=len)
     with (
         tempfile.TemporaryDirectory() as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -78,6 +79,8 @@ async def test_the_glass_holds(
 async def test_without_glass_the_attempt_succeeds(
     attempt: Attempt, hostile_host: dict[str, str], open_sandbox: Opener
 ) -> None:
+    if attempt.needs and not Path(attempt.needs).exists():
+        pytest.skip(f"this host has no {attempt.needs}")
     assert "BREACH" in await _try(attempt, usable("process"), hostile_host, open_sandbox)
 
 

@@ -59,7 +59,7 @@ def whoami_server(name: str = "whoami") -> MCPServer[Any]:
 
 
 @asynccontextmanager
-async def serving_app(app: Starlette) -> AsyncGenerator[str]:
+async def serving_app(app: Starlette, log_level: str = "WARNING") -> AsyncGenerator[str]:
     urls: list[str] = []
     ready = anyio.Event()
 
@@ -68,7 +68,7 @@ async def serving_app(app: Starlette) -> AsyncGenerator[str]:
         ready.set()
 
     async def serve() -> None:
-        await serve_http(app, "127.0.0.1", 0, on_ready=on_ready, log_level="WARNING")
+        await serve_http(app, "127.0.0.1", 0, on_ready=on_ready, log_level=log_level)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)
@@ -417,8 +417,7 @@ async def test_an_address_that_cannot_be_had_is_named(host: str) -> None:
 @pytest.mark.anyio
 async def test_queries_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    async with serving() as url:
-        caplog.clear()
+    async with serving_app(build_app({}, Settings()), log_level="DEBUG") as url:
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
             await anyio.to_thread.run_sync(client.sendall, b"GET /health?key=hush HTTP/1.0\r\n\r\n")
             assert (await anyio.to_thread.run_sync(client.recv, 9)) == b"HTTP/1.1 "

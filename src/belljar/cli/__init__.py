@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli import config, doctor, install, key, reference
+from belljar.cli import config, doctor, install, key, reference, serve
 from belljar.errors import BelljarError, UsageError
 
 # A new command is a file here and a line in this table.
 COMMANDS: dict[str, Callable[..., None]] = {
+    "serve": serve.command,
     "config": config.command,
     "doctor": doctor.command,
     "install": install.command,

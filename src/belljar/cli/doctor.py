@@ -149,7 +149,7 @@ def _control_groups(settings: "Settings") -> Iterator[Finding]:
             yield Finding("cgroups", "ok", controller, f"limits can be set below {folder}")
         else:
             detail = f"limits cannot be set: {folder} is read-only for us" if folder else "no such controller for us"
-            advice = "Start belljar as root, or by `systemd-run --user --scope -p Delegate=yes belljar serve`"
+            advice = "Have the group delegated: `systemd-run --user --scope -p Delegate=yes belljar serve`"
             yield Finding("cgroups", "warn", controller, detail, advice)
 
 

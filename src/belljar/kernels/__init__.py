@@ -1,0 +1,1 @@
+"""Kernels: what runs cells and keeps variables between them."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from belljar.outputs.events import Event
 
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """Names that fit at the cursor, and the span they replace."""

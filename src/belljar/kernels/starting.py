@@ -17,7 +17,10 @@ KERNEL_PREFIX = "kernel:"
 class Folders(Protocol):
     """The session's places on the host, as far as a kernel needs them."""
 
-    session_id: str
+    @property
+    def session_id(self) -> str:
+        """Whose they are."""
+        ...
 
     @property
     def workspace(self) -> Path:
@@ -76,7 +79,7 @@ class KernelStarter:
 
     async def _start_jupyter(self, kernel_name: str, folders: Folders) -> Kernel:
         # jupyter_client and zmq take 150 ms to import: only sessions that use them pay.
-        from belljar.kernels import jupyter  # noqa: PLC0415
+        from belljar.kernels import jupyter
 
         environment = await self.environment("default")
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])

@@ -1,0 +1,1 @@
+"""Outputs: from what a kernel reports to what a caller is shown."""

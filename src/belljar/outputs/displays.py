@@ -9,7 +9,7 @@ import binascii
 import hashlib
 import json
 import mimetypes
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -42,12 +42,31 @@ _EXTENSIONS = {
 _BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
 
 
+_URI = re.compile(r"execution://(?P<execution_id>[0-9a-f]{32})/displays/(?P<name>\d{1,9}\.\w{1,16})")
+
+
+def display_uri(execution_id: str, name: str) -> str:
+    """The resource URI of a kept display."""
+    return f"execution://{execution_id}/displays/{name}"
+
+
+def read_display(folder: Path, uri: str) -> bytes | None:
+    """A display kept under a session's `folder`, by its URI; None for what is not there."""
+    match = _URI.fullmatch(uri)
+    if match is None:
+        return None
+    try:
+        return (folder / match["execution_id"] / match["name"]).read_bytes()
+    except OSError:
+        return None
+
+
 class DisplayStore:
     """Files of one execution's displays, numbered; the folder is made when the first is kept."""
 
-    def __init__(self, folder: Path, uri_of: Callable[[str], str]) -> None:
-        self._folder = folder
-        self._uri_of = uri_of
+    def __init__(self, folder: Path, execution_id: str) -> None:
+        self._folder = folder / execution_id
+        self._execution_id = execution_id
         self._kept: dict[str, str] = {}
         self.total_bytes = 0
 
@@ -58,7 +77,7 @@ class DisplayStore:
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"{len(self._kept) + 1}{_extension(mime)}"
             (self._folder / name).write_bytes(content)
-            self._kept[digest] = self._uri_of(name)
+            self._kept[digest] = display_uri(self._execution_id, name)
             self.total_bytes += len(content)
         return self._kept[digest]
 

@@ -1,6 +1,10 @@
 """Pictures within the message budget. The bytes come from the cell: only what is over the budget is decoded at all."""
 
 import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 MAX_PIXELS = 40_000_000
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
@@ -11,7 +15,8 @@ def fitted(content: bytes, mime: str, budget_bytes: int) -> tuple[bytes, str] | 
     """The picture in at most `budget_bytes`, scaled down if need be; None when it cannot be made to fit."""
     if len(content) <= budget_bytes:
         return content, mime
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 — only large pictures pay for loading Pillow
+    # Only large pictures pay for loading Pillow.
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
@@ -27,8 +32,9 @@ def fitted(content: bytes, mime: str, budget_bytes: int) -> tuple[bytes, str] | 
     return None
 
 
-def _encoded(image: "Image.Image", scale: float) -> bytes:  # type: ignore[name-defined] # noqa: F821
+def _encoded(image: "Picture", scale: float) -> bytes:
     size = (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
     buffer = io.BytesIO()
-    image.resize(size).save(buffer, "PNG", optimize=True)
+    smaller: "Picture" = image.resize(size)  # pyright: ignore[reportUnknownMemberType]
+    smaller.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

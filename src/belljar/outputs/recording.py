@@ -1,5 +1,7 @@
 """Kernel events to numbered output events: what an execution has said, in the form that is journalled and replayed."""
 
+from pydantic import JsonValue
+
 from belljar.models import OutputEvent
 from belljar.outputs.displays import DisplayStore, display_of, plain_of
 from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
@@ -54,16 +56,18 @@ class Recorder:
     def _display(self, event: DisplayData) -> OutputEvent:
         display = display_of(event.data, self._store, event.display_id)
         plain = plain_of(event.data) or ""
-        data = {"update": event.update, "display_id": event.display_id}
+        data: dict[str, JsonValue] = {"update": event.update, "display_id": event.display_id}
         if display is not None:
-            return self._number(OutputEvent(sequence=0, kind="display", data={**data, "display": display.model_dump()}))
-        return self._number(OutputEvent(sequence=0, kind="display", text=plain, data={**data}))
+            plain = ""
+            data["display"] = display.model_dump(mode="json")
+        return self._number(OutputEvent(sequence=0, kind="display", text=plain, data=data))
 
     def _result(self, event: ExecuteResult) -> OutputEvent:
         display = display_of(event.data, self._store)
-        data = {"display": display.model_dump()} if display is not None else {}
         text = plain_of(event.data)
-        data["has_text"] = text is not None
+        data: dict[str, JsonValue] = {"has_text": text is not None}
+        if display is not None:
+            data["display"] = display.model_dump(mode="json")
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 
     def _raised(self, event: Raised) -> OutputEvent:

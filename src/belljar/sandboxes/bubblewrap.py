@@ -3,6 +3,7 @@
 The order of mounts matters: what is mounted later covers what was there, and everything is made read-only last.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +15,12 @@ from belljar.sandboxes.base import WORKSPACE, SandboxSpec
 SCRATCH = "/run/belljar"
 HOME = "/home/belljar"
 
-FILES = {
+_WRITTEN = {
     "/etc/passwd": f"belljar:x:1000:1000:belljar:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "/etc/group": "belljar:x:1000:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-"""Written for every sandbox: nothing of the host's users and names shows."""
-
 _SEAL = (
     *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent"),
@@ -30,16 +29,20 @@ _SEAL = (
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Certificates only, never /etc/ssl or /etc/pki whole: those hold private keys, and for a server run by root the
 # code inside is their owner.
-_ETC = (
-    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/fonts"),
-    *("/etc/localtime", "/etc/timezone", "/etc/mime.types", "/etc/ca-certificates", "/etc/ca-certificates.conf"),
-    *("/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/openssl.cnf"),
-    *("/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf"),
+_ETC_FOLDERS = (
+    *("/etc/ld.so.conf.d", "/etc/alternatives", "/etc/fonts", "/etc/ca-certificates", "/etc/ssl/certs"),
+    *("/etc/pki/ca-trust", "/etc/pki/tls/certs"),
 )
-# Facts about the host and its other users that a new procfs shows all the same, some of them to root's uid only.
-_MASKED = (
-    *("acpi", "asound", "interrupts", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount"),
-    *("kpageflags", "latency_stats", "pagetypeinfo", "sched_debug", "scsi", "slabinfo", "timer_list", "vmallocinfo"),
+_ETC_FILES = (
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/timezone", "/etc/mime.types"),
+    *("/etc/ca-certificates.conf", "/etc/ssl/cert.pem", "/etc/ssl/openssl.cnf"),
+    *("/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf"),
+)
+# What a new procfs still shows of the host: the user's keys, and tables that only root may read.
+_MASKED = ("/proc/keys",)
+_MASKED_FOR_ROOT = (
+    *("/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/pagetypeinfo"),
+    *("/proc/slabinfo", "/proc/timer_list", "/proc/vmallocinfo"),
 )
 _OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108 - a path inside
 
@@ -66,12 +69,12 @@ def _find_on_path() -> Path | None:
 
 def check_folders(spec: SandboxSpec) -> None:
     """Refuse a sandbox that bubblewrap could not make, or whose trees would cover its own."""
-    for path in (spec.workspace, spec.scratch, *spec.readable):
-        if not path.exists():
-            raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
     for path in spec.readable:
         if not path.is_absolute() or any(Path(own).is_relative_to(path) for own in _OWN):
             raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
+    for path in (spec.workspace, spec.scratch, *spec.readable):
+        if not path.exists():
+            raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
 
 
 def arguments(spec: SandboxSpec, environment: Mapping[str, str], files: Mapping[str, int]) -> list[str]:
@@ -91,6 +94,27 @@ def arguments(spec: SandboxSpec, environment: Mapping[str, str], files: Mapping[
     ]
 
 
+def open_files(stack: contextlib.ExitStack) -> dict[str, int]:
+    """Descriptors of the single files of /etc: the host's, and those that name nobody and nothing of the host's."""
+    files = {path: open_content(content.encode(), stack) for path, content in _WRITTEN.items()}
+    for path in _ETC_FILES:
+        # Copied and not mounted: bubblewrap reads the whole table of mounts again for each mount.
+        if os.access(path, os.R_OK):
+            files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, files[path])
+    return files
+
+
+def open_content(content: bytes, stack: contextlib.ExitStack) -> int:
+    """A descriptor to read this content from."""
+    descriptor = os.memfd_create("belljar")
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
 def encode(words: Sequence[str]) -> bytes:
     """Arguments as `--args` reads them. A NUL inside one would start another: that is refused."""
     for word in words:
@@ -108,15 +132,13 @@ def _system() -> Iterator[str]:
 
 
 def _masks() -> Iterator[str]:
-    for path in (Path("/proc") / name for name in _MASKED):
-        if path.is_dir():
-            yield from ("--tmpfs", str(path), "--remount-ro", str(path))
-        elif path.exists():
-            yield from ("--ro-bind", "/dev/null", str(path))
+    for path in (*_MASKED, *_MASKED_FOR_ROOT) if os.geteuid() == 0 else _MASKED:
+        if Path(path).exists():
+            yield from ("--ro-bind", "/dev/null", path)
 
 
 def _etc(files: Mapping[str, int]) -> Iterator[str]:
-    for path in _ETC:
+    for path in _ETC_FOLDERS:
         if os.access(path, os.R_OK):
             yield from ("--ro-bind", path, path)
     for path, descriptor in files.items():

@@ -19,7 +19,16 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Check, Sandbox, SandboxProcess, SandboxSpec
-from belljar.sandboxes.bubblewrap import FILES, HOME, SCRATCH, arguments, check_folders, encode, find_bubblewrap
+from belljar.sandboxes.bubblewrap import (
+    HOME,
+    SCRATCH,
+    arguments,
+    check_folders,
+    encode,
+    find_bubblewrap,
+    open_content,
+    open_files,
+)
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
 
 _TRIAL_PATIENCE_S = 10
@@ -110,26 +119,24 @@ class NamespaceSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
         with contextlib.ExitStack() as stack:
-            info, info_end = os.pipe()
-            stack.callback(os.close, info)
-            with contextlib.ExitStack() as inherited:
-                inherited.callback(os.close, info_end)
-                files = {path: _open_content(content.encode(), inherited) for path, content in FILES.items()}
-                # In a file and not on the command line, which every user of the host may read.
-                told = _open_content(encode(arguments(self._spec, environment, files)), inherited)
-                child = start_child(
-                    [str(self._bubblewrap), "--args", str(told), "--info-fd", str(info_end), "--", *command],
-                    environment={},
-                    folder="/",
-                    stdin=_open_nothing(inherited),
-                    stdout=stdout,
-                    stderr=stderr,
-                    pass_fds=[*pass_fds, told, info_end, *files.values()],
-                )
-            process = NamespaceProcess(child)
-            self._processes.append(process)
-            if not process.enter(await _read_to_end(info)):
-                await self._explain(process)
+            files = open_files(stack)
+            # In a file and not on the command line, which every user of the host may read.
+            told = open_content(encode(arguments(self._spec, environment, files)), stack)
+            stdin = _open_nothing(stack)
+            info, info_end = _open_info(stack)
+            child = start_child(
+                [str(self._bubblewrap), "--args", str(told), "--info-fd", str(info_end), "--", *command],
+                environment={},
+                folder="/",
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[*pass_fds, told, info_end, *files.values()],
+            )
+            process = NamespaceProcess(child, os.dup(info))
+        self._processes.append(process)
+        if not await process.has_entered():
+            await self._explain(process)
         return process
 
     async def kill(self) -> None:
@@ -158,24 +165,20 @@ class NamespaceSandbox:
 class NamespaceProcess:
     """A command behind bubblewrap, whose pid is the one the host can wait for."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child, info: int) -> None:
         self.pid = child.pid
         self._child = child
+        self._info = bytearray()
+        self._is_told = asyncio.Event()
+        self._first_pid = 0
         self._first: int | None = None
+        # Not awaited by `spawn` alone: a spawn that is cancelled still leaves a first process to be killed.
+        asyncio.get_running_loop().add_reader(info, self._on_info, info)
 
-    def enter(self, info: bytes) -> bool:
-        """Take hold of the first process inside; False when there has never been one."""
-        try:
-            pid = int(json.loads(info)["child-pid"])
-        except (ValueError, KeyError, TypeError):
-            return False
-        pidfd = open_pidfd(pid)
-        # The number may be a stranger's already if the command was that quick; bubblewrap's child is not.
-        if pidfd is not None and _parent(pid) == self.pid:
-            self._first = pidfd
-        elif pidfd is not None:
-            os.close(pidfd)
-        return True
+    async def has_entered(self) -> bool:
+        """Whether there has been a first process inside, once that is known."""
+        await self._is_told.wait()
+        return self._first_pid != 0
 
     async def wait(self) -> int:
         """Exit status when it ends; negative for a signal."""
@@ -185,6 +188,8 @@ class NamespaceProcess:
 
     async def end(self) -> None:
         """Kill the namespaces' first process, which takes all others along, then bubblewrap; may be called twice."""
+        # bubblewrap tells or dies at once; killed before, it would leave its child to the host's init.
+        await self._is_told.wait()
         if self._first is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -195,13 +200,24 @@ class NamespaceProcess:
         await self._child.wait()
         self._child.release()
 
+    def _on_info(self, info: int) -> None:
+        if piece := os.read(info, 4096):
+            self._info += piece
+            return
+        asyncio.get_running_loop().remove_reader(info)
+        os.close(info)
+        with contextlib.suppress(ValueError):  # nothing, or not all of it: bubblewrap died
+            self._first_pid = int(json.loads(self._info)["child-pid"])
+            self._first = _open_child(self._first_pid, of=self.pid)
+        self._is_told.set()
+
 
 def try_bubblewrap(bubblewrap: Path) -> str:
     """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
         spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
-        files = {path: _open_content(content.encode(), stack) for path, content in FILES.items()}
-        told = _open_content(encode(arguments(spec, {"PATH": "/usr/bin:/bin"}, files)), stack)
+        files = open_files(stack)
+        told = open_content(encode(arguments(spec, {"PATH": "/usr/bin:/bin"}, files)), stack)
         command = [str(bubblewrap), "--args", str(told), "--", "true"]
         try:
             answer = subprocess.run(
@@ -239,15 +255,6 @@ def _setting(name: str) -> str:
         return ""
 
 
-def _open_content(content: bytes, stack: contextlib.ExitStack) -> int:
-    descriptor = os.memfd_create("belljar")
-    stack.callback(os.close, descriptor)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
 def _open_nothing(stack: contextlib.ExitStack) -> int:
     """A standard input at its end. Not /dev/null: through it a session of root's could chmod the host's."""
     reading, writing = os.pipe()
@@ -256,18 +263,20 @@ def _open_nothing(stack: contextlib.ExitStack) -> int:
     return reading
 
 
-async def _read_to_end(descriptor: int) -> bytes:
-    pieces: list[bytes] = []
-    while True:
-        await wait_readable(descriptor)
-        if not (piece := os.read(descriptor, 4096)):
-            return b"".join(pieces)
-        pieces.append(piece)
+def _open_info(stack: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        stack.callback(os.close, end)
+    return ends
 
 
-def _parent(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+def _open_child(pid: int, *, of: int) -> int | None:
+    """A pidfd of that child. A command may be over so quickly that the number is a stranger's: not that one's."""
+    if (pidfd := open_pidfd(pid)) is None:
         return None
-    return int(text[text.rindex(")") + 2 :].split()[1])
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        if int(text[text.rindex(")") + 2 :].split()[1]) == of:
+            return pidfd
+    os.close(pidfd)
+    return None

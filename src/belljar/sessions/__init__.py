@@ -1,0 +1,1 @@
+"""Sessions: state that lasts, one execution after another."""

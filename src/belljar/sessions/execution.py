@@ -56,7 +56,7 @@ class Execution:
         self.id = execution_id
         self.session = session
         self.cell = cell
-        store = DisplayStore(session.displays_of(execution_id), lambda name: f"execution://{execution_id}/displays/{name}")
+        store = DisplayStore(session.folders.displays, execution_id)
         self._recorder = Recorder(store, cap_bytes=settings.output_cap_bytes)
         self._summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
         self._stopper: Stopper | None = None
@@ -149,6 +149,7 @@ class Execution:
         """Answer the pending question; None declines it."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(text)
+            self.question = None
 
     # The way through
 
@@ -158,7 +159,9 @@ class Execution:
             async with self.session.turn:
                 self._started_at = time.monotonic()
                 if self._is_cancelled:
-                    self._outcome = Outcome(status="interrupted", cause="interrupted before its turn came; it never ran")
+                    self._outcome = Outcome(
+                        status="interrupted", cause="interrupted before its turn came; it never ran"
+                    )
                 else:
                     await self._run_in_turn()
         except BelljarError as error:
@@ -181,7 +184,7 @@ class Execution:
         before = await asyncio.to_thread(snapshot, self.session.workspace)
         self._stopper = Stopper(kernel, timeout_s=self.cell.timeout_s, grace_s=self.session.settings.interrupt_grace_s)
         with self._stopper.watching():
-            await self._consume(kernel)
+            await self._consume(kernel, self._stopper)
         after = await asyncio.to_thread(snapshot, self.session.workspace)
         self._files = [
             FileReference(
@@ -194,25 +197,24 @@ class Execution:
             for change in changes(before, after)
         ]
 
-    async def _consume(self, kernel: Kernel) -> None:
+    async def _consume(self, kernel: Kernel, stopper: Stopper) -> None:
         try:
             async for event in kernel.execute(self.cell.code, allow_input=self.cell.allow_input):
                 if isinstance(event, Finished):
-                    self._conclude(event)
+                    self._conclude(event, stopper)
                 elif (output := self._recorder.record(event)) is not None:
                     self._keep(output)
                 if isinstance(event, InputRequest):
-                    await self._ask(kernel, event)
+                    await self._ask(kernel, event, stopper)
         except KernelDied as death:
-            await self._bury(death)
+            await self._bury(death, stopper)
 
-    async def _ask(self, kernel: Kernel, question: InputRequest) -> None:
-        assert self._stopper is not None
+    async def _ask(self, kernel: Kernel, question: InputRequest, stopper: Stopper) -> None:
         self._answer = asyncio.get_running_loop().create_future()
         self.question = question
         self._notify()
         try:
-            with self._stopper.paused():
+            with stopper.paused():
                 async with asyncio.timeout(self.session.settings.execution_timeout_s):
                     text = await self._answer
         except TimeoutError:
@@ -220,32 +222,30 @@ class Execution:
         finally:
             self.question = None
             self._answer = None
-        if self._stopper.reason is None:
+        if stopper.reason is None:
             await kernel.reply_input(text)
 
-    def _conclude(self, finished: Finished) -> None:
-        assert self._stopper is not None
+    def _conclude(self, finished: Finished, stopper: Stopper) -> None:
         outcome = self._outcome
-        outcome.status = self._stopper.reason or ("ok" if finished.is_ok else "error")
+        outcome.status = stopper.reason or ("ok" if finished.is_ok else "error")
         outcome.count = finished.execution_count
         outcome.cpu_s = finished.cpu_s
         outcome.peak_memory_mb = finished.peak_memory_mb
-        if self._stopper.reason == "timeout":
+        if stopper.reason == "timeout":
             outcome.cause = f"timeout: interrupted after {self.cell.timeout_s:g} s; variables are kept"
-        elif self._stopper.reason == "interrupted":
+        elif stopper.reason == "interrupted":
             outcome.cause = "interrupted on request; variables are kept"
         self.session.remember(finished)
 
-    async def _bury(self, death: KernelDied) -> None:
+    async def _bury(self, death: KernelDied, stopper: Stopper) -> None:
         """The process is gone: say why, and what went with it."""
-        assert self._stopper is not None
         loss = await self.session.bury_kernel(death.message)
         outcome = self._outcome
-        outcome.status = self._stopper.reason or "died"
+        outcome.status = stopper.reason or "died"
         outcome.state, outcome.lost = "lost", loss
-        if self._stopper.was_killed and self._stopper.reason == "timeout":
+        if stopper.was_killed and stopper.reason == "timeout":
             outcome.cause = f"timeout: killed after {self.cell.timeout_s:g} s, because it ignored the interrupt"
-        elif self._stopper.was_killed:
+        elif stopper.was_killed:
             outcome.cause = "killed on request, because it ignored the interrupt"
         else:
             outcome.cause = f"{KernelDied.code}: {death.message}"

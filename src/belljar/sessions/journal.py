@@ -7,7 +7,7 @@ between what a caller is told and what is kept.
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +131,7 @@ def _record(row: tuple[str, str, str, str, str | None]) -> Record:
 
 
 @contextmanager
-def open_journal(path: Path) -> Iterator[Journal]:
+def open_journal(path: Path) -> Generator[Journal]:
     """Open or make the journal file."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:

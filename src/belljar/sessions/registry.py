@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from belljar.errors import Busy, ExecutionNotFound, SessionNotFound
 from belljar.kernels.starting import KernelStarter
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.summary import Summary
 from belljar.sessions.execution import Execution, output_uri
 from belljar.sessions.journal import Journal
@@ -22,9 +22,6 @@ from belljar.settings import Settings
 
 REMEMBERED_ENDS = 1_000
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
-
-_DISPLAY_NAME = re.compile(r"\d{1,9}\.\w{1,16}")
-_DISPLAY_URI = re.compile(r"execution://(?P<execution_id>[0-9a-f]{32})/displays/(?P<name>\d{1,9}\.\w{1,16})")
 
 log = logging.getLogger(__name__)
 
@@ -128,21 +125,19 @@ class Registry:
 
     # What executions left behind
 
-    def display_path(self, execution_id: str, name: str, principal: str) -> Path:
-        """Where one display of the caller's execution is kept."""
-        record = self.journal.find(execution_id)
-        if record is None or record.principal != principal or not _DISPLAY_NAME.fullmatch(name):
-            raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no display {name[:64]!r}")
-        return self._folder / record.session_id / "displays" / execution_id / name
+    def display_reader(self, session_id: str) -> Callable[[str], bytes | None]:
+        """Reads a display of a session's executions by its URI; gives None for what is not there. For any thread."""
+        return partial(read_display, self._folder / session_id / "displays")
 
-    def display_content(self, uri: str) -> bytes | None:
-        """A display by the URI we gave it; None when it is gone."""
-        match = _DISPLAY_URI.fullmatch(uri)
-        record = self.journal.find(match["execution_id"]) if match else None
-        if match is None or record is None:
-            return None
-        path = self._folder / record.session_id / "displays" / record.id / match["name"]
-        return path.read_bytes() if path.is_file() else None
+    def display(self, execution_id: str, name: str, principal: str) -> bytes:
+        """One display of the caller's execution."""
+        record = self.journal.find(execution_id)
+        content = None
+        if record is not None and record.principal == principal:
+            content = self.display_reader(record.session_id)(display_uri(execution_id, name))
+        if content is None:
+            raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no display {name[:64]!r}")
+        return content
 
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
         """All stream text of the caller's execution, or a part of it."""
@@ -191,7 +186,7 @@ class Registry:
 @asynccontextmanager
 async def open_registry(
     settings: Settings, folder: Path, journal: Journal, starter: KernelStarter
-) -> AsyncIterator[Registry]:
+) -> AsyncGenerator[Registry]:
     """A registry with its sweep running in the background."""
     registry = Registry(settings, folder, journal, starter)
     sweeping = asyncio.get_running_loop().create_task(_sweep_for_ever(registry))

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from belljar.errors import Busy
+from belljar.files.removal import remove_tree
 from belljar.files.workspace import Workspace
 from belljar.kernels.base import Kernel
+from belljar.kernels.starting import Folders
 from belljar.models import SessionInfo, SessionNotice
 from belljar.outputs.events import Finished
 from belljar.sessions.execution import Cell, Execution
@@ -25,7 +26,7 @@ INSTRUCTIONS = (
     "It ends after {minutes:g} minutes without use."
 )
 
-StartKernel = Callable[["SessionFolders"], Awaitable[Kernel]]
+StartKernel = Callable[[Folders], Awaitable[Kernel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class SessionFolders:
     def layer(self) -> Path:
         """Packages installed for this session alone."""
         return self.root / "layer"
+
+    @property
+    def displays(self) -> Path:
+        """What executions showed, out of the cells' reach."""
+        return self.root / "displays"
 
     def make(self) -> None:
         """Make them all, closed to others."""
@@ -159,7 +165,9 @@ class Session:
         self._kernel = None
         names, self._variables = self._variables, ()
         gone = f"Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else "It held no variables."
-        self._loss = Loss(names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept. {gone}")
+        self._loss = Loss(
+            names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept. {gone}"
+        )
         return names
 
     # Life
@@ -191,17 +199,13 @@ class Session:
 
     def remove_files(self) -> None:
         """Delete everything it kept on disk."""
-        shutil.rmtree(self.folders.root, ignore_errors=True)
+        remove_tree(self.folders.root)
 
     # What callers see
 
     def uri_of(self, name: str) -> str:
         """The resource URI of a file in the session folder."""
         return f"kernel://{self.id}/{quote(name)}"
-
-    def displays_of(self, execution_id: str) -> Path:
-        """Where an execution's displays are kept, out of the cell's reach."""
-        return self.folders.root / "displays" / execution_id
 
     def notice(self) -> SessionNotice | None:
         """What the first caller is told; None ever after."""
@@ -212,7 +216,7 @@ class Session:
         return SessionNotice(session_id=self.id, instructions=instructions, expires_at=iso(self.expires_at))
 
     def info(self) -> SessionInfo:
-        """A line for lists."""
+        """A line for lists. Looks through the folder, so call it in a thread."""
         last = next(reversed(self._executions.values()), None)
         return SessionInfo(
             session_id=self.id,

@@ -1,7 +1,7 @@
 """Stopping a cell: interrupt, and kill what ignores it. Owns the clock of one execution."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -25,7 +25,7 @@ class Stopper:
         self.was_killed = False
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> Generator[None]:
         """While the cell runs."""
         self._start_clock()
         try:
@@ -36,7 +36,7 @@ class Stopper:
                 self._stopping.cancel()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """While the cell waits for a person."""
         self._stop_clock()
         try:

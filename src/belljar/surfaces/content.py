@@ -5,9 +5,10 @@ and URIs included, and structured content is sent only beside text unless the se
 """
 
 import base64
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, cast
 
+from mcp.server.mcpserver import Context
 from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 
 from belljar.errors import BelljarError
@@ -30,9 +31,7 @@ def execution_blocks(
     """The answer of `execute_code` and `get_execution`."""
     media = list(_media(result, read_display, image_budget_bytes))
     links = [
-        ResourceLink(
-            type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size
-        )
+        ResourceLink(type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size)
         for file in result.files[:MAX_LINKS]
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
@@ -135,7 +134,7 @@ def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int
             yield ImageContent(type="image", data=base64.b64encode(picture[0]).decode(), mime_type=picture[1])
 
 
-def wanted_structure(meta: Any, default: Structured) -> Structured:
-    """A caller may ask for the fields beside pictures; our own client does."""
-    asked = meta.get("belljar/structured") if isinstance(meta, dict) else None
-    return asked if asked in ("auto", "always", "never") else default
+def wants(ctx: Context[Any, Any], key: str, value: object) -> bool:
+    """Whether the request's `_meta` asks for something of ours; our own client does."""
+    meta = ctx.request_context.meta
+    return meta is not None and cast("Mapping[str, object]", meta).get(key) == value

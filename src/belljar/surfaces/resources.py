@@ -13,18 +13,18 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from belljar.errors import BelljarError, UsageError
 from belljar.files.workspace import is_text, mime_type_of
 from belljar.outputs.notebook import notebook_json
-from belljar.runtime import Runtime
+from belljar.sessions.registry import Registry
 from belljar.surfaces.auth import current_principal
 
 READ_LIMIT_BYTES = 64 * 1024 * 1024
 NOTEBOOK = "application/x-ipynb+json"
 
 
-class ResourceSurface:
-    """Resources over one runtime."""
+class InterpreterResources:
+    """Resources of the caller's sessions and executions."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._sessions = runtime.sessions
+    def __init__(self, sessions: Registry) -> None:
+        self._sessions = sessions
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add every template to a server."""
@@ -58,12 +58,9 @@ class ResourceSurface:
     async def display(self, execution_id: str, name: str) -> str | bytes:
         """One of an execution's displays."""
         try:
-            path = self._sessions.display_path(execution_id, name, current_principal())
-            content = await asyncio.to_thread(path.read_bytes)
+            content = self._sessions.display(execution_id, name, current_principal())
         except BelljarError as error:
             raise _as_resource_error(error) from error
-        except FileNotFoundError:
-            raise ResourceNotFoundError(f"execution {execution_id} has no display {name!r}") from None
         return _decoded(content, mime_type_of(name))
 
     async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
@@ -78,7 +75,7 @@ class ResourceSurface:
         try:
             session = self._sessions.get(session_id, current_principal())
             cells = self._sessions.history(session)
-            return await asyncio.to_thread(notebook_json, session.id, cells, self._sessions.display_content)
+            return await asyncio.to_thread(notebook_json, session.id, cells, self._sessions.display_reader(session.id))
         except BelljarError as error:
             raise _as_resource_error(error) from error
 

@@ -1,7 +1,6 @@
 """MCP servers over one runtime: which surfaces a client sees, and over stdio or HTTP."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -12,10 +11,9 @@ from pydantic import AnyUrl
 from starlette.applications import Starlette
 
 from belljar.runtime import Runtime
-from belljar.surfaces.auth import AuthConfig, build_auth
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.resources import ResourceSurface, resource_mime_type
+from belljar.surfaces.resources import resource_mime_type
 
 INSTRUCTIONS = (
     "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
@@ -43,7 +41,7 @@ class BelljarServer(MCPServer[Any]):
         ]
 
 
-def build_server(runtime: Runtime, surfaces: Sequence[str], auth: AuthConfig | None = None) -> MCPServer[Any]:
+def build_server(runtime: Runtime, surfaces: Sequence[str]) -> MCPServer[Any]:
     """One MCP server with the given surfaces."""
     server = BelljarServer(
         "belljar",
@@ -51,25 +49,15 @@ def build_server(runtime: Runtime, surfaces: Sequence[str], auth: AuthConfig | N
         instructions=INSTRUCTIONS,
         version=version("belljar"),
         log_level=runtime.settings.log_level,
-        auth=auth.settings if auth else None,
-        token_verifier=auth.verifier if auth else None,
     )
     if "interpreter" in surfaces:
         InterpreterSurface(runtime).register(server)
-        ResourceSurface(runtime).register(server)
     return server
 
 
 def build_http_app(runtime: Runtime) -> Starlette:
-    """The chosen surfaces at /mcp, and each alone at /mcp/NAME."""
+    """The chosen surfaces at /mcp, and each alone at /mcp/NAME. The runtime is open already."""
     settings = runtime.settings
-    auth = build_auth(settings)
-    servers = {"/mcp": build_server(runtime, settings.surfaces, auth)}
-    servers |= {f"/mcp/{name}": build_server(runtime, [name], auth) for name in settings.surfaces}
-    return build_app(servers, settings, lifespan=_nothing)
-
-
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    """The runtime is opened by whoever serves the app."""
-    yield
+    servers = {"/mcp": build_server(runtime, settings.surfaces)}
+    servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
+    return build_app(servers, settings)

@@ -1,7 +1,7 @@
 """SIGINT: raises in the cell, waits while a message is half sent, and is nothing between cells."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,6 +19,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        __tracebackhide__ = True  # the cell's traceback ends where the cell was, not here
         if not self._is_cell:
             return
         if self._held:
@@ -27,7 +28,7 @@ class Interrupts:
         raise KeyboardInterrupt
 
     @contextmanager
-    def cell(self) -> Iterator[None]:
+    def cell(self) -> Generator[None, None, None]:
         """While a cell runs, an interrupt raises in it."""
         self.install()
         self._is_pending = False
@@ -38,7 +39,7 @@ class Interrupts:
             self._is_cell = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None, None, None]:
         """The protocol is never left half way: an interrupt waits until the block is over."""
         self._held += 1
         try:

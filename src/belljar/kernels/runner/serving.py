@@ -1,7 +1,11 @@
 """The runner's life: attach to a host, run what it asks, one thing at a time, until it is gone."""
 
+# IPython is typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import asyncio
 import builtins
+import contextlib
 import getpass
 import itertools
 import os
@@ -137,10 +141,8 @@ class Runner:
         except KeyboardInterrupt:
             # The cell's own finally blocks run, and no stray task stays behind.
             task.cancel()
-            try:
+            with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
                 self.loop.run_until_complete(task)
-            except (asyncio.CancelledError, KeyboardInterrupt):
-                pass
             raise
 
     # What the host asks

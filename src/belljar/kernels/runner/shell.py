@@ -1,5 +1,8 @@
 """IPython's InteractiveShell with its outputs turned towards the host. Knows IPython; does not know the protocol."""
 
+# IPython is typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import contextlib
 import os
 import signal
@@ -74,11 +77,12 @@ class Shell(InteractiveShell):
     display_pub_class = Type(Publisher)
     emit: Emit = staticmethod(_nobody)
 
-    def _tee(self, channel: str) -> contextlib.AbstractContextManager[None]:
+    def _tee(self, channel: Any) -> Any:
         # IPython 9 copies every printed string into its history; memory would grow with output.
         return contextlib.nullcontext()
 
     def init_hooks(self) -> None:
+        """Pagers print their text instead of waiting for a key."""
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(payloadpage.page), 99)
 
@@ -131,7 +135,7 @@ def build_shell() -> Shell:
     config.Completer.use_jedi = False
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.banner1 = ""
-    shell = Shell.instance(config=config)
+    shell: Any = Shell.instance(config=config)
     if hasattr(shell.history_manager, "outputs"):
         shell.history_manager.outputs = _Forgetful()
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.
@@ -141,6 +145,6 @@ def build_shell() -> Shell:
 
 def direct_outputs(shell: Shell, emit: Emit) -> None:
     """From now on, displays, results and errors go to `emit`."""
-    shell.emit = emit
-    shell.display_pub.emit = emit
-    shell.displayhook.emit = emit
+    speakers: list[Any] = [shell, shell.display_pub, shell.displayhook]
+    for speaker in speakers:
+        speaker.emit = emit

@@ -7,6 +7,7 @@ have no common order, so when the main thread turns from one stream to the other
 import io
 import sys
 from collections.abc import Callable
+from typing import Any
 
 # Turning between streams costs a round trip of about 0.1 ms. A cell that alternates more often than this is a flood,
 # and its speed matters more than the exact order.
@@ -30,8 +31,9 @@ class Streams:
             if isinstance(original, io.TextIOWrapper) and original in self._kept and not original.closed:
                 setattr(sys, name, original)
                 continue
+            raw: Any = _Pipe(descriptor, self)
             text = io.TextIOWrapper(
-                io.BufferedWriter(_Pipe(descriptor, self), 65_536),
+                io.BufferedWriter(raw, 65_536),
                 encoding="utf-8",
                 errors="backslashreplace",
                 line_buffering=True,

@@ -1,0 +1,30 @@
+"""A runtime behind its surfaces, until the client or the operator ends it. Everything it says goes to stderr."""
+
+import logging
+import sys
+
+from belljar.runtime import open_runtime
+from belljar.settings import Settings
+from belljar.surfaces.http import check_bind, parse_bind, serve_http
+from belljar.surfaces.server import build_http_app, build_server
+
+
+async def serve(settings: Settings) -> None:
+    """Serve over HTTP where the settings name an address, else over stdio."""
+    logging.basicConfig(stream=sys.stderr, level=settings.log_level, format="%(levelname)s %(name)s: %(message)s")
+    if settings.http:
+        check_bind(settings)
+        await _serve_http(settings)
+    else:
+        async with open_runtime(settings) as runtime:
+            await build_server(runtime, settings.surfaces).run_stdio_async()
+
+
+async def _serve_http(settings: Settings) -> None:
+    host, port = parse_bind(settings.http)
+    async with open_runtime(settings) as runtime:
+        await serve_http(build_http_app(runtime), host, port, on_ready=_say_ready, log_level=settings.log_level)
+
+
+def _say_ready(url: str) -> None:
+    print(f"belljar serves MCP at {url}/mcp", file=sys.stderr, flush=True)

@@ -1,0 +1,249 @@
+"""A running Jupyter kernel behind our contract: cells to messages, messages to events. It starts nothing."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+from pydantic import JsonValue
+
+from belljar.errors import KernelDied
+from belljar.kernels.base import Completion
+from belljar.kernels.ipython import EXIT_GRACE_S, cause_of, plain_text
+from belljar.kernels.jupyter import messages
+from belljar.kernels.jupyter.channels import Channels
+from belljar.kernels.jupyter.specs import KernelSpec
+from belljar.kernels.jupyter.usage import Usage
+from belljar.outputs.events import (
+    ClearOutput,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    Finished,
+    InputRequest,
+    Raised,
+    Stream,
+)
+from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.sandboxes.child import open_pidfd
+
+# A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. Once the reply is
+# here, a channel that stays silent this long has nothing more to say.
+IDLE_GRACE_S = 5.0
+LOST = "\n[some output of this cell was lost: the kernel sent it faster than it could be read]\n"
+# What terminals send, and what kernels take for it.
+_END_OF_INPUT = "\x04"
+
+
+class JupyterKernel:
+    """One kernel, which owns `resources`. Output that comes between cells waits for the next."""
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        sandbox: Sandbox,
+        process: SandboxProcess,
+        channels: Channels,
+        resources: AsyncExitStack,
+    ) -> None:
+        self.name = f"kernel:{spec.name}"
+        self._spec = spec
+        self._sandbox = sandbox
+        self._process = process
+        self._channels = channels
+        self._resources = resources
+        self._pid = channels.peer_pid or process.pid
+        self._usage = Usage(self._pid)
+        self._execution_count = 0
+        self._question_id = ""
+        # Held from the start, so that an interrupt can never reach a later process of the same number.
+        self._pidfd = open_pidfd(self._pid)
+        if self._pidfd is not None:
+            resources.callback(os.close, self._pidfd)
+        self._watch = asyncio.get_running_loop().create_task(self._watch_for_end())
+        resources.push_async_callback(self._stop_watching)
+
+    async def wait_ready(self) -> None:
+        """Until the kernel answers and its output is heard. Called once, by the start."""
+        while True:
+            await self._channels.ask("kernel_info_request", {})
+            # The subscription to its output goes another way than the request and may come too late for it: a
+            # second request repeats what was missed.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._wait_idle()
+                    return
+
+    async def _wait_idle(self) -> None:
+        while True:
+            match (await self._channels.receive()).content:
+                case messages.Status(execution_state="idle"):
+                    return
+                case _:
+                    continue
+
+    async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
+        """See the contract."""
+        self._usage.begin()
+        request = {"code": code, "silent": False, "store_history": True, "allow_stdin": allow_input}
+        cell = _Cell(await self._channels.send("shell", "execute_request", request))
+        while not cell.is_over:
+            try:
+                async with asyncio.timeout(IDLE_GRACE_S if cell.reply else None):
+                    message = await self._channels.receive()
+            except TimeoutError:
+                yield Stream("stderr", LOST)
+                break
+            for event in cell.events(message):
+                if isinstance(event, InputRequest):
+                    self._question_id = message.id
+                    if not allow_input:  # a kernel that asks all the same
+                        await self.reply_input(None)
+                        continue
+                yield event
+        for event in cell.closing_events():
+            yield event
+        yield self._finished(cell)
+
+    def _finished(self, cell: "_Cell") -> Finished:
+        if cell.execution_count is not None:
+            self._execution_count = cell.execution_count
+        return Finished(cell.is_ok, self._execution_count, self._usage.cpu_s(), self._usage.peak_memory_mb())
+
+    async def reply_input(self, text: str | None) -> None:
+        """See the contract."""
+        question_id, self._question_id = self._question_id, ""
+        answer = {"status": "ok", "value": _END_OF_INPUT if text is None else text}
+        await self._channels.send("stdin", "input_reply", answer, parent_id=question_id)
+
+    async def interrupt(self) -> None:
+        """A message or SIGINT, as the kernelspec says."""
+        if self._spec.is_interrupted_by_message:
+            await self._channels.send("control", "interrupt_request", {})
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
+            else:
+                os.kill(self._pid, signal.SIGINT)
+
+    async def complete(self, code: str, cursor: int) -> Completion:
+        """See the contract."""
+        reply = await self._channels.ask("complete_request", {"code": code, "cursor_pos": cursor})
+        match reply.content:
+            case messages.CompleteReply(matches=matches, cursor_start=start, cursor_end=end):
+                return Completion(matches, start, end)
+            case _:
+                return Completion()
+
+    async def kill(self) -> None:
+        """See the contract."""
+        await self._sandbox.kill()
+
+    async def aclose(self) -> None:
+        """See the contract."""
+        await self._resources.aclose()
+        self._pidfd = None
+
+    def memory_mb(self) -> float:
+        """Resident set of the kernel's process."""
+        return self._usage.memory_mb()
+
+    async def _watch_for_end(self) -> None:
+        """Whatever ends first, the process, a connection or our patience with its messages: end the rest, say why."""
+        exited = asyncio.get_running_loop().create_task(self._process.wait())
+        breach = self._channels.breach
+        try:
+            await asyncio.wait([exited, breach, *self._channels.readers], return_when=asyncio.FIRST_COMPLETED)
+            if not breach.done():
+                # A process that ends closes its connections, in either order; a forked child may hold them open.
+                await asyncio.wait([exited, *self._channels.readers], timeout=EXIT_GRACE_S)
+            await self._sandbox.kill()
+            self._channels.close(_death(exited.result() if exited.done() else None, breach))
+        finally:
+            exited.cancel()
+
+    async def _stop_watching(self) -> None:
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def _death(status: int | None, breach: "asyncio.Future[KernelDied]") -> KernelDied:
+    if breach.done():
+        return KernelDied(f"{breach.result().message}, so its process was ended")
+    if status is not None:
+        return KernelDied(f"the kernel's process ended with {cause_of(status)}")
+    return KernelDied("the cell closed the kernel's connection, so its process was ended")
+
+
+class _Cell:
+    """One request and what has come back for it. It is over when the reply and "idle" are both here, in any order."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._is_idle = False
+        self._has_raised = False
+        self.reply: messages.ExecuteReply | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.reply is not None and self._is_idle
+
+    @property
+    def is_ok(self) -> bool:
+        return self.reply is not None and self.reply.status == "ok"
+
+    @property
+    def execution_count(self) -> int | None:
+        return self.reply.execution_count if self.reply else None
+
+    def events(self, message: messages.Message) -> Iterator[Event]:
+        """Output counts whatever request it belongs to: threads of earlier cells speak up later."""
+        match message.content:
+            case messages.StreamText(name=name, text=text):
+                yield Stream("stderr" if name == "stderr" else "stdout", text)
+            case messages.Display(data=data, transient=transient) as display:
+                is_update = isinstance(display, messages.DisplayUpdate)
+                yield DisplayData(data, transient.display_id, is_update)
+            case messages.Clear(wait=wait):
+                yield ClearOutput(wait)
+            case _ if message.parent_id == self._request_id:
+                yield from self._own_events(message.content)
+            case _:
+                return
+
+    def _own_events(self, content: messages.Content) -> Iterator[Event]:
+        match content:
+            case messages.ExecuteReply() as reply:
+                self.reply = reply
+            case messages.Result(data=data):
+                yield ExecuteResult(data)
+            case messages.Error() as error:
+                self._has_raised = True
+                yield _raised(error)
+            case messages.Input(prompt=prompt, password=is_password):
+                yield InputRequest(prompt, is_password)
+            case messages.Status(execution_state="idle"):
+                self._is_idle = True
+            case _:
+                return
+
+    def closing_events(self) -> Iterator[Event]:
+        """What the reply adds, once it is sure that the output did not say it: the reply may overtake the output."""
+        if self.reply is None:
+            return
+        for payload in self.reply.payload:
+            if payload.source == "page":
+                yield DisplayData({mime: _plain(value) for mime, value in payload.data.items()})
+        if self.reply.status == "error" and not self._has_raised:
+            yield _raised(self.reply)
+
+
+def _raised(error: messages.Error) -> Raised:
+    return Raised(error.ename, plain_text(error.evalue), [plain_text(line) for line in error.traceback])
+
+
+def _plain(value: JsonValue) -> JsonValue:
+    return plain_text(value) if isinstance(value, str) else value

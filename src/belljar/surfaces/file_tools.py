@@ -1,0 +1,112 @@
+"""Tools that list, bring and fetch the files of a session."""
+
+import asyncio
+from base64 import b64encode
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
+from pydantic import Field
+
+from belljar.files.transfer import decode_upload, save_download
+from belljar.files.workspace import is_text, mime_type_of
+from belljar.models import FileReference, Model
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+from belljar.settings import Settings
+from belljar.surfaces.auth import current_principal
+from belljar.surfaces.content import model_blocks
+from belljar.surfaces.tools import FETCHES, READS, Answer, FileName, SessionId, add_tools, refusals_as_results
+
+EMBEDDED_LIMIT_BYTES = 32 * 1024 * 1024
+SHOWN_FILES = 500
+
+
+class SessionFiles(Model):
+    """Answer of `list_session_files`."""
+
+    session_id: str
+    files: list[FileReference]
+    is_complete: bool
+
+
+class FileTools:
+    """Files of the caller's sessions."""
+
+    def __init__(self, sessions: Registry, settings: Settings) -> None:
+        self._sessions = sessions
+        self._settings = settings
+
+    def register(self, server: MCPServer[Any]) -> None:
+        """Add the tools to a server."""
+        add_tools(server, (self.list_session_files, READS), (self.upload_file, FETCHES), (self.download_file, READS))
+
+    @refusals_as_results
+    async def list_session_files(
+        self, session_id: SessionId, path: Annotated[str, Field(description="Folder to list; empty for all")] = ""
+    ) -> Answer:
+        """Files in the session folder, sub-folders included. None listed: the folder is empty."""
+        session = self._sessions.get(session_id, current_principal())
+        listing = await asyncio.to_thread(session.workspace.list, path)
+        files = [_reference(session, entry.name, entry.size) for entry in listing.entries]
+        lines = [f"{file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}" for file in files[:SHOWN_FILES]]
+        if len(files) > len(lines) or not listing.is_complete:
+            lines.append("There are more; pass a path to list one folder.")
+        report = SessionFiles(session_id=session_id, files=files, is_complete=listing.is_complete)
+        return model_blocks(report, "\n".join(lines) or "No files.")
+
+    @refusals_as_results
+    async def upload_file(
+        self,
+        session_id: SessionId,
+        name: FileName,
+        text: str | None = None,
+        base64: str | None = None,
+        url: Annotated[str | None, Field(description="data: or https: URL")] = None,
+    ) -> Answer:
+        """Put a file into the session folder. Give exactly one of text, base64, url."""
+        session = self._sessions.get(session_id, current_principal())
+        session.workspace.check_name(name)
+        content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
+        await asyncio.to_thread(session.workspace.write, name, content)
+        shown = "/".join(session.workspace.check_name(name))
+        file = _reference(session, shown, len(content))
+        return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")
+
+    @refusals_as_results
+    async def download_file(
+        self,
+        session_id: SessionId,
+        name: FileName,
+        save: Annotated[bool, Field(description="Also save it on the server's side, for the person")] = False,
+    ) -> Answer:
+        """Get a file from the session folder."""
+        session = self._sessions.get(session_id, current_principal())
+        content = await asyncio.to_thread(session.workspace.read, name, EMBEDDED_LIMIT_BYTES)
+        file = _reference(session, "/".join(session.workspace.check_name(name)), len(content))
+        saved = None
+        if save:
+            folder = self._settings.download_directory
+            saved = str(await asyncio.to_thread(save_download, folder, session.id, file.name, content))
+        told = f"{file.name} ({file.mime_type}, {file.size:,} bytes)" + (f", saved to {saved}" if saved else "")
+        return CallToolResult(
+            content=[TextContent(type="text", text=told), _embedded(file, content)],
+            structured_content=None,
+        )
+
+
+def _reference(session: Session, name: str, size: int) -> FileReference:
+    return FileReference(uri=session.uri_of(name), name=name, mime_type=mime_type_of(name), size=size)
+
+
+def _embedded(file: FileReference, content: bytes) -> EmbeddedResource:
+
+    if is_text(file.mime_type):
+        text = content.decode(errors="replace")
+        return EmbeddedResource(
+            type="resource", resource=TextResourceContents(uri=file.uri, mime_type=file.mime_type, text=text)
+        )
+    blob = b64encode(content).decode()
+    return EmbeddedResource(
+        type="resource", resource=BlobResourceContents(uri=file.uri, mime_type=file.mime_type, blob=blob)
+    )

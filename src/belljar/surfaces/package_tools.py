@@ -1,0 +1,78 @@
+"""Tools that say which packages there are and bring more."""
+
+import asyncio
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from pydantic import Field, JsonValue
+
+from belljar.environments.packages import as_fields, check_installed, install
+from belljar.kernels.starting import KernelStarter
+from belljar.models import Model
+from belljar.sessions.registry import Registry
+from belljar.settings import Settings
+from belljar.surfaces.content import model_blocks
+from belljar.surfaces.tools import (
+    FETCHES,
+    READS,
+    Answer,
+    OptionalSession,
+    add_tools,
+    chosen_session,
+    refusals_as_results,
+)
+
+
+class PackageReport(Model):
+    """Answer of the package tools."""
+
+    session_id: str | None = None
+    packages: list[dict[str, JsonValue]]
+
+
+class PackageTools:
+    """Packages of the default environment and of the caller's sessions."""
+
+    def __init__(self, starter: KernelStarter, sessions: Registry, settings: Settings) -> None:
+        self._starter = starter
+        self._sessions = sessions
+        self._settings = settings
+
+    def register(self, server: MCPServer[Any]) -> None:
+        """Add the tools to a server."""
+        add_tools(server, (self.install_dependencies, FETCHES), (self.check_installed_packages, READS))
+
+    @refusals_as_results
+    async def install_dependencies(
+        self,
+        packages: Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2, humanize")],
+        session_id: OptionalSession = "",
+    ) -> Answer:
+        """Install packages for one session: answers each one's version, or the resolver's own words."""
+        session = chosen_session(self._sessions, session_id)
+        environment = await self._starter.environment(session.environment)
+        outcomes = await install(environment, session.folders.layer, packages)
+        lines = [
+            f"{outcome.name} {outcome.installed_version}"
+            if outcome.error is None
+            else f"{outcome.name}: {outcome.error}"
+            for outcome in outcomes
+        ]
+        report = PackageReport(session_id=session.id, packages=[as_fields(outcome) for outcome in outcomes])
+        answer = model_blocks(report, "\n".join([*lines, f"[session_id: {session.id}]"]))
+        answer.is_error = any(outcome.error is not None for outcome in outcomes)
+        return answer
+
+    @refusals_as_results
+    async def check_installed_packages(
+        self, packages: Annotated[list[str], Field(min_length=1, max_length=200)]
+    ) -> Answer:
+        """Which packages the default environment has, by distribution or import name, with version and location."""
+        environment = await self._starter.environment(self._settings.environment)
+        statuses = await asyncio.to_thread(check_installed, environment, None, packages)
+        lines = [
+            f"{status.name}: {status.version}" if status.installed else f"{status.name}: not installed"
+            for status in statuses
+        ]
+        report = PackageReport(packages=[as_fields(status) for status in statuses])
+        return model_blocks(report, "\n".join(lines))

@@ -1,0 +1,55 @@
+"""What the tools of all surfaces share: how they are added, which arguments recur, how refusals are told."""
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Annotated, Any, ParamSpec
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
+from pydantic import Field
+
+from belljar.errors import BelljarError
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+from belljar.surfaces.auth import current_principal
+from belljar.surfaces.content import error_blocks
+
+SessionId = Annotated[str, Field(description="Session to use")]
+OptionalSession = Annotated[str, Field(description="Session to go on with; empty starts a new one")]
+FileName = Annotated[str, Field(description="Path in the session folder")]
+
+READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+FETCHES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
+
+P = ParamSpec("P")
+Answer = CallToolResult | InputRequiredResult
+Ctx = Context[Any, Any]
+Tool = Callable[..., Coroutine[Any, Any, Answer]]
+
+
+def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> None:
+    """Add tools that shape their own answers: no output schema, see `content.py`."""
+    for tool, annotations in tools:
+        server.add_tool(tool, annotations=annotations, structured_output=False)
+
+
+def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
+    """Our own errors become results a model can read; they are refusals, not crashes."""
+
+    @wraps(tool)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        try:
+            return await tool(*args, **kwargs)
+        except BelljarError as error:
+            return error_blocks(error)
+
+    return answered
+
+
+def chosen_session(sessions: Registry, session_id: str) -> Session:
+    """The caller's session; an empty id (or "0", which older clients send) makes a new one."""
+    if session_id in ("", "0"):
+        return sessions.create(current_principal())
+    return sessions.get(session_id, current_principal())

@@ -1,0 +1,156 @@
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.environments.managed import DEFAULT, Recipe, folder, interpreter_path, is_ready, prepare
+from belljar.errors import EnvironmentBroken
+from belljar.settings import Settings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("index")]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_directory=tmp_path / "data")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    (tmp_path / "lock.txt").write_text("house==1.0\n")
+    return Recipe("small", tmp_path / "lock.txt")
+
+
+def run(python: Path, code: str) -> str:
+    return subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+async def test_an_environment_is_made_from_its_lock_and_compiled(settings: Settings, recipe: Recipe) -> None:
+    python = await prepare(settings, recipe)
+
+    assert python == interpreter_path(folder(settings, recipe))
+    assert run(python, "import house; print(house.floors)") == "1\n"
+    assert list(folder(settings, recipe).glob("lib/*/site-packages/__pycache__/house.*.pyc"))
+
+
+async def test_a_prepared_environment_needs_no_installer(
+    settings: Settings, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    first = await prepare(settings, recipe)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+
+    assert await prepare(settings, recipe, on_progress=lines.append) == first
+    assert lines == []
+
+
+async def test_progress_is_told_and_stdout_stays_clean(
+    settings: Settings, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+
+    await prepare(settings, recipe, on_progress=lines.append)
+
+    assert lines[0].startswith("preparing the small environment")
+    assert "+ house==1.0" in lines
+    assert lines[-1] == "the small environment is ready"
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_shown_progress_goes_to_stderr_only(
+    settings: Settings, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await prepare(settings, recipe, show=True)
+
+    stdout, stderr = capfd.readouterr()
+    assert stdout == ""
+    assert "house==1.0" in stderr
+
+
+async def test_one_left_half_built_is_made_anew(settings: Settings, recipe: Recipe) -> None:
+    leftover = folder(settings, recipe) / "lib" / "leftover"
+    leftover.mkdir(parents=True)
+
+    assert run(await prepare(settings, recipe), "import house") == ""
+    assert not leftover.exists()
+
+
+async def test_one_whose_base_interpreter_went_away_is_made_anew(settings: Settings, recipe: Recipe) -> None:
+    python = await prepare(settings, recipe)
+    python.unlink()
+    python.symlink_to("/no/such/python")
+    assert not is_ready(folder(settings, recipe))
+
+    assert run(await prepare(settings, recipe), "import house") == ""
+
+
+async def test_two_at_once_build_it_once(settings: Settings, recipe: Recipe) -> None:
+    lines: list[str] = []
+
+    async def prepare_once() -> None:
+        await prepare(settings, recipe, on_progress=lines.append)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(prepare_once)
+        tasks.start_soon(prepare_once)
+
+    assert sum(line.startswith("preparing") for line in lines) == 1
+    assert lines.count("another server is preparing the small environment: waiting for it") == 1
+
+
+async def test_a_failure_quotes_uv_and_leaves_nothing_ready(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text("castle-in-the-air==1.0\n")
+    recipe = Recipe("small", tmp_path / "lock.txt")
+
+    with pytest.raises(EnvironmentBroken) as caught:
+        await prepare(settings, recipe)
+
+    assert caught.value.message.startswith("the small environment could not be made: error: ")
+    assert "castle-in-the-air" in caught.value.message
+    assert "UV_DEFAULT_INDEX" in caught.value.hint
+    assert not is_ready(folder(settings, recipe))
+
+
+async def test_cancelling_ends_the_installer_and_frees_the_lock(
+    settings: Settings, recipe: Recipe, silent_index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, anyio.CancelScope() as scope:
+        patch.setenv("UV_DEFAULT_INDEX", silent_index)
+        await prepare(settings, recipe, on_progress=lambda line: scope.cancel() if "environment at" in line else None)
+    assert scope.cancelled_caught
+
+    assert run(await prepare(settings, recipe), "import house") == ""
+
+
+async def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path, recipe: Recipe) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentBroken, match="cannot be written: Not a directory"):
+        await prepare(Settings(data_directory=tmp_path / "file" / "data"), recipe)
+
+
+async def test_another_lock_gets_another_folder(settings: Settings, recipe: Recipe) -> None:
+    before = folder(settings, recipe)
+    recipe.lock.write_text("house==2.0\n")
+
+    assert folder(settings, recipe) != before
+    assert folder(settings).name.startswith("default-")
+
+
+async def test_the_lock_of_the_default_environment_has_what_is_promised() -> None:
+    pinned = {line.partition("==")[0] for line in DEFAULT.lock.read_text().splitlines()}
+
+    wanted = "ipython pandas numpy matplotlib seaborn plotly kaleido sympy scipy scikit-learn pillow openpyxl requests"
+    assert set(wanted.split()) <= pinned
+
+
+async def test_a_silent_index_is_given_up_after_the_time_limit(
+    settings: Settings, recipe: Recipe, silent_index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", silent_index)
+    monkeypatch.setattr("belljar.environments.managed._BUILD_TIMEOUT_S", 1.5)
+
+    with pytest.raises(EnvironmentBroken, match=r"uv was stopped after 1.5 s"):
+        await prepare(settings, recipe)

