@@ -1,4 +1,8 @@
+import os
+import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -118,7 +122,9 @@ async def test_cancelling_ends_the_installer_and_frees_the_lock(
 ) -> None:
     with monkeypatch.context() as patch, anyio.CancelScope() as scope:
         patch.setenv("UV_DEFAULT_INDEX", silent_index)
-        await prepare(settings, recipe, on_progress=lambda line: scope.cancel() if "environment at" in line else None)
+        await prepare(
+            settings, recipe, on_progress=lambda line: scope.cancel() if line.startswith("Using Python") else None
+        )
     assert scope.cancelled_caught
 
     assert run(await prepare(settings, recipe), "import house") == ""
@@ -154,3 +160,41 @@ async def test_a_silent_index_is_given_up_after_the_time_limit(
 
     with pytest.raises(EnvironmentBroken, match=r"uv was stopped after 1.5 s"):
         await prepare(settings, recipe)
+
+
+KILLED_SERVER = """
+import os, signal, sys
+from pathlib import Path
+import anyio
+from belljar.environments.managed import Recipe, prepare
+from belljar.settings import Settings
+
+def on_progress(line):
+    if line.startswith("Using Python"):  # uv is past making the folder and about to ask the index
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    settings = Settings(data_directory=Path(sys.argv[1]))
+    await prepare(settings, Recipe("small", Path(sys.argv[2])), on_progress=on_progress)
+
+anyio.run(main)
+"""
+
+
+async def test_the_installer_of_a_killed_server_keeps_the_next_one_waiting(settings: Settings, recipe: Recipe) -> None:
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+        variables = {**os.environ, "UV_DEFAULT_INDEX": silent, "UV_HTTP_RETRIES": "0"}
+        command = [sys.executable, "-c", KILLED_SERVER, str(settings.data_directory), str(recipe.lock)]
+        killed = await anyio.run_process(command, env=variables, check=False)
+        assert killed.returncode == -signal.SIGKILL
+
+        def on_progress(line: str) -> None:
+            lines.append(line)
+            server.close()  # only now can the orphan end
+
+        python = await prepare(settings, recipe, on_progress=on_progress)
+
+    assert lines[0] == "another server is preparing the small environment: waiting for it"
+    assert run(python, "import house") == ""

@@ -80,6 +80,11 @@ async def test_the_scratch_folder_is_shared_with_the_host(provider: Provider, op
     assert (spec.scratch / "connection").read_text() == "here"
 
 
+async def test_home_and_the_folder_for_temporary_files_are_writable(sandbox: Sandbox) -> None:
+    code = f"for folder in {[sandbox.home, sandbox.temporary]}: open(folder + '/file', 'w').write('x')"
+    assert await run(sandbox, code) == Outcome(0, "")
+
+
 async def test_standard_input_is_at_its_end(sandbox: Sandbox) -> None:
     assert (await run(sandbox, "import sys; print(repr(sys.stdin.read()))")).output == "''\n"
 

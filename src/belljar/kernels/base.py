@@ -30,6 +30,10 @@ class Kernel(Protocol):
         """Run a cell. The session calls it under its turn and consumes it to the end."""
         ...
 
+    def is_alive(self) -> bool:
+        """Whether the process is still there. Asked before each cell: a kernel may die while it is idle."""
+        ...
+
     async def reply_input(self, text: str | None) -> None:
         """Answer the pending `InputRequest`; `None` makes `input()` raise `EOFError`. Called by the execution."""
         ...

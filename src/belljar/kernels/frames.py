@@ -180,6 +180,15 @@ class Wire:
         """What the pipes hold now. For the last words of a process that never got ready."""
         return self._drain()
 
+    def is_hung_up(self) -> bool:
+        """Whether the runner's end of the socket is closed. For between cells, when nothing is being read."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Release every descriptor; may be called twice."""
         self._sock.close()

@@ -178,6 +178,10 @@ class IPythonKernel:
         fault = gone.message if is_protocol_breach else "the cell closed the kernel's connection"
         return KernelDied(f"{fault}, so its process was ended")
 
+    def is_alive(self) -> bool:
+        """See the contract."""
+        return not self._wire.is_hung_up()
+
     async def reply_input(self, text: str | None) -> None:
         """See the contract."""
         self._is_asking = False

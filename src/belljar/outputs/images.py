@@ -35,6 +35,6 @@ def fitted(content: bytes, mime: str, budget_bytes: int) -> tuple[bytes, str] | 
 def _encoded(image: "Picture", scale: float) -> bytes:
     size = (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
     buffer = io.BytesIO()
-    smaller: "Picture" = image.resize(size)  # pyright: ignore[reportUnknownMemberType]
+    smaller: Picture = image.resize(size)  # pyright: ignore[reportUnknownMemberType]
     smaller.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

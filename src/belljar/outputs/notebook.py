@@ -8,6 +8,7 @@ from typing import Any
 from belljar.models import Display, ExecutionResult, OutputEvent
 
 ReadDisplay = Callable[[str], bytes | None]
+Shown = dict[str, list[Any]]
 Cell = tuple[str, ExecutionResult | None, list[OutputEvent]]
 
 
@@ -23,16 +24,19 @@ def notebook_json(session_id: str, cells: Iterable[Cell], read_display: ReadDisp
             "belljar": {"session_id": session_id},
         }
     )
+    shown: Shown = {}
     for code, result, events in cells:
         cell = v4.new_code_cell(code, execution_count=result.execution_count or None if result else None)
-        cell.outputs = _outputs(v4, result, events, read_display)
+        cell.outputs = _outputs(v4, result, events, read_display, shown)
         if result is not None:
             cell.metadata["belljar"] = {"execution_id": result.execution_id, "status": result.status}
         notebook.cells.append(cell)
     return str(nbformat.writes(notebook))
 
 
-def _outputs(v4: Any, result: ExecutionResult | None, events: list[OutputEvent], read: ReadDisplay) -> list[Any]:
+def _outputs(
+    v4: Any, result: ExecutionResult | None, events: list[OutputEvent], read: ReadDisplay, shown: Shown
+) -> list[Any]:
     outputs: list[Any] = []
     is_clear_pending = False
     for event in events:
@@ -48,8 +52,12 @@ def _outputs(v4: Any, result: ExecutionResult | None, events: list[OutputEvent],
         output = _output(v4, result, event, read)
         if output is None:
             continue
-        if event.kind == "display" and event.data.get("update") and _replace(outputs, output, event):
-            continue
+        display_id = event.data.get("display_id")
+        if event.kind == "display" and isinstance(display_id, str):
+            if event.data.get("update") and display_id in shown:
+                _replace(shown[display_id], output)
+                continue
+            shown.setdefault(display_id, []).append(output)
         if outputs and output.output_type == "stream" and outputs[-1].get("name") == output.name:
             outputs[-1].text += output.text
         else:
@@ -64,8 +72,7 @@ def _output(v4: Any, result: ExecutionResult | None, event: OutputEvent, read: R
         case "notice":
             return v4.new_output("stream", name="stderr", text=event.text)
         case "display":
-            metadata = {"belljar_display_id": event.data["display_id"]} if event.data.get("display_id") else {}
-            return v4.new_output("display_data", data=_bundle(event, read), metadata=metadata)
+            return v4.new_output("display_data", data=_bundle(event, read))
         case "result":
             count = result.execution_count if result else None
             return v4.new_output("execute_result", data=_bundle(event, read), execution_count=count)
@@ -76,16 +83,10 @@ def _output(v4: Any, result: ExecutionResult | None, event: OutputEvent, read: R
             return None
 
 
-def _replace(outputs: list[Any], output: Any, event: OutputEvent) -> bool:
-    """An update replaces every display with its id."""
-    places = [
-        index
-        for index, shown in enumerate(outputs)
-        if shown.get("metadata", {}).get("belljar_display_id") == event.data.get("display_id")
-    ]
-    for index in places:
-        outputs[index] = output
-    return bool(places)
+def _replace(places: list[Any], output: Any) -> None:
+    """An update changes every display with its id, in whichever cell it stands."""
+    for shown in places:
+        shown.data = output.data
 
 
 def _bundle(event: OutputEvent, read: ReadDisplay) -> dict[str, Any]:

@@ -79,9 +79,6 @@ class Summary:
             display.display_id = display_id if isinstance(display_id, str) else None
         if event.data.get("update") and self._update(display):
             return
-        if display.mime == "text/plain" and display.display_id is None:
-            self._text.add("stdout", event.text + "\n")
-            return
         self._keep(display)
 
     def _update(self, display: Display) -> bool:

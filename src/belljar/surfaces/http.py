@@ -268,7 +268,9 @@ class _Server(uvicorn.Server):
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
     """Let what uvicorn gave up on end before the lifespan does: at best it has cancelled them, it never waits."""
     for task in tasks:
-        task.cancel()
+        # A second cancellation would break into the clean-up that the first one began.
+        if not task.cancelling():
+            task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=_CANCEL_S)
 

@@ -242,7 +242,8 @@ class _Cell:
 
 
 def _raised(error: messages.Error) -> Raised:
-    return Raised(error.ename, plain_text(error.evalue), [plain_text(line) for line in error.traceback])
+    lines = [line for block in error.traceback for line in plain_text(block).splitlines()]
+    return Raised(error.ename, plain_text(error.evalue), lines)
 
 
 def _plain(value: JsonValue) -> JsonValue:

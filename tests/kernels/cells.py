@@ -1,0 +1,157 @@
+"""Opening kernels and running cells in them, for the tests of every kernel."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from belljar.environments import Environment
+from belljar.kernels.base import Kernel
+from belljar.kernels.ipython import RUNNER, session_environment, start_ipython
+from belljar.outputs.events import (
+    DisplayData,
+    Event,
+    ExecuteResult,
+    Finished,
+    InputRequest,
+    MimeBundle,
+    Raised,
+    Stream,
+)
+from belljar.sandboxes import providers
+from belljar.sandboxes.base import Provider, Sandbox, SandboxSpec
+
+DEADLINE_S = 60
+JUPYTER = "jupyter:"
+OnEvent = Callable[[Event], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything a cell reported."""
+
+    events: list[Event]
+
+    @property
+    def stdout(self) -> str:
+        return self._text("stdout")
+
+    @property
+    def stderr(self) -> str:
+        return self._text("stderr")
+
+    @property
+    def result(self) -> MimeBundle | None:
+        found = [event.data for event in self.events if isinstance(event, ExecuteResult)]
+        return found[-1] if found else None
+
+    @property
+    def displays(self) -> list[DisplayData]:
+        return [event for event in self.events if isinstance(event, DisplayData)]
+
+    @property
+    def questions(self) -> list[InputRequest]:
+        return [event for event in self.events if isinstance(event, InputRequest)]
+
+    @property
+    def error(self) -> Raised:
+        (found,) = [event for event in self.events if isinstance(event, Raised)]
+        return found
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.events[-1], Finished)
+        return self.events[-1]
+
+    @property
+    def is_ok(self) -> bool:
+        return self.finished.is_ok
+
+    def _text(self, name: str) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Stream) and event.name == name)
+
+
+async def run(kernel: Kernel, code: str, *, allow_input: bool = False, on_event: OnEvent | None = None) -> Outcome:
+    """Run a cell to its end."""
+    events: list[Event] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for event in kernel.execute(code, allow_input=allow_input):
+            events.append(event)
+            if on_event is not None:
+                await on_event(event)
+    return Outcome(events)
+
+
+async def interrupt_when_started(kernel: Kernel, code: str) -> Outcome:
+    """Run a cell and interrupt it as soon as it says `started`."""
+
+    async def on_event(event: Event) -> None:
+        if isinstance(event, Stream) and "started" in event.text:
+            await kernel.interrupt()
+
+    return await run(kernel, code, on_event=on_event)
+
+
+def usable(name: str) -> Provider:
+    """The provider of that name, or a skipped test that says what the host lacks."""
+    provider = providers()[name]
+    for check in provider.check():
+        if not check.is_ok:
+            pytest.skip(f"{name}: {check.detail}")
+    return provider
+
+
+def kernelspecs(environment: Environment) -> Path:
+    """Where an environment keeps its kernelspecs."""
+    return environment.python.parent.parent / "share/jupyter/kernels"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sandbox provider, an environment, and a folder to put sessions into."""
+
+    provider: Provider
+    environment: Environment
+    folder: Path
+
+    async def open_sandbox(self, session_id: str, readable: tuple[Path, ...] = ()) -> Sandbox:
+        root = self.folder / session_id
+        for name in ("workspace", "scratch", "home", "layer"):
+            (root / name).mkdir(parents=True)
+        trees = (*self.environment.readable, RUNNER, root / "layer", *readable)
+        return await self.provider.open(
+            SandboxSpec(session_id, root / "workspace", root / "scratch", root / "home", trees)
+        )
+
+    def variables(self, sandbox: Sandbox, session_id: str) -> dict[str, str]:
+        return session_environment(sandbox, self.environment, self.folder / session_id / "layer")
+
+    async def start(self, kind: str, session_id: str = "s") -> Kernel:
+        """Start a kernel of a kind: `ipython`, or `jupyter:NAME`."""
+        if not kind.startswith(JUPYTER):
+            sandbox = await self.open_sandbox(session_id)
+            layer = self.folder / session_id / "layer"
+            return await start_ipython(sandbox, self.environment, layer=layer, start_timeout_s=DEADLINE_S)
+        from belljar.kernels import jupyter
+
+        spec = jupyter.find_kernelspec(kind.removeprefix(JUPYTER), [kernelspecs(self.environment)])
+        sandbox = await self.open_sandbox(session_id, jupyter.kernel_readable(spec))
+        return await jupyter.start_jupyter(
+            sandbox,
+            spec,
+            scratch=self.folder / session_id / "scratch",
+            environment=self.variables(sandbox, session_id),
+            start_timeout_s=DEADLINE_S,
+        )
+
+    @asynccontextmanager
+    async def open(self, kind: str, session_id: str = "s") -> AsyncIterator[Kernel]:
+        """A kernel that is closed at the end."""
+        kernel = await self.start(kind, session_id)
+        try:
+            yield kernel
+        finally:
+            await kernel.aclose()

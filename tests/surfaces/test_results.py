@@ -1,0 +1,335 @@
+"""The execution result, field by field, and the content blocks it comes in."""
+
+import json
+from typing import Any
+
+import pytest
+from calls import ERAS, LEGACY, MODERN, Caller, connected, images, links, opened_runtime, session_in, text_of
+from mcp.types import TextContent
+
+from belljar.environments import Environment
+from belljar.models import ExecutionResult
+from belljar.runtime import Runtime
+
+pytestmark = pytest.mark.anyio
+MESSAGE_LIMIT_BYTES = 1024 * 1024
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
+    code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nopen('made.csv', 'w').write('a,b')\n6 * 7"
+    async with connected(runtime, era) as caller:
+        answer = await caller.call("execute_code", code=code)
+    assert answer.structured_content is not None and answer.is_error is False
+    fields: dict[str, Any] = dict(answer.structured_content)
+    usage, info = fields.pop("usage"), fields.pop("session_info")
+    session_id, execution_id = fields["session_id"], fields["execution_id"]
+    uri = f"kernel://{session_id}/made.csv"
+    assert fields == {
+        "success": True,
+        "status": "ok",
+        "execution_id": execution_id,
+        "session_id": session_id,
+        "execution_count": 1,
+        "output": ["out\n", "err\n"],
+        "stdout": "out\n",
+        "stderr": "err\n",
+        "result": "42",
+        "displays": [],
+        "error": None,
+        "traceback": [],
+        "files": [{"uri": uri, "name": "made.csv", "mime_type": "text/csv", "size": 3, "change": "created"}],
+        "truncated": None,
+        "state": "kept",
+        "lost": [],
+        "cause": None,
+        "sequence": 3,
+    }
+    assert len(session_id) == len(execution_id) == 32 and int(session_id, 16) and int(execution_id, 16)
+    assert usage.keys() == {"wall_s", "cpu_s", "queue_s", "peak_memory_mb"}
+    assert usage["wall_s"] > 0 and usage["cpu_s"] > 0 and usage["queue_s"] >= 0 and usage["peak_memory_mb"] > 5
+    assert info["session_id"] == session_id and "session_id" in info["instructions"]
+    assert info["expires_at"].endswith("Z")
+
+
+async def test_the_text_block_says_all_a_model_needs(caller: Caller, shared_session: str):
+    code = "print('seen'); open('deep.txt', 'w').write('x')\nraise ValueError('no good')"
+    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    assert answer.structured_content is not None
+    text = text_of(answer)
+    for part in (
+        "seen",
+        "ValueError: no good",
+        f"created deep.txt (text/plain, 1 bytes) kernel://{shared_session}/deep.txt",
+        "status: error",
+        f"session_id: {shared_session}",
+        f"execution_id: {answer.structured_content['execution_id']}",
+    ):
+        assert part in text
+    assert isinstance(answer.content[0], TextContent)
+    (link,) = links(answer)
+    assert (link.uri, link.name, link.mime_type, link.size) == (
+        f"kernel://{shared_session}/deep.txt",
+        "deep.txt",
+        "text/plain",
+        1,
+    )
+
+
+async def test_a_cell_without_output_says_so(caller: Caller, shared_session: str):
+    answer = await caller.call("execute_code", code="x = 1", session_id=shared_session)
+    assert text_of(answer).startswith("(no output)")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_first_call_that_raises_keeps_its_session_and_returns_every_field(runtime: Runtime, era: str):
+    async with connected(runtime, era) as caller:
+        answer = await caller.call("execute_code", code="kept = 5\nprint('before')\n1 / 0")
+        assert answer.is_error
+        assert answer.structured_content is not None
+        assert answer.structured_content.keys() == ExecutionResult.model_fields.keys()
+        failed = ExecutionResult.model_validate(answer.structured_content)
+        assert (failed.status, failed.success, failed.state) == ("error", False, "kept")
+        assert failed.error == "ZeroDivisionError: division by zero"
+        assert failed.stdout == "before\n"
+        assert failed.session_info is not None
+        assert session_in(answer) == failed.session_id
+        again = await caller.execute("kept", failed.session_id)
+    assert (again.result, again.execution_count, again.session_info) == ("5", 2, None)
+
+
+async def test_a_traceback_has_lines_and_no_ansi_codes(caller: Caller, shared_session: str):
+    code = "def deep():\n    raise RuntimeError('\\x1b[31mred\\x1b[0m')\ndeep()"
+    result = await caller.execute(code, shared_session)
+    assert result.error == "RuntimeError: red"
+    assert len(result.traceback) > 3 and not any("\x1b" in line or "\n" in line for line in result.traceback)
+    assert any("deep()" in line for line in result.traceback)
+    assert result.traceback[-1] == "RuntimeError: red"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("def f(:\n  pass", "SyntaxError"),
+        ("<html>hello</html>", "SyntaxError"),
+        ("  x = 1\n y = 2", "IndentationError"),
+        ("raise KeyError('k')", "KeyError: 'k'"),
+        ("class Odd(Exception):\n  def __str__(self): raise TypeError\nraise Odd()", "Odd: <the exception"),
+    ],
+)
+async def test_code_that_fails_is_a_result_with_the_error(caller: Caller, shared_session: str, code: str, error: str):
+    result = await caller.execute(code, shared_session)
+    assert (result.status, result.state) == ("error", "kept")
+    assert result.error is not None and result.error.startswith(error)
+    assert result.traceback
+
+
+async def test_streams_are_apart_and_also_together_in_order(caller: Caller, shared_session: str):
+    code = (
+        "import os, subprocess, sys\n"
+        "print('one')\nprint('two', file=sys.stderr)\nprint('three')\n"
+        "subprocess.run(['sh', '-c', 'echo four >&2'])\nos.write(1, b'five\\n');"
+    )
+    result = await caller.execute(code, shared_session)
+    assert result.stdout == "one\nthree\nfive\n"
+    assert result.stderr == "two\nfour\n"
+    assert "".join(result.output).replace("four\n", "") == "one\ntwo\nthree\nfive\n"
+
+
+async def test_the_result_is_the_last_expression_and_only_that(caller: Caller, shared_session: str):
+    assert (await caller.execute("1\n2", shared_session)).result == "2"
+    assert (await caller.execute("x = 3", shared_session)).result is None
+    assert (await caller.execute("4;", shared_session)).result is None
+    assert (await caller.execute("None", shared_session)).result is None
+    assert (await caller.execute("'5'", shared_session)).result == "'5'"
+    assert (await caller.execute("await __import__('asyncio').sleep(0, 6)", shared_session)).result == "6"
+
+
+async def test_only_files_of_this_execution_are_reported(caller: Caller):
+    first = await caller.execute("import os\nos.makedirs('a/b')\nopen('a/b/new.txt', 'w').write('1')\nopen('kept', 'w')")
+    session_id = first.session_id
+    assert [(file.name, file.change) for file in first.files] == [("a/b/new.txt", "created"), ("kept", "created")]
+    second = await caller.execute("open('a/b/new.txt', 'a').write('2')\nos.remove('kept')", session_id)
+    assert [(file.name, file.change, file.size) for file in second.files] == [("a/b/new.txt", "modified", 2)]
+    assert second.files[0].uri == f"kernel://{session_id}/a/b/new.txt"
+    third = await caller.execute("open('a/b/new.txt').read()", session_id)
+    assert (third.files, third.result) == ([], "'12'")
+
+
+async def test_usage_is_of_this_execution(caller: Caller, shared_session: str):
+    hungry = await caller.execute("block = bytearray(200_000_000); del block\nsum(range(3_000_000))", shared_session)
+    assert hungry.usage.peak_memory_mb > 190
+    assert hungry.usage.cpu_s > 0.02
+    assert hungry.usage.wall_s >= hungry.usage.cpu_s * 0.5
+    modest = await caller.execute("pass", shared_session)
+    assert modest.usage.peak_memory_mb < 190
+    assert modest.usage.cpu_s < hungry.usage.cpu_s
+
+
+# Truncation
+
+
+async def test_long_output_keeps_head_and_tail_and_links_the_whole(caller: Caller, shared_session: str):
+    answer = await caller.call(
+        "execute_code", code="for i in range(20_000): print('line', i)", session_id=shared_session
+    )
+    result = ExecutionResult.model_validate(answer.structured_content)
+    whole = "".join(f"line {i}\n" for i in range(20_000))
+    assert result.truncated is not None
+    assert result.truncated.total_bytes == len(whole)
+    assert result.truncated.uri == f"execution://{result.execution_id}/output"
+    assert result.stdout.startswith("line 0\nline 1\n") and result.stdout.endswith("line 19998\nline 19999\n")
+    assert 15_000 < len(result.stdout) <= 20_000 and 15_000 < len("".join(result.output)) <= 20_200
+    assert result.truncated.shown_bytes == len(result.stdout)
+    left_out = result.truncated.total_bytes - result.truncated.shown_bytes
+    assert f"{left_out:,} bytes left out" in "".join(result.output)
+    assert result.truncated.uri in text_of(answer)
+    assert len(text_of(answer)) < 22_000
+    assert await caller.read_text(result.truncated.uri) == whole
+    assert await caller.read_text(f"{result.truncated.uri}?offset=7&limit=7") == "line 1\n"
+    assert await caller.read_text(f"{result.truncated.uri}?offset={len(whole) - 11}") == "line 19999\n"
+    assert await caller.read_text(f"{result.truncated.uri}?offset={len(whole) + 1}") == ""
+
+
+async def test_output_within_the_budget_is_whole_and_still_a_resource(caller: Caller, shared_session: str):
+    result = await caller.execute("import sys\nprint('ä' * 10); print('b', file=sys.stderr)", shared_session)
+    assert result.truncated is None
+    assert await caller.read_text(f"execution://{result.execution_id}/output") == "ä" * 10 + "\nb\n"
+
+
+async def test_text_shown_with_display_is_in_the_whole_output_too(caller: Caller, shared_session: str):
+    result = await caller.execute("print('a')\ndisplay('shown')\nprint('b')", shared_session)
+    assert result.stdout == "a\n'shown'\nb\n"
+    assert await caller.read_text(f"execution://{result.execution_id}/output") == "a\n'shown'\nb\n"
+
+
+async def test_a_result_that_is_too_long_is_cut_and_the_whole_linked(caller: Caller, shared_session: str):
+    result = await caller.execute("'x' * 300_000", shared_session)
+    assert result.result is not None
+    assert len(result.result) < 21_000
+    assert result.result.startswith("'xxx") and result.result.endswith("xxx'")
+    assert result.truncated is not None
+    assert "x" * 300_000 in await caller.read_text(result.truncated.uri)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Loud:\n  def __repr__(self): return 'p' * 3_000_000\n  def _repr_html_(self): return 'h' * 3_000_000\nLoud()",
+        "for i in range(60): display({'text/html': 'h' * 3_900, 'text/plain': 'p' * 100_000}, raw=True)",
+        "for i in range(60): display({'text/html': 'h' * 3_900, 'text/markdown': 'm' * 3_900}, raw=True)",
+        "def f(n):\n  return f(n - 1) if n else exec('#' * 3_000 + '\\n1 / 0')\nf(900)",
+        "raise ValueError('v' * 3_000_000)",
+        "raise ExceptionGroup('many', [ValueError('v' * 5_000) for _ in range(300)])",
+        "print('\\x00' * 3_000_000)",
+        "for i in range(300): open(f'{i:03}' + 'n' * 200, 'w')",
+        "import sys\nfor i in range(200_000): print('o'); print('e', file=sys.stderr)",
+    ],
+    ids=["repr", "plain-forms", "forms", "recursion", "message", "group", "controls", "files", "turns"],
+)
+async def test_one_message_stays_below_the_size_that_clients_refuse(caller: Caller, shared_session: str, code: str):
+    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    assert answer.structured_content is not None
+    size = len(json.dumps(answer.model_dump(mode="json", by_alias=True, exclude_none=True)).encode())
+    assert size < MESSAGE_LIMIT_BYTES
+    assert (await caller.execute("'alive'", shared_session)).result == "'alive'"
+
+
+async def test_a_million_lines_arrive_whole(caller: Caller, shared_session: str):
+    result = await caller.execute("for i in range(1_000_000): print(i)", shared_session)
+    assert result.status == "ok" and result.truncated is not None
+    assert result.truncated.total_bytes == sum(len(f"{i}\n") for i in range(1_000_000))
+    assert result.stdout.startswith("0\n1\n") and result.stdout.endswith("999999\n")
+    tail = await caller.read_text(f"{result.truncated.uri}?offset={result.truncated.total_bytes - 14}")
+    assert tail == "999998\n999999\n"
+
+
+async def test_output_past_the_cap_is_dropped_with_a_word(default_environment: Environment, tmp_path: Any):
+    async with (
+        opened_runtime(default_environment, tmp_path, output_cap_bytes=100_000) as runtime,
+        connected(runtime) as caller,
+    ):
+        result = await caller.execute("for i in range(100_000): print(i)\n'done'")
+        assert (result.status, result.result) == ("ok", "'done'")
+        whole = await caller.read_text(f"execution://{result.execution_id}/output")
+        assert "[belljar: output past 100,000 bytes is not kept; the cell goes on]" in whole
+        assert len(whole) < 3_000_000
+        failed = await caller.execute("print('y' * 200_000, flush=True)\nprint('z', flush=True)\n1/0", result.session_id)
+        assert failed.error == "ZeroDivisionError: division by zero"
+
+
+# Structured content
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_structured_content_is_left_out_beside_an_image(runtime: Runtime, shared_session: str, era: str):
+    async with connected(runtime, era) as caller:
+        answer = await caller.call("execute_code", code=PICTURE, session_id=shared_session)
+        assert len(images(answer)) == 1
+        assert answer.structured_content is None
+        again = await caller.call("execute_code", code="1", session_id=shared_session)
+    assert again.structured_content is not None
+
+
+PICTURE = (
+    "import base64\nfrom IPython.display import display\n"
+    "png = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=='\n"
+    "display({'image/png': png}, raw=True)"
+)
+
+
+@pytest.mark.parametrize("structured", ["always", "never"])
+async def test_structured_content_follows_the_setting(
+    default_environment: Environment, tmp_path: Any, structured: str
+):
+    async with (
+        opened_runtime(default_environment, tmp_path, structured=structured) as runtime,
+        connected(runtime) as caller,
+    ):
+        picture = await caller.call("execute_code", code=PICTURE)
+        assert len(images(picture)) == 1
+        rejected = await caller.call("execute_code", code="")
+        plain = await caller.call("list_sessions")
+        refused = await caller.call("clear_session", session_id="no")
+        answers = {"picture": picture, "rejected": rejected, "plain": plain, "refused": refused}
+    expected = {name: structured == "always" for name in answers}
+    assert {name: answer.structured_content is not None for name, answer in answers.items()} == expected
+
+
+async def test_a_caller_may_ask_for_structured_content_itself(caller: Caller, shared_session: str):
+    arguments = {"code": PICTURE, "session_id": shared_session}
+    asked = await caller.client.call_tool("execute_code", arguments, meta={"belljar/structured": "always"})
+    assert asked.structured_content is not None and len(images(asked)) == 1
+    declined = await caller.client.call_tool(
+        "execute_code", {"code": "1", "session_id": shared_session}, meta={"belljar/structured": "never"}
+    )
+    assert declined.structured_content is None
+    odd = await caller.client.call_tool(
+        "execute_code", {"code": "1", "session_id": shared_session}, meta={"belljar/structured": ["?"]}
+    )
+    assert odd.structured_content is not None
+
+
+# Later looks
+
+
+async def test_get_execution_returns_the_same_result(caller: Caller, shared_session: str):
+    result = await caller.execute("print('once')\nopen('seen', 'w').write('1')\n'value'", shared_session)
+    assert await caller.get(result.execution_id) == result
+    assert await caller.get(result.execution_id, since=result.sequence) == result.model_copy(
+        update={"output": [], "stdout": "", "displays": []}
+    )
+
+
+async def test_old_executions_come_from_the_journal(caller: Caller, shared_session: str):
+    result = await caller.execute("print('old')", shared_session)
+    for _ in range(51):
+        await caller.execute("pass", shared_session)
+    assert await caller.get(result.execution_id) == result
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+async def test_an_unknown_execution_is_a_clear_error(runtime: Runtime, era: str):
+    async with connected(runtime, era) as caller:
+        said = await caller.refusal("get_execution", execution_id="f" * 32)
+    assert said.startswith("execution-not-found: ") and "f" * 32 in said
