@@ -146,7 +146,9 @@ async def test_the_result_is_the_last_expression_and_only_that(caller: Caller, s
 
 
 async def test_only_files_of_this_execution_are_reported(caller: Caller):
-    first = await caller.execute("import os\nos.makedirs('a/b')\nopen('a/b/new.txt', 'w').write('1')\nopen('kept', 'w')")
+    first = await caller.execute(
+        "import os\nos.makedirs('a/b')\nopen('a/b/new.txt', 'w').write('1')\nopen('kept', 'w')"
+    )
     session_id = first.session_id
     assert [(file.name, file.change) for file in first.files] == [("a/b/new.txt", "created"), ("kept", "created")]
     second = await caller.execute("open('a/b/new.txt', 'a').write('2')\nos.remove('kept')", session_id)
@@ -254,7 +256,9 @@ async def test_output_past_the_cap_is_dropped_with_a_word(default_environment: E
         whole = await caller.read_text(f"execution://{result.execution_id}/output")
         assert "[belljar: output past 100,000 bytes is not kept; the cell goes on]" in whole
         assert len(whole) < 3_000_000
-        failed = await caller.execute("print('y' * 200_000, flush=True)\nprint('z', flush=True)\n1/0", result.session_id)
+        failed = await caller.execute(
+            "print('y' * 200_000, flush=True)\nprint('z', flush=True)\n1/0", result.session_id
+        )
         assert failed.error == "ZeroDivisionError: division by zero"
 
 
@@ -279,9 +283,7 @@ PICTURE = (
 
 
 @pytest.mark.parametrize("structured", ["always", "never"])
-async def test_structured_content_follows_the_setting(
-    default_environment: Environment, tmp_path: Any, structured: str
-):
+async def test_structured_content_follows_the_setting(default_environment: Environment, tmp_path: Any, structured: str):
     async with (
         opened_runtime(default_environment, tmp_path, structured=structured) as runtime,
         connected(runtime) as caller,
