@@ -1,0 +1,53 @@
+"""belljar runs the Python that AI agents write: stateful, sealed off, in plain view.
+
+    async with belljar.open_session() as session:
+        result = await session.execute("1 + 1")
+
+`open_session` and `open_engine` run it in this process, `connect` on a running server, with the same sessions. Names
+are imported when they are first used, so that `import belljar` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from belljar.api import open_engine, open_session
+    from belljar.client import connect
+    from belljar.errors import BelljarError
+    from belljar.handles import OutputStream, SessionHandle
+    from belljar.models import Display, ExecutionResult, FileReference, OutputEvent
+    from belljar.settings import Settings
+
+__all__ = [
+    "BelljarError",
+    "Display",
+    "ExecutionResult",
+    "FileReference",
+    "OutputEvent",
+    "OutputStream",
+    "SessionHandle",
+    "Settings",
+    "connect",
+    "open_engine",
+    "open_session",
+]
+
+_HOMES = {
+    "belljar.api": ("open_engine", "open_session"),
+    "belljar.client": ("connect",),
+    "belljar.errors": ("BelljarError",),
+    "belljar.handles": ("OutputStream", "SessionHandle"),
+    "belljar.models": ("Display", "ExecutionResult", "FileReference", "OutputEvent"),
+    "belljar.settings": ("Settings",),
+}
+
+
+def __getattr__(name: str) -> object:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

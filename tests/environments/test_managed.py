@@ -111,8 +111,10 @@ async def test_a_failure_quotes_uv_and_leaves_nothing_ready(settings: Settings, 
     with pytest.raises(EnvironmentBroken) as caught:
         await prepare(settings, recipe)
 
-    assert caught.value.message.startswith("the small environment could not be made: error: ")
+    assert caught.value.message.startswith("the small environment could not be made: ")
+    assert "No solution found" in caught.value.message
     assert "castle-in-the-air" in caught.value.message
+    assert "Using Python" not in caught.value.message
     assert "UV_DEFAULT_INDEX" in caught.value.hint
     assert not is_ready(folder(settings, recipe))
 

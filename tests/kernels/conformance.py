@@ -56,7 +56,7 @@ async def test_an_error_has_name_message_and_a_plain_traceback(kernel: Kernel) -
 
 
 async def test_code_that_is_not_python_is_a_syntax_error(kernel: Kernel) -> None:
-    outcome = await run(kernel, "this is not python")
+    outcome = await run(kernel, "this is no python")
     assert outcome.error.name == "SyntaxError"
     assert not outcome.is_ok
 

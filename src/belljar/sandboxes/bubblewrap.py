@@ -32,6 +32,7 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_FOLDERS = (
     *("/etc/ld.so.conf.d", "/etc/alternatives", "/etc/fonts", "/etc/ca-certificates", "/etc/ssl/certs"),
     *("/etc/pki/ca-trust", "/etc/pki/tls/certs"),
+    *("/etc/chromium", "/etc/chromium.d"),  # Debian starts the browser that kaleido draws with through these
 )
 _ETC_FILES = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/timezone", "/etc/mime.types"),

@@ -119,10 +119,17 @@ class JupyterKernel:
         await self._channels.send("stdin", "input_reply", answer, parent_id=question_id)
 
     async def interrupt(self) -> None:
-        """A message or SIGINT, as the kernelspec says."""
-        if self._spec.is_interrupted_by_message:
-            await self._channels.send("control", "interrupt_request", {})
-            return
+        """A message or SIGINT, as the kernelspec says; a kernel that is gone has nothing to interrupt."""
+        with contextlib.suppress(KernelDied):
+            if self._spec.is_interrupted_by_message:
+                await self._channels.send("control", "interrupt_request", {})
+                return
+            self._signal()
+            # ipykernel 7 notes the signal in its event loop without waking it, so a cell that awaits would sleep on.
+            # Any request wakes it; nobody waits for the answer.
+            await self._channels.send("shell", "kernel_info_request", {})
+
+    def _signal(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGINT)

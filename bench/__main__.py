@@ -1,0 +1,84 @@
+"""The `bench/run` command: which measurements, how long, and where the figures go."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from bench import (
+    first_result,
+    lines,
+    mcp_calls,
+    memory,
+    one_plus_one,
+    sandboxes,
+    slow_reader,
+    start_up,
+)
+from bench.figures import Figure, as_json, table
+from bench.stage import Stage, open_stage
+
+MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
+    "first-result": first_result.measure,
+    "one-plus-one": one_plus_one.measure,
+    "mcp": mcp_calls.measure,
+    "memory": memory.measure,
+    "lines": lines.measure,
+    "slow-reader": slow_reader.measure,
+    "start-up": start_up.measure,
+    "sandbox": sandboxes.measure,
+}
+FULL_S = 285.0
+QUICK_S = 85.0
+
+
+def main() -> int:
+    """Measure; 1 when a measurement could not be made. A missed target is a mark in the table, not a failure."""
+    arguments = _arguments()
+    # The SDK and the engine say things that are news to an operator, not to a benchmark.
+    logging.basicConfig(level=logging.ERROR)
+    figures: list[Figure] = []
+    failures: list[str] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_measure_all(arguments.names or list(MEASUREMENTS), arguments.quick, figures, failures))
+    print(table(figures))
+    for failure in failures:
+        print(f"not measured: {failure}", file=sys.stderr)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(as_json(figures), indent=2) + "\n")
+    return 1 if failures else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run", description="Measure belljar beside its peers, in one run.")
+    parser.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: about a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    return parser.parse_args()
+
+
+async def _measure_all(names: list[str], is_quick: bool, figures: list[Figure], failures: list[str]) -> None:
+    limit_s = QUICK_S if is_quick else FULL_S
+    async with open_stage(is_quick=is_quick) as stage:
+        ends_at = time.monotonic() + limit_s
+        for name in names:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(ends_at - began):
+                    figures += await MEASUREMENTS[name](stage)
+            except TimeoutError:
+                failures.append(f"{name}: the {limit_s:g} s that all measurements may take were over")
+            except Exception as error:
+                logging.getLogger("bench").exception("%s failed", name)
+                failures.append(f"{name}: {type(error).__name__}: {error}")
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

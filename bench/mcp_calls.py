@@ -1,0 +1,49 @@
+"""A warm `1+1` through MCP beside a tool that does nothing: same client, same transport, both protocol eras."""
+
+from contextlib import AsyncExitStack
+
+from mcp import Client
+
+from bench.figures import Figure, Round, paired
+from bench.one_plus_one import timed
+from bench.servers import ERAS, bare_command, belljar_command, new_session, open_http, open_stdio
+from bench.stage import Stage
+
+TARGET = 2.0
+CALLS = 100
+
+
+async def measure(stage: Stage) -> list[Figure]:
+    """Both transports, each in both eras."""
+    figures: list[Figure] = []
+    async with AsyncExitStack() as stack:
+        bare_url = await stack.enter_async_context(open_http(stage, bare_command()))
+        our_url = await stack.enter_async_context(open_http(stage, belljar_command()))
+        for era, mode in ERAS.items():
+            async with (
+                open_stdio(stage, bare_command(), era) as bare,
+                open_stdio(stage, belljar_command(), era) as ours,
+            ):
+                figures += await _compare(stage, f"stdio, {era}", bare, ours)
+            async with Client(bare_url, mode=mode) as bare, Client(our_url, mode=mode) as ours:
+                figures += await _compare(stage, f"http, {era}", bare, ours)
+    return figures
+
+
+async def _compare(stage: Stage, what: str, bare: Client, ours: Client) -> list[Figure]:
+    arguments = {"code": "1+1", "session_id": await new_session(ours)}
+
+    async def run_peer() -> None:
+        await bare.call_tool("nothing", arguments)
+
+    async def run_ours() -> None:
+        await ours.call_tool("execute_code", arguments)
+
+    await timed(run_peer, 10)
+    await timed(run_ours, 10)
+    rounds = [
+        Round(await timed(run_peer, CALLS), await timed(run_ours, CALLS))
+        for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 3))
+    ]
+    note = f"peer: no-op tool; {bare.protocol_version}"
+    return paired("mcp", what, rounds, target=TARGET, with_p99=True, note=note)

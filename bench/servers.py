@@ -1,0 +1,81 @@
+"""MCP servers as a client meets them: `belljar serve` and a bare one of the SDK's, over stdio or HTTP."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from bench.stage import Stage
+
+ERAS = {"legacy": "legacy", "modern": "auto"}
+READY_S = 60.0
+
+
+def bare_command() -> list[str]:
+    """The peer: one tool that does nothing."""
+    return [sys.executable, str(Path(__file__).with_name("bare_server.py"))]
+
+
+def belljar_command() -> list[str]:
+    """Ours, as it is installed."""
+    return [str(Path(sys.executable).with_name("belljar")), "serve"]
+
+
+@asynccontextmanager
+async def open_stdio(stage: Stage, command: list[str], era: str) -> AsyncGenerator[Client]:
+    """Start a server and connect to it."""
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=_variables(stage))
+    with (stage.folder / "servers.log").open("a") as log:
+        async with Client(stdio_client(parameters, errlog=log), mode=ERAS[era]) as client:
+            yield client
+
+
+@asynccontextmanager
+async def open_http(stage: Stage, command: list[str]) -> AsyncGenerator[str]:
+    """Start a server on a free port of the loopback interface; its URL."""
+    process = await asyncio.create_subprocess_exec(
+        *command, "--http", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE, env=_variables(stage)
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(READY_S):
+            url = await _announced(process.stderr)
+        # Nobody reads on, and a pipe that is full would stop the server.
+        draining = asyncio.create_task(process.stderr.read())
+        yield url
+        draining.cancel()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def new_session(client: Client) -> str:
+    """Start a session by running a first cell; its id."""
+    answer = await client.call_tool("execute_code", {"code": "1+1"})
+    structured: dict[str, Any] = answer.structured_content or {}
+    if structured.get("result") != "2":
+        raise RuntimeError(f"execute_code answered {answer.content}")
+    return str(structured["session_id"])
+
+
+async def _announced(lines: asyncio.StreamReader) -> str:
+    while line := await lines.readline():
+        _, mark, rest = line.decode(errors="replace").partition("http://")
+        if mark:
+            return mark + rest.split()[0]
+    raise RuntimeError("the server ended before it was ready")
+
+
+def _variables(stage: Stage) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
+    # An empty settings file, so that the user's does not count.
+    settings = stage.folder / "belljar.toml"
+    settings.touch()
+    return {**own, "BELLJAR_DATA_DIRECTORY": str(stage.folder), "BELLJAR_CONFIG": str(settings)}

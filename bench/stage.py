@@ -1,0 +1,77 @@
+"""Where measurements happen: a data directory for this run alone, around a default environment that is kept.
+
+The environment is the one the tests keep, under `BELLJAR_TEST_DATA` or in the user's cache folder: it takes a minute
+and 750 MB to make, and both sides of every comparison run in it.
+"""
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from belljar.environments import Environment, open_environment
+from belljar.kernels.base import Kernel
+from belljar.kernels.starting import KernelStarter
+from belljar.sandboxes import open_provider
+from belljar.sessions.session import SessionFolders
+from belljar.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What every measurement is given."""
+
+    folder: Path
+    environment: Environment
+    is_quick: bool
+
+    def settings(self, sandbox: str = "namespace") -> Settings:
+        """Settings of this run; those of the user's files and variables do not count."""
+        return Settings.model_validate(
+            {"data_directory": self.folder, "environment": "default", "sandbox": sandbox, "log_level": "ERROR"}
+        )
+
+    def pick(self, full: int, quick: int) -> int:
+        """How many."""
+        return quick if self.is_quick else full
+
+    def rounds(self, count: int, *, within_s: float) -> Iterator[int]:
+        """At least one round, at most `count`, no new one once the time is over: a busy machine gets fewer."""
+        ends_at = time.monotonic() + within_s
+        for number in range(count):
+            if number and time.monotonic() > ends_at:
+                return
+            yield number
+
+    @asynccontextmanager
+    async def open_kernel(self, sandbox: str = "namespace") -> AsyncGenerator[Kernel]:
+        """A kernel with nothing above it: no session, no journal."""
+        starter = KernelStarter(self.settings(sandbox), open_provider(sandbox))
+        identifier = secrets.token_hex(8)
+        folders = SessionFolders(identifier, self.folder / "kernels" / identifier)
+        folders.make()
+        kernel = await starter.start("default", folders)
+        try:
+            yield kernel
+        finally:
+            await kernel.aclose()
+            await starter.aclose()
+
+
+@asynccontextmanager
+async def open_stage(*, is_quick: bool) -> AsyncGenerator[Stage]:
+    """A stage whose folder goes when it closes."""
+    kept = os.environ.get("BELLJAR_TEST_DATA")
+    cache = Path(kept) if kept else platformdirs.user_cache_path("belljar") / "tests"
+    await open_environment(Settings(data_directory=cache, environment="default"), "default", on_progress=print)
+    with tempfile.TemporaryDirectory(prefix="belljar-bench-") as name:
+        folder = Path(name)
+        (folder / "environments").symlink_to(cache / "environments")
+        settings = Settings(data_directory=folder, environment="default")
+        yield Stage(folder, await open_environment(settings, "default"), is_quick)

@@ -1,0 +1,188 @@
+"""The Python API: an engine in this process, and sessions in it.
+
+`open_session` is the short way to one session; `open_engine` holds several. The same shape against a running server is
+in `client.py`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
+
+from belljar.environments.packages import InstallOutcome, install
+from belljar.errors import ExecutionNotFound, SessionNotFound
+from belljar.files.workspace import mime_type_of
+from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted
+from belljar.models import ExecutionResult, FileReference, OutputEvent
+from belljar.runtime import Runtime, open_runtime
+from belljar.sessions.cells import make_cell
+from belljar.sessions.execution import Execution
+from belljar.sessions.session import Session
+from belljar.settings import Settings, load_settings
+
+PRINCIPAL = "local"
+MAX_DOWNLOAD_BYTES = 1 << 30
+_BATCH = 100
+_LONG_S = 3600.0
+
+
+@asynccontextmanager
+async def open_session(
+    environment: str = "", settings: Settings | None = None, **flags: object
+) -> AsyncGenerator[SessionHandle]:
+    """One session in an engine of its own; `flags` are settings, such as `sandbox="process"`."""
+    async with open_engine(settings, **{**flags, "environment": environment or flags.get("environment")}) as engine:
+        async with engine.open_session() as session:
+            yield session
+
+
+@asynccontextmanager
+async def open_engine(settings: Settings | None = None, **flags: object) -> AsyncGenerator["Engine"]:
+    """An engine for several sessions, which end with it. Without `settings`, they are found as the command finds them."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if settings is None or given:
+        settings = load_settings({**(dict(settings) if settings else {}), **given})
+    async with open_runtime(settings) as runtime:
+        yield Engine(runtime)
+
+
+class Engine:
+    """A running engine; made by `open_engine`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @asynccontextmanager
+    async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
+        """A session with its kernel started; it and its files are gone when the block ends."""
+        sessions = self._runtime.sessions
+        session = sessions.create(PRINCIPAL, environment=environment)
+        try:
+            async with session.turn:
+                await session.ready_kernel()
+            yield LocalSession(self._runtime, session.id)
+        finally:
+            # It may have expired or ended with the engine meanwhile.
+            with contextlib.suppress(SessionNotFound):
+                await sessions.clear(session.id, PRINCIPAL)
+
+
+class LocalSession:
+    """See `SessionHandle`."""
+
+    def __init__(self, runtime: Runtime, session_id: str) -> None:
+        self._runtime = runtime
+        self._id = session_id
+        self._questions = Questions()
+
+    @property
+    def id(self) -> str:
+        """See `SessionHandle`."""
+        return self._id
+
+    # Cells
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+    ) -> ExecutionResult:
+        """See `SessionHandle`."""
+        execution = self._submit(code, timeout_s, on_input)
+        while not execution.is_finished:
+            await self._answer(execution, on_input)
+            await execution.wait(_LONG_S)
+        return accepted(execution.result())
+
+    def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
+        """See `SessionHandle`."""
+        return OutputStream(self._events(code, timeout_s, on_input))
+
+    async def _events(
+        self, code: str, timeout_s: float | None, on_input: OnInput | None
+    ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
+        execution = self._submit(code, timeout_s, on_input)
+        journal = self._runtime.sessions.journal
+        seen = 0
+        while True:
+            # Asked first: what is said between the two questions is then found by the next look.
+            is_finished = execution.is_finished
+            events = list(islice(journal.events(execution.id, seen), _BATCH))
+            for event in events:
+                seen = event.sequence
+                yield event
+            if events:
+                continue
+            if is_finished:
+                break
+            if not await self._answer(execution, on_input):
+                await execution.wait_for_change(_LONG_S)
+        yield accepted(execution.result())
+
+    def _submit(self, code: str, timeout_s: float | None, on_input: OnInput | None) -> Execution:
+        session = self._session()
+        return session.submit(make_cell(session.settings, code, timeout_s=timeout_s, allow_input=on_input is not None))
+
+    async def _answer(self, execution: Execution, on_input: OnInput | None) -> bool:
+        """Answer the cell's question, if it has one."""
+        question = execution.question
+        if question is None or on_input is None:
+            return False
+        answer = None
+        try:
+            answer = await self._questions.ask(on_input, question.prompt)
+        finally:
+            execution.answer(answer)
+        return True
+
+    async def interrupt(self) -> list[str]:
+        """See `SessionHandle`."""
+        session = self._session()
+        running = session.running()
+        for execution in reversed(running):
+            execution.interrupt()
+        self._questions.take_back()
+        patience_s = session.settings.interrupt_grace_s + 5
+        await asyncio.gather(*(execution.wait(patience_s) for execution in running))
+        return [execution.id for execution in running]
+
+    # Files
+
+    async def upload(self, name: str, content: bytes | str) -> FileReference:
+        """See `SessionHandle`."""
+        session = self._session()
+        data = content.encode() if isinstance(content, str) else content
+        await asyncio.to_thread(session.workspace.write, name, data)
+        return _reference(session, "/".join(session.workspace.check_name(name)), len(data))
+
+    async def download(self, name: str) -> bytes:
+        """See `SessionHandle`."""
+        return await asyncio.to_thread(self._session().workspace.read, name, MAX_DOWNLOAD_BYTES)
+
+    async def files(self) -> list[FileReference]:
+        """See `SessionHandle`."""
+        session = self._session()
+        listing = await asyncio.to_thread(session.workspace.list)
+        return [_reference(session, entry.name, entry.size) for entry in listing.entries]
+
+    async def display(self, uri: str) -> bytes:
+        """See `SessionHandle`."""
+        self._session()
+        content = await asyncio.to_thread(self._runtime.sessions.display_reader(self._id), uri)
+        if content is None:
+            raise ExecutionNotFound(f"session {self._id} has no display {uri[:120]!r}")
+        return content
+
+    # Packages
+
+    async def install(self, packages: Sequence[str]) -> list[InstallOutcome]:
+        """See `SessionHandle`."""
+        session = self._session()
+        environment = await self._runtime.starter.environment(session.environment)
+        return await install(environment, session.folders.layer, packages)
+
+    def _session(self) -> Session:
+        return self._runtime.sessions.get(self._id, PRINCIPAL)
+
+
+def _reference(session: Session, name: str, size: int) -> FileReference:
+    return FileReference(uri=session.uri_of(name), name=name, mime_type=mime_type_of(name), size=size)

@@ -1,0 +1,334 @@
+"""A running belljar server as Python code uses it: the sessions of `api.py`, over MCP.
+
+A cell is never waited for in one long call: it is started, and then asked after until it has ended, so no time limit
+on the way can lose its result. Knows the tools of the `interpreter` surface; imports nothing of the engine.
+"""
+
+import contextlib
+from base64 import b64decode, b64encode
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client import ClientRequestContext, Transport
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.mcpserver import MCPServer
+from mcp.types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    BlobResourceContents,
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestParams,
+    ElicitResult,
+    InputRequiredResult,
+    InputResponses,
+    RequestParamsMeta,
+    TextContent,
+)
+from pydantic import ValidationError
+
+from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
+from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, named_error
+from belljar.models import ExecutionResult, FileReference, OutputEvent
+
+if TYPE_CHECKING:
+    from belljar.environments.packages import InstallOutcome
+
+FIRST_WAIT_S = 2.0
+NEXT_WAIT_S = 20.0
+LOOK_AGAIN_S = 0.25
+CLEAR_TIMEOUT_S = 5.0
+# More events in one answer than this: there are more already, so the next look need not wait.
+_BACKLOG = 100
+_REFUSAL = frozenset({"success", "error", "hint"})
+# The server holds a request for NEXT_WAIT_S and writes a sign of life every 15 s.
+_TIMEOUT = httpx2.Timeout(30, read=120)
+_START_HINT = "Start one with: belljar serve --http 127.0.0.1:8000"
+_KEY_HINT = "Pass one of its keys as api_key"
+
+Fields = dict[str, Any]
+Target = str | StdioServerParameters | Transport | MCPServer[Any]
+
+
+@asynccontextmanager
+async def connect(server: Target, *, api_key: str | None = None) -> AsyncGenerator["RemoteServer"]:
+    """A server by the URL of its `/mcp`, or by anything else that an MCP client connects to."""
+    failure: Exception | None = None
+    async with _open_client(server, api_key) as client:
+        try:
+            yield RemoteServer(client)
+        except Exception as error:  # noqa: BLE001 — raised below: the client's task groups would wrap it in groups
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+@asynccontextmanager
+async def _open_client(server: Target, api_key: str | None) -> AsyncGenerator[Client]:
+    async with contextlib.AsyncExitStack() as stack:
+        target = server
+        if isinstance(server, str):
+            http = await stack.enter_async_context(_HttpClient(headers=_credentials(api_key), timeout=_TIMEOUT))
+            # The server limits its answers; the limit here, 1 MiB unless told otherwise, would lose them.
+            target = streamable_http_client(server, http_client=http, max_sse_event_size=None)
+        # Files change, so nothing is cached; a callback must be there for the server to pass questions on.
+        client = Client(target, cache=None, elicitation_callback=_decline)
+        try:
+            await stack.enter_async_context(client)
+        except (Exception, BaseExceptionGroup) as error:
+            raise _unreachable(server, error) from error
+        yield client
+
+
+def _credentials(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+class RemoteServer:
+    """A connection to a server; made by `connect`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @asynccontextmanager
+    async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
+        """A session on the server, cleared when the block ends."""
+        fields = await self.call("new_session", {"environment": environment})
+        try:
+            yield RemoteSession(self, str(fields["session_id"]))
+        finally:
+            # A server that is out of reach ends the session by itself when nothing has used it for a while.
+            with anyio.move_on_after(CLEAR_TIMEOUT_S, shield=True), contextlib.suppress(BelljarError):
+                await self.call("clear_session", {"session_id": fields["session_id"]})
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> Fields:
+        """The fields of a tool's answer; a refusal is raised."""
+        answer = await self.send(tool, arguments)
+        if isinstance(answer, InputRequiredResult):
+            raise EngineError(f"the server asked a question in answer to {tool}")
+        return _fields(answer)
+
+    async def send(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        meta: dict[str, Any] | None = None,
+        question: InputRequiredResult | None = None,
+        answers: InputResponses | None = None,
+    ) -> CallToolResult | InputRequiredResult:
+        """One call, or its continuation with the answers to a question."""
+        with _mapped_errors():
+            return await self._client.session.call_tool(
+                tool,
+                arguments,
+                meta=cast("RequestParamsMeta | None", meta),
+                input_responses=answers,
+                request_state=question.request_state if question else None,
+                allow_input_required=True,
+            )
+
+    async def read(self, uri: str) -> bytes:
+        """What stands behind a resource's URI."""
+        with _mapped_errors():
+            answer = await self._client.read_resource(uri)
+        content = answer.contents[0]
+        return b64decode(content.blob) if isinstance(content, BlobResourceContents) else content.text.encode()
+
+
+class RemoteSession:
+    """See `SessionHandle`."""
+
+    def __init__(self, server: RemoteServer, session_id: str) -> None:
+        self._server = server
+        self._id = session_id
+        self._questions = Questions()
+
+    @property
+    def id(self) -> str:
+        """See `SessionHandle`."""
+        return self._id
+
+    # Cells
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+    ) -> ExecutionResult:
+        """See `SessionHandle`."""
+        result = _result(await self._follow("execute_code", self._cell(code, timeout_s, FIRST_WAIT_S), on_input))
+        while result.status == "running":
+            again = {"execution_id": result.execution_id, "wait_s": NEXT_WAIT_S}
+            result = _result(await self._follow("get_execution", again, on_input))
+        return accepted(result)
+
+    def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
+        """See `SessionHandle`."""
+        return OutputStream(self._events(code, timeout_s, on_input))
+
+    async def _events(
+        self, code: str, timeout_s: float | None, on_input: OnInput | None
+    ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
+        answer = await self._follow("execute_code", self._cell(code, timeout_s, 0), on_input, wants_events=True)
+        seen = 0
+        while True:
+            events = [OutputEvent.model_validate(event) for event in answer.pop("events", [])]
+            result = accepted(_result(answer))
+            for event in events:
+                seen = event.sequence
+                yield event
+            if result.status != "running" and not events:
+                break
+            wait_s = 0 if len(events) > _BACKLOG else LOOK_AGAIN_S
+            again = {"execution_id": result.execution_id, "since": seen, "wait_s": wait_s}
+            answer = await self._follow("get_execution", again, on_input, wants_events=True)
+        # Asked once more from the start: an answer with `since` leaves out the output before it.
+        yield _result(await self._follow("get_execution", {"execution_id": result.execution_id}, on_input))
+
+    def _cell(self, code: str, timeout_s: float | None, wait_s: float) -> dict[str, Any]:
+        limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+        return {"code": code, "session_id": self._id, "wait_s": wait_s, **limit}
+
+    async def _follow(
+        self, tool: str, arguments: dict[str, Any], on_input: OnInput | None, *, wants_events: bool = False
+    ) -> Fields:
+        """Call, and answer the questions that come instead of an answer."""
+        meta: dict[str, Any] = {"belljar/structured": "always", **({"belljar/events": True} if wants_events else {})}
+        answer = await self._server.send(tool, arguments, meta)
+        while isinstance(answer, InputRequiredResult):
+            try:
+                text = await self._asked(answer, on_input)
+            except Exception:
+                # The cell must not wait for somebody who will not come.
+                await self._server.send(tool, {**arguments, "wait_s": 0}, meta, answer, _answers(answer, None))
+                raise
+            answer = await self._server.send(tool, arguments, meta, answer, _answers(answer, text))
+        return _fields(answer)
+
+    async def _asked(self, question: InputRequiredResult, on_input: OnInput | None) -> str | None:
+        if on_input is None:
+            return None
+        prompts = [
+            request.params.message
+            for request in (question.input_requests or {}).values()
+            if isinstance(request, ElicitRequest)
+        ]
+        return await self._questions.ask(on_input, "\n".join(prompts))
+
+    async def interrupt(self) -> list[str]:
+        """See `SessionHandle`."""
+        answer = await self._server.call("interrupt_execution", {"session_id": self._id})
+        self._questions.take_back()
+        return [str(execution_id) for execution_id in answer["interrupted"]]
+
+    # Files
+
+    async def upload(self, name: str, content: bytes | str) -> FileReference:
+        """See `SessionHandle`."""
+        form = {"text": content} if isinstance(content, str) else {"base64": b64encode(content).decode()}
+        answer = await self._server.call("upload_file", {"session_id": self._id, "name": name, **form})
+        return FileReference.model_validate(answer)
+
+    async def download(self, name: str) -> bytes:
+        """See `SessionHandle`."""
+        return await self._server.read(f"kernel://{self._id}/{quote(name)}")
+
+    async def files(self) -> list[FileReference]:
+        """See `SessionHandle`."""
+        answer = await self._server.call("list_session_files", {"session_id": self._id})
+        return [FileReference.model_validate(file) for file in answer["files"]]
+
+    async def display(self, uri: str) -> bytes:
+        """See `SessionHandle`."""
+        return await self._server.read(uri)
+
+    # Packages
+
+    async def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
+        """See `SessionHandle`."""
+        from belljar.environments.packages import InstallOutcome
+
+        arguments = {"session_id": self._id, "packages": [*packages]}
+        answer = await self._server.call("install_dependencies", arguments)
+        return [InstallOutcome(**outcome) for outcome in answer["packages"]]
+
+
+# Answers and errors
+
+
+def _result(fields: Fields) -> ExecutionResult:
+    return ExecutionResult.model_validate({name: value for name, value in fields.items() if name != "events"})
+
+
+def _fields(answer: CallToolResult) -> Fields:
+    """The structured content of an answer; a call that was refused raises what it was told."""
+    fields = answer.structured_content
+    if isinstance(fields, dict) and not _REFUSAL.issuperset(cast("Fields", fields)):
+        return cast("Fields", fields)
+    if isinstance(fields, dict):
+        told = cast("Fields", fields)
+        raise named_error(str(told.get("error")), str(told.get("hint") or ""))
+    text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
+    raise named_error(text.removeprefix("Error: "))
+
+
+def _answers(question: InputRequiredResult, text: str | None) -> InputResponses:
+    response = (
+        ElicitResult(action="decline") if text is None else ElicitResult(action="accept", content={"answer": text})
+    )
+    return dict.fromkeys(question.input_requests or {}, response)
+
+
+async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    """Questions are answered in `_follow`; one that comes outside a call of ours has nobody to answer it."""
+    return ElicitResult(action="decline")
+
+
+@contextlib.contextmanager
+def _mapped_errors() -> Generator[None]:
+    """The SDK's errors as ours; the server puts the code of its own in front of the message."""
+    try:
+        yield
+    except MCPError as error:
+        told = named_error(error.message)
+        if error.code == INVALID_PARAMS and type(told) is EngineError:
+            raise InvalidArgument(error.message) from error
+        raise told from error
+    except ValidationError as error:
+        raise EngineError(f"the server's answer has not the form of MCP: {error.errors()[0]['msg']}") from error
+
+
+class _HttpClient(httpx2.AsyncClient):
+    """Turns a failure on the way into an answer, because one exception ends the SDK's whole connection."""
+
+    async def send(self, request: httpx2.Request, *args: Any, **kwargs: Any) -> httpx2.Response:
+        place = str(request.url.copy_with(query=None, username=None, password=None))
+        try:
+            response = await super().send(request, *args, **kwargs)
+        except httpx2.TransportError as error:
+            reason = str(error) or type(error).__name__
+            return _refused(request, f"no answer from the server at {place}: {reason}. {_START_HINT}")
+        if response.status_code in (401, 403):
+            await response.aclose()
+            fact = f"the server at {place} answered {response.status_code}. {_KEY_HINT}"
+            return _refused(request, f"{Unauthorized.code}: {fact}")
+        return response
+
+
+def _refused(request: httpx2.Request, message: str) -> httpx2.Response:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": INTERNAL_ERROR, "message": message}}
+    return httpx2.Response(503, json=error, request=request)
+
+
+def _unreachable(server: Target, error: BaseException) -> BelljarError:
+    """Why a connection could not be opened, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    told = named_error(str(error)) if isinstance(error, MCPError) else EngineError(str(error) or type(error).__name__)
+    if type(told) is not EngineError or "no answer from the server" in told.message:
+        return told
+    place = server if isinstance(server, str) else type(server).__name__
+    return EngineError(f"no MCP connection to {place}: {told.message}", hint=_START_HINT)

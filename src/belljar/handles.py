@@ -1,0 +1,135 @@
+"""A session as Python code holds it: one shape, whether the engine runs here (`api.py`) or elsewhere (`client.py`).
+
+Knows neither of the two. Code that raises is a result; what belljar refuses is raised as the error it names.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+import anyio
+
+from belljar.errors import BelljarError, EngineError, UsageError
+from belljar.models import ExecutionResult, FileReference, OutputEvent
+
+if TYPE_CHECKING:
+    from belljar.environments.packages import InstallOutcome
+
+OnInput = Callable[[str], Awaitable[str | None]]
+"""Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError."""
+
+
+class SessionHandle(Protocol):
+    """A session: variables, imports and files stay from cell to cell, until its `async with` block ends."""
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        ...
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+    ) -> ExecutionResult:
+        """Run a cell to its end. Cells of one session take turns; one whose caller stops waiting goes on."""
+        ...
+
+    def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> "OutputStream":
+        """Run a cell and give its output while it runs; it starts with the first event asked for."""
+        ...
+
+    async def interrupt(self) -> list[str]:
+        """Stop what runs or waits, and tell the ids of those executions; variables are kept if the code lets them."""
+        ...
+
+    async def upload(self, name: str, content: bytes | str) -> FileReference:
+        """Write a file into the session's folder."""
+        ...
+
+    async def download(self, name: str) -> bytes:
+        """Read a file of the session's folder."""
+        ...
+
+    async def files(self) -> list[FileReference]:
+        """The files in the session's folder, by name."""
+        ...
+
+    async def display(self, uri: str) -> bytes:
+        """What stands behind the `uri` of a display: a picture, a page."""
+        ...
+
+    async def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
+        """Install packages for this session: each one's version, or what kept it away."""
+        ...
+
+
+class OutputStream:
+    """What a cell says, event by event, in order and whole. A slow reader loses nothing: it reads from the journal.
+
+    Leaving the loop early leaves the cell running; `SessionHandle.interrupt` stops it.
+    """
+
+    def __init__(self, source: AsyncGenerator[OutputEvent | ExecutionResult]) -> None:
+        self._source = source
+        self._result: ExecutionResult | None = None
+
+    @property
+    def result(self) -> ExecutionResult:
+        """The result, once the stream has ended."""
+        if self._result is None:
+            raise UsageError("the stream has not ended and has no result yet", hint="Iterate over it to its end first")
+        return self._result
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        item = await anext(self._source)
+        if isinstance(item, ExecutionResult):
+            self._result = item
+            await self._source.aclose()
+            raise StopAsyncIteration
+        return item
+
+
+class Questions:
+    """The questions of a session's cells that wait for an answer; an interrupt takes them back."""
+
+    def __init__(self) -> None:
+        self._pending: set[anyio.CancelScope] = set()
+
+    async def ask(self, on_input: OnInput, prompt: str) -> str | None:
+        """The answer, or None when there is none or the question was taken back."""
+        with anyio.CancelScope() as scope:
+            self._pending.add(scope)
+            try:
+                return await on_input(prompt)
+            finally:
+                self._pending.discard(scope)
+        return None
+
+    def take_back(self) -> None:
+        """Nobody needs the answers any more."""
+        for scope in self._pending:
+            scope.cancel()
+
+
+def accepted(result: ExecutionResult) -> ExecutionResult:
+    """The result of a cell that had its turn; one that was refused is raised as the error it names."""
+    if result.status == "rejected":
+        raise named_error(result.error or "the cell was refused")
+    return result
+
+
+def named_error(text: str, hint: str = "") -> BelljarError:
+    """The error that "code: message" stands for."""
+    code, _, message = text.partition(": ")
+    kind = _KINDS.get(code)
+    return kind(message, hint=hint) if kind is not None else EngineError(text, hint=hint)
+
+
+def _below(kind: type[BelljarError]) -> Iterator[type[BelljarError]]:
+    for narrower in kind.__subclasses__():
+        yield narrower
+        yield from _below(narrower)
+
+
+_KINDS = {kind.code: kind for kind in _below(BelljarError) if "code" in vars(kind)}

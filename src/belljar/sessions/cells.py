@@ -1,0 +1,32 @@
+"""What callers may ask a session to run: the checks that every surface and the Python API make alike."""
+
+import re
+
+from belljar.errors import InvalidArgument
+from belljar.sessions.execution import Cell
+from belljar.settings import Settings
+
+_FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
+
+
+def make_cell(settings: Settings, code: str, *, timeout_s: float | None = None, allow_input: bool = False) -> Cell:
+    """The cell for a caller's code, within the limits of the settings."""
+    size = len(code.encode(errors="replace"))
+    if size > settings.max_code_bytes:
+        raise InvalidArgument(
+            f"code has {size:,} bytes, the limit is {settings.max_code_bytes:,}",
+            hint="Upload data as a file and read it from the session folder",
+        )
+    code = stripped(code)
+    if not code.strip():
+        raise InvalidArgument("code is empty", hint="Pass the Python to run")
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidArgument(f"timeout_s is {timeout_s:g}", hint="Pass a number of seconds above 0")
+    limit_s = settings.execution_timeout_s
+    return Cell(code, timeout_s=min(timeout_s or limit_s, limit_s), allow_input=allow_input)
+
+
+def stripped(code: str) -> str:
+    """Code without the Markdown fence that models like to put around it."""
+    fenced = _FENCE.match(code)
+    return fenced.group(1) if fenced else code
