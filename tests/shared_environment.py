@@ -11,13 +11,17 @@ import anyio
 import platformdirs
 
 from belljar.environments import Environment, open_environment
-from belljar.settings import Settings
+from belljar.settings import Settings, load_settings
+
+
+def settings_with(**flags: object) -> Settings:
+    return load_settings(flags)
 
 
 def shared_settings() -> Settings:
     kept = os.environ.get("BELLJAR_TEST_DATA")
     folder = Path(kept) if kept else platformdirs.user_cache_path("belljar") / "tests"
-    return Settings(data_directory=folder, environment="default")
+    return settings_with(data_directory=folder, environment="default")
 
 
 @cache

@@ -13,7 +13,7 @@ from itertools import islice
 from belljar.environments.packages import InstallOutcome, install
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.files.workspace import mime_type_of
-from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted
+from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.cells import make_cell
@@ -32,14 +32,14 @@ async def open_session(
     environment: str = "", settings: Settings | None = None, **flags: object
 ) -> AsyncGenerator[SessionHandle]:
     """One session in an engine of its own; `flags` are settings, such as `sandbox="process"`."""
-    async with open_engine(settings, **{**flags, "environment": environment or flags.get("environment")}) as engine:
-        async with engine.open_session() as session:
-            yield session
+    chosen = {"environment": environment} if environment else {}
+    async with open_engine(settings, **flags, **chosen) as engine, engine.open_session() as session:
+        yield session
 
 
 @asynccontextmanager
 async def open_engine(settings: Settings | None = None, **flags: object) -> AsyncGenerator["Engine"]:
-    """An engine for several sessions, which end with it. Without `settings`, they are found as the command finds them."""
+    """An engine for several sessions, which end with it; settings not given are found as the command finds them."""
     given = {name: value for name, value in flags.items() if value is not None}
     if settings is None or given:
         settings = load_settings({**(dict(settings) if settings else {}), **given})
@@ -178,7 +178,7 @@ class LocalSession:
         """See `SessionHandle`."""
         session = self._session()
         environment = await self._runtime.starter.environment(session.environment)
-        return await install(environment, session.folders.layer, packages)
+        return await install(environment, session.folders.layer, as_list(packages))
 
     def _session(self) -> Session:
         return self._runtime.sessions.get(self._id, PRINCIPAL)

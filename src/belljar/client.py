@@ -33,7 +33,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
-from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, named_error
+from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, as_list, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class RemoteSession:
         """See `SessionHandle`."""
         from belljar.environments.packages import InstallOutcome
 
-        arguments = {"session_id": self._id, "packages": [*packages]}
+        arguments = {"session_id": self._id, "packages": as_list(packages)}
         answer = await self._server.call("install_dependencies", arguments)
         return [InstallOutcome(**outcome) for outcome in answer["packages"]]
 

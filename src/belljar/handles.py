@@ -112,6 +112,11 @@ class Questions:
             scope.cancel()
 
 
+def as_list(packages: Sequence[str]) -> list[str]:
+    """The packages; a single one may stand alone, rather than be taken for a list of its letters."""
+    return [packages] if isinstance(packages, str) else [*packages]
+
+
 def accepted(result: ExecutionResult) -> ExecutionResult:
     """The result of a cell that had its turn; one that was refused is raised as the error it names."""
     if result.status == "rejected":

@@ -10,7 +10,7 @@ from local_index import LocalIndex
 
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.managed import Recipe, prepare
-from belljar.settings import Settings
+from shared_environment import settings_with
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def small_environment(indexed: Indexed, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patch:
         for name, value in indexed.variables.items():
             patch.setenv(name, value)
-        python = anyio.run(partial(prepare, Settings(data_directory=folder), recipe))
+        python = anyio.run(partial(prepare, settings_with(data_directory=folder), recipe))
     return describe("small", inspect_interpreter(python))
 
 

@@ -11,13 +11,14 @@ import pytest
 from belljar.environments.managed import DEFAULT, Recipe, folder, interpreter_path, is_ready, prepare
 from belljar.errors import EnvironmentBroken
 from belljar.settings import Settings
+from shared_environment import settings_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("index")]
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(data_directory=tmp_path / "data")
+    return settings_with(data_directory=tmp_path / "data")
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ async def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path, 
     (tmp_path / "file").touch()
 
     with pytest.raises(EnvironmentBroken, match="cannot be written: Not a directory"):
-        await prepare(Settings(data_directory=tmp_path / "file" / "data"), recipe)
+        await prepare(settings_with(data_directory=tmp_path / "file" / "data"), recipe)
 
 
 async def test_another_lock_gets_another_folder(settings: Settings, recipe: Recipe) -> None:

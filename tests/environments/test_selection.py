@@ -6,7 +6,7 @@ import pytest
 
 from belljar.environments import Environment, check_environments, open_environment
 from belljar.errors import EnvironmentBroken, InvalidArgument
-from belljar.settings import Settings
+from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +36,8 @@ async def test_the_default_environment_has_what_sessions_are_promised(default_en
 async def test_a_folder_and_its_interpreter_mean_the_same(default_environment: Environment) -> None:
     folder = str(default_environment.python.parent.parent)
 
-    by_folder = await open_environment(Settings(environment=folder))
-    by_interpreter = await open_environment(Settings(environment=f"{folder}/bin/python"))
+    by_folder = await open_environment(settings_with(environment=folder))
+    by_interpreter = await open_environment(settings_with(environment=f"{folder}/bin/python"))
 
     assert by_folder.python == by_interpreter.python == default_environment.python
     assert by_folder.readable == by_interpreter.readable == default_environment.readable
@@ -50,7 +50,7 @@ async def test_a_path_that_the_settings_do_not_name_is_never_run(venv: Path, tmp
     trap.chmod(0o755)
 
     with pytest.raises(InvalidArgument) as caught:
-        await open_environment(Settings(environment=str(venv)), str(trap))
+        await open_environment(settings_with(environment=str(venv)), str(trap))
 
     assert caught.value.message == f"unknown environment: {trap}"
     assert caught.value.hint == f"Use default or {venv}"
@@ -59,7 +59,7 @@ async def test_a_path_that_the_settings_do_not_name_is_never_run(venv: Path, tmp
 
 async def test_an_environment_without_ipython_says_how_to_get_it(venv: Path) -> None:
     with pytest.raises(EnvironmentBroken) as caught:
-        await open_environment(Settings(environment=str(venv)))
+        await open_environment(settings_with(environment=str(venv)))
 
     assert caught.value.message == f"{venv}/bin/python has no IPython"
     assert caught.value.hint == f"Run: uv pip install --python {venv}/bin/python ipython"
@@ -69,20 +69,20 @@ async def test_an_environment_with_pip_is_told_to_use_it(venv: Path) -> None:
     put(venv, "pip-25.0")
 
     with pytest.raises(EnvironmentBroken) as caught:
-        await open_environment(Settings(environment=str(venv)))
+        await open_environment(settings_with(environment=str(venv)))
 
     assert caught.value.hint == f"Run: {venv}/bin/python -m pip install ipython"
 
 
 async def test_a_folder_that_is_no_environment_is_told_apart_from_none(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentBroken, match="is not a virtual environment: no "):
-        await open_environment(Settings(environment=str(tmp_path)))
+        await open_environment(settings_with(environment=str(tmp_path)))
     with pytest.raises(EnvironmentBroken, match="no such environment"):
-        await open_environment(Settings(environment=str(tmp_path / "absent")))
+        await open_environment(settings_with(environment=str(tmp_path / "absent")))
 
 
 async def test_doctor_hears_of_an_environment_that_is_not_prepared(tmp_path: Path) -> None:
-    uv, environment = check_environments(Settings(data_directory=tmp_path, environment="default"))
+    uv, environment = check_environments(settings_with(data_directory=tmp_path, environment="default"))
 
     assert uv.is_ok
     assert (environment.name, environment.is_ok, environment.detail) == (
@@ -96,8 +96,8 @@ async def test_doctor_hears_of_an_environment_that_is_not_prepared(tmp_path: Pat
 async def test_doctor_hears_of_an_environment_that_works(default_environment: Environment) -> None:
     folder = default_environment.python.parent.parent
 
-    _, ours = check_environments(Settings(data_directory=folder.parent.parent, environment="default"))
-    _, theirs = check_environments(Settings(environment=str(folder)))
+    _, ours = check_environments(settings_with(data_directory=folder.parent.parent, environment="default"))
+    _, theirs = check_environments(settings_with(environment=str(folder)))
 
     assert ours.is_ok
     assert ours.detail.endswith(f" in {folder}")
@@ -105,13 +105,13 @@ async def test_doctor_hears_of_an_environment_that_works(default_environment: En
 
 
 async def test_doctor_hears_what_is_wrong_and_what_to_do(venv: Path) -> None:
-    _, check = check_environments(Settings(environment=str(venv)))
+    _, check = check_environments(settings_with(environment=str(venv)))
 
     assert (check.is_ok, check.detail) == (False, f"{venv}/bin/python has no IPython")
     assert check.hint.startswith("Run: uv pip install")
 
 
 async def test_doctor_leaves_jupyter_kernels_to_their_own_room() -> None:
-    _, check = check_environments(Settings(environment="kernel:python3"))
+    _, check = check_environments(settings_with(environment="kernel:python3"))
 
     assert check.is_ok

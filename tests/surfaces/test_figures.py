@@ -55,7 +55,8 @@ async def test_a_figure_comes_as_one_image(caller: Caller, shared_session: str, 
     assert answer.structured_content is None
     assert mimes(result) == ["image/png"]
     (display,) = result.displays
-    assert display.uri is not None and display.uri in text_of(answer)
+    assert display.uri is not None
+    assert display.uri in text_of(answer)
     content = await caller.read(display.uri)
     assert isinstance(content, BlobResourceContents)
     assert (content.mime_type, content.blob) == ("image/png", image.data)
@@ -74,7 +75,8 @@ async def test_several_figures_come_in_order(caller: Caller, shared_session: str
     for ending in ("\nplt.show()", ""):
         answer, result = await shown(caller, code + ending, shared_session)
         widths = [picture(image.data).width for image in images(answer)]
-        assert len(widths) == 3 and widths == sorted(widths)
+        assert len(widths) == 3
+        assert widths == sorted(widths)
         assert mimes(result) == ["image/png"] * 3
 
 
@@ -86,7 +88,8 @@ async def test_a_figure_is_not_shown_again_by_the_next_cell(caller: Caller, shar
 
 async def test_a_figure_made_before_an_error_is_kept(caller: Caller, shared_session: str):
     answer = await caller.call("execute_code", code=PLOT.format(last=6) + "plt.show()\n1/0", session_id=shared_session)
-    assert answer.is_error and len(images(answer)) == 1
+    assert answer.is_error
+    assert len(images(answer)) == 1
     assert "ZeroDivisionError" in text_of(answer)
 
 
@@ -120,7 +123,9 @@ async def test_a_big_image_is_scaled_under_the_budget_and_the_original_linked(ca
     assert len(b64decode(image.data)) <= 700_000
     assert picture(image.data).width < 900
     (display,) = result.displays
-    assert display.size > 2_000_000 and display.uri is not None and display.uri in text_of(answer)
+    assert display.size > 2_000_000
+    assert display.uri is not None
+    assert display.uri in text_of(answer)
     original = await caller.read(display.uri)
     assert isinstance(original, BlobResourceContents)
     assert picture(original.blob).size == (900, 900)
@@ -168,13 +173,16 @@ async def test_a_plotly_figure_is_one_page_that_needs_no_network(caller: Caller,
     pages = [form for form in (display, *display.also) if form.mime == "text/html"]
     assert [form.mime for form in (display, *display.also) if form.mime not in ("text/html", "image/png")] == []
     (page,) = pages
-    assert page.uri is not None and page.uri in text_of(answer)
+    assert page.uri is not None
+    assert page.uri in text_of(answer)
     content = await caller.read(page.uri)
     assert isinstance(content, TextResourceContents)
     assert content.mime_type == "text/html"
-    assert "series-name" in content.text and "Plotly.newPlot" in content.text
+    assert "series-name" in content.text
+    assert "Plotly.newPlot" in content.text
     assert len(content.text) > 1_000_000
-    assert '<script src="' not in content.text and "cdn.plot.ly/plotly" not in content.text[:100_000]
+    assert '<script src="' not in content.text
+    assert "cdn.plot.ly/plotly" not in content.text[:100_000]
 
 
 async def test_a_plotly_figure_changed_between_two_shows_is_shown_twice(caller: Caller, shared_session: str):
@@ -222,7 +230,9 @@ async def test_a_frame_is_a_table_in_html_and_in_plain_text(caller: Caller, shar
     answer, result = await shown(caller, "import pandas as pd\npd.DataFrame({'a': [10, 20]})", shared_session)
     assert result.result == "    a\n0  10\n1  20"
     (display,) = result.displays
-    assert display.mime == "text/html" and display.text is not None and "<td>10</td>" in display.text
+    assert display.mime == "text/html"
+    assert display.text is not None
+    assert "<td>10</td>" in display.text
     assert display.plain == result.result
     assert text_of(answer).count("0  10") == 1
 
@@ -230,7 +240,9 @@ async def test_a_frame_is_a_table_in_html_and_in_plain_text(caller: Caller, shar
 async def test_a_long_page_is_a_resource(caller: Caller, shared_session: str):
     answer, result = await shown(caller, "from IPython.display import HTML\nHTML('<p>' + 'x' * 9_000)", shared_session)
     (display,) = result.displays
-    assert display.text is None and display.uri is not None and display.uri in text_of(answer)
+    assert display.text is None
+    assert display.uri is not None
+    assert display.uri in text_of(answer)
     content = await caller.read(display.uri)
     assert isinstance(content, TextResourceContents)
     assert (content.mime_type, content.text) == ("text/html", "<p>" + "x" * 9_000)

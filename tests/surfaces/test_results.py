@@ -20,7 +20,8 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nopen('made.csv', 'w').write('a,b')\n6 * 7"
     async with connected(runtime, era) as caller:
         answer = await caller.call("execute_code", code=code)
-    assert answer.structured_content is not None and answer.is_error is False
+    assert answer.structured_content is not None
+    assert answer.is_error is False
     fields: dict[str, Any] = dict(answer.structured_content)
     usage, info = fields.pop("usage"), fields.pop("session_info")
     session_id, execution_id = fields["session_id"], fields["execution_id"]
@@ -45,10 +46,16 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
         "cause": None,
         "sequence": 3,
     }
-    assert len(session_id) == len(execution_id) == 32 and int(session_id, 16) and int(execution_id, 16)
+    assert len(session_id) == len(execution_id) == 32
+    assert int(session_id, 16)
+    assert int(execution_id, 16)
     assert usage.keys() == {"wall_s", "cpu_s", "queue_s", "peak_memory_mb"}
-    assert usage["wall_s"] > 0 and usage["cpu_s"] > 0 and usage["queue_s"] >= 0 and usage["peak_memory_mb"] > 5
-    assert info["session_id"] == session_id and "session_id" in info["instructions"]
+    assert usage["wall_s"] > 0
+    assert usage["cpu_s"] > 0
+    assert usage["queue_s"] >= 0
+    assert usage["peak_memory_mb"] > 5
+    assert info["session_id"] == session_id
+    assert "session_id" in info["instructions"]
     assert info["expires_at"].endswith("Z")
 
 
@@ -102,7 +109,8 @@ async def test_a_traceback_has_lines_and_no_ansi_codes(caller: Caller, shared_se
     code = "def deep():\n    raise RuntimeError('\\x1b[31mred\\x1b[0m')\ndeep()"
     result = await caller.execute(code, shared_session)
     assert result.error == "RuntimeError: red"
-    assert len(result.traceback) > 3 and not any("\x1b" in line or "\n" in line for line in result.traceback)
+    assert len(result.traceback) > 3
+    assert not any("\x1b" in line or "\n" in line for line in result.traceback)
     assert any("deep()" in line for line in result.traceback)
     assert result.traceback[-1] == "RuntimeError: red"
 
@@ -120,7 +128,8 @@ async def test_a_traceback_has_lines_and_no_ansi_codes(caller: Caller, shared_se
 async def test_code_that_fails_is_a_result_with_the_error(caller: Caller, shared_session: str, code: str, error: str):
     result = await caller.execute(code, shared_session)
     assert (result.status, result.state) == ("error", "kept")
-    assert result.error is not None and result.error.startswith(error)
+    assert result.error is not None
+    assert result.error.startswith(error)
     assert result.traceback
 
 
@@ -180,8 +189,10 @@ async def test_long_output_keeps_head_and_tail_and_links_the_whole(caller: Calle
     assert result.truncated is not None
     assert result.truncated.total_bytes == len(whole)
     assert result.truncated.uri == f"execution://{result.execution_id}/output"
-    assert result.stdout.startswith("line 0\nline 1\n") and result.stdout.endswith("line 19998\nline 19999\n")
-    assert 15_000 < len(result.stdout) <= 20_000 and 15_000 < len("".join(result.output)) <= 20_200
+    assert result.stdout.startswith("line 0\nline 1\n")
+    assert result.stdout.endswith("line 19998\nline 19999\n")
+    assert 15_000 < len(result.stdout) <= 20_000
+    assert 15_000 < len("".join(result.output)) <= 20_200
     assert result.truncated.shown_bytes == len(result.stdout)
     left_out = result.truncated.total_bytes - result.truncated.shown_bytes
     assert f"{left_out:,} bytes left out" in "".join(result.output)
@@ -209,7 +220,8 @@ async def test_a_result_that_is_too_long_is_cut_and_the_whole_linked(caller: Cal
     result = await caller.execute("'x' * 300_000", shared_session)
     assert result.result is not None
     assert len(result.result) < 21_000
-    assert result.result.startswith("'xxx") and result.result.endswith("xxx'")
+    assert result.result.startswith("'xxx")
+    assert result.result.endswith("xxx'")
     assert result.truncated is not None
     assert "x" * 300_000 in await caller.read_text(result.truncated.uri)
 
@@ -239,9 +251,11 @@ async def test_one_message_stays_below_the_size_that_clients_refuse(caller: Call
 
 async def test_a_million_lines_arrive_whole(caller: Caller, shared_session: str):
     result = await caller.execute("for i in range(1_000_000): print(i)", shared_session)
-    assert result.status == "ok" and result.truncated is not None
+    assert result.status == "ok"
+    assert result.truncated is not None
     assert result.truncated.total_bytes == sum(len(f"{i}\n") for i in range(1_000_000))
-    assert result.stdout.startswith("0\n1\n") and result.stdout.endswith("999999\n")
+    assert result.stdout.startswith("0\n1\n")
+    assert result.stdout.endswith("999999\n")
     tail = await caller.read_text(f"{result.truncated.uri}?offset={result.truncated.total_bytes - 14}")
     assert tail == "999998\n999999\n"
 
@@ -294,14 +308,15 @@ async def test_structured_content_follows_the_setting(default_environment: Envir
         plain = await caller.call("list_sessions")
         refused = await caller.call("clear_session", session_id="no")
         answers = {"picture": picture, "rejected": rejected, "plain": plain, "refused": refused}
-    expected = {name: structured == "always" for name in answers}
+    expected = dict.fromkeys(answers, structured == "always")
     assert {name: answer.structured_content is not None for name, answer in answers.items()} == expected
 
 
 async def test_a_caller_may_ask_for_structured_content_itself(caller: Caller, shared_session: str):
     arguments = {"code": PICTURE, "session_id": shared_session}
     asked = await caller.client.call_tool("execute_code", arguments, meta={"belljar/structured": "always"})
-    assert asked.structured_content is not None and len(images(asked)) == 1
+    assert asked.structured_content is not None
+    assert len(images(asked)) == 1
     declined = await caller.client.call_tool(
         "execute_code", {"code": "1", "session_id": shared_session}, meta={"belljar/structured": "never"}
     )
@@ -334,4 +349,5 @@ async def test_old_executions_come_from_the_journal(caller: Caller, shared_sessi
 async def test_an_unknown_execution_is_a_clear_error(runtime: Runtime, era: str):
     async with connected(runtime, era) as caller:
         said = await caller.refusal("get_execution", execution_id="f" * 32)
-    assert said.startswith("execution-not-found: ") and "f" * 32 in said
+    assert said.startswith("execution-not-found: ")
+    assert "f" * 32 in said

@@ -3,6 +3,7 @@
 import logging
 import sys
 
+from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
 from belljar.surfaces.http import check_bind, parse_bind, serve_http
@@ -14,6 +15,8 @@ async def serve(settings: Settings) -> None:
     logging.basicConfig(stream=sys.stderr, level=settings.log_level, format="%(levelname)s %(name)s: %(message)s")
     if settings.http:
         check_bind(settings)
+        if settings.environment == "default" and sys.stderr.isatty():
+            await prepare(settings, show=True)
         await _serve_http(settings)
     else:
         async with open_runtime(settings) as runtime:

@@ -1,6 +1,7 @@
 """From an environment's name to a running kernel in a fresh sandbox."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from belljar.sandboxes.base import Provider, SandboxSpec
 from belljar.settings import Settings
 
 KERNEL_PREFIX = "kernel:"
+
+log = logging.getLogger(__name__)
 
 
 class Folders(Protocol):
@@ -63,7 +66,7 @@ class KernelStarter:
         """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
         task = self._environments.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            opening = open_environment(self._settings, name)
+            opening = open_environment(self._settings, name, on_progress=log.info)
             task = self._environments[name] = asyncio.get_running_loop().create_task(opening)
         return await asyncio.shield(task)
 

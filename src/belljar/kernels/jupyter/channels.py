@@ -77,6 +77,11 @@ class Channels:
         await self._send(channel, parts)
         return request_id
 
+    def send_nowait(self, channel: str, kind: str, content: Mapping[str, Any]) -> None:
+        """Send a small message without waiting, to a kernel that may have stopped reading or be gone."""
+        if not self._end.done():
+            self._connections[channel].send_nowait(self._seal.pack(kind, content)[1])
+
     async def ask(self, kind: str, content: Mapping[str, Any]) -> Message:
         """Send a request on shell and wait for its reply alone; everything else stays in the inbox."""
         request_id, parts = self._seal.pack(kind, content)

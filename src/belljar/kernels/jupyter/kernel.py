@@ -119,15 +119,14 @@ class JupyterKernel:
         await self._channels.send("stdin", "input_reply", answer, parent_id=question_id)
 
     async def interrupt(self) -> None:
-        """A message or SIGINT, as the kernelspec says; a kernel that is gone has nothing to interrupt."""
-        with contextlib.suppress(KernelDied):
-            if self._spec.is_interrupted_by_message:
-                await self._channels.send("control", "interrupt_request", {})
-                return
-            self._signal()
-            # ipykernel 7 notes the signal in its event loop without waking it, so a cell that awaits would sleep on.
-            # Any request wakes it; nobody waits for the answer.
-            await self._channels.send("shell", "kernel_info_request", {})
+        """A message or SIGINT, as the kernelspec says. Never waits: whoever interrupts may have to kill next."""
+        if self._spec.is_interrupted_by_message:
+            self._channels.send_nowait("control", "interrupt_request", {})
+            return
+        self._signal()
+        # ipykernel 7 notes the signal in its event loop without waking it, so a cell that awaits would sleep on. Any
+        # request wakes it; nobody waits for the answer.
+        self._channels.send_nowait("shell", "kernel_info_request", {})
 
     def _signal(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -38,11 +38,15 @@ class Connection:
         """Who listens, in the host's own numbers; 0 when it cannot be told."""
 
     async def send(self, parts: list[bytes]) -> None:
-        """Send one message; OSError when there is no peer."""
+        """Send one message; OSError when there is no peer. Waits while the peer does not read."""
+        self.send_nowait(parts)
+        await self._writer.drain()
+
+    def send_nowait(self, parts: list[bytes]) -> None:
+        """Send one message when the peer reads next; for small ones."""
         last = len(parts) - 1
         for index, part in enumerate(parts):
             self._writer.write(_frame(part, _MORE if index < last else 0))
-        await self._writer.drain()
 
     async def receive(self) -> list[bytes] | None:
         """The next message, None when the peer is gone, KernelDied when it breaks the form or a limit."""
@@ -95,12 +99,8 @@ class Connection:
 
     async def _answer(self, command: bytes) -> None:
         if command.startswith(b"\x04PING"):
-            await self.send_command(b"\x04PONG" + command[7:23])
-
-    async def send_command(self, body: bytes) -> None:
-        """Send one command."""
-        self._writer.write(_frame(body, _COMMAND))
-        await self._writer.drain()
+            self._writer.write(_frame(b"\x04PONG" + command[7:23], _COMMAND))
+            await self._writer.drain()
 
 
 async def open_connection(path: Path, socket_type: SocketType, identity: bytes) -> Connection:
