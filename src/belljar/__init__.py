@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from belljar.api import open_engine, open_session
-    from belljar.client import connect
+    from belljar.api import Engine, open_engine, open_session
+    from belljar.client import RemoteServer, connect
     from belljar.errors import BelljarError
     from belljar.handles import OutputStream, SessionHandle
     from belljar.models import Display, ExecutionResult, FileReference, OutputEvent
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BelljarError",
     "Display",
+    "Engine",
     "ExecutionResult",
     "FileReference",
     "OutputEvent",
     "OutputStream",
+    "RemoteServer",
     "SessionHandle",
     "Settings",
     "connect",
@@ -33,8 +35,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "belljar.api": ("open_engine", "open_session"),
-    "belljar.client": ("connect",),
+    "belljar.api": ("Engine", "open_engine", "open_session"),
+    "belljar.client": ("RemoteServer", "connect"),
     "belljar.errors": ("BelljarError",),
     "belljar.handles": ("OutputStream", "SessionHandle"),
     "belljar.models": ("Display", "ExecutionResult", "FileReference", "OutputEvent"),

@@ -32,7 +32,7 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
+from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, Unauthorized
 from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, as_list, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 
@@ -46,10 +46,9 @@ CLEAR_TIMEOUT_S = 5.0
 # More events in one answer than this: there are more already, so the next look need not wait.
 _BACKLOG = 100
 _REFUSAL = frozenset({"success", "error", "hint"})
-# The server holds a request for NEXT_WAIT_S and writes a sign of life every 15 s.
-_TIMEOUT = httpx2.Timeout(30, read=120)
-_START_HINT = "Start one with: belljar serve --http 127.0.0.1:8000"
-_KEY_HINT = "Pass one of its keys as api_key"
+# A server that makes its environment for the first session is silent for minutes.
+_TIMEOUT = httpx2.Timeout(30, read=600)
+START_HINT = "Start one with: belljar serve --http 127.0.0.1:8000"
 
 Fields = dict[str, Any]
 Target = str | StdioServerParameters | Transport | MCPServer[Any]
@@ -57,7 +56,7 @@ Target = str | StdioServerParameters | Transport | MCPServer[Any]
 
 @asynccontextmanager
 async def connect(server: Target, *, api_key: str | None = None) -> AsyncGenerator["RemoteServer"]:
-    """A server by the URL of its `/mcp`, or by anything else that an MCP client connects to."""
+    """Connect to a server by the URL of its `/mcp`, or by anything else that an MCP client connects to."""
     failure: Exception | None = None
     async with _open_client(server, api_key) as client:
         try:
@@ -73,6 +72,8 @@ async def _open_client(server: Target, api_key: str | None) -> AsyncGenerator[Cl
     async with contextlib.AsyncExitStack() as stack:
         target = server
         if isinstance(server, str):
+            if not server.startswith(("http://", "https://")):
+                raise InvalidArgument(f"{server!r} is not a URL", hint="Use one like http://127.0.0.1:8000/mcp")
             http = await stack.enter_async_context(_HttpClient(headers=_credentials(api_key), timeout=_TIMEOUT))
             # The server limits its answers; the limit here, 1 MiB unless told otherwise, would lose them.
             target = streamable_http_client(server, http_client=http, max_sse_event_size=None)
@@ -80,8 +81,8 @@ async def _open_client(server: Target, api_key: str | None) -> AsyncGenerator[Cl
         client = Client(target, cache=None, elicitation_callback=_decline)
         try:
             await stack.enter_async_context(client)
-        except (Exception, BaseExceptionGroup) as error:
-            raise _unreachable(server, error) from error
+        except Exception as error:
+            raise _unopened(server, error) from error
         yield client
 
 
@@ -159,7 +160,9 @@ class RemoteSession:
         self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
     ) -> ExecutionResult:
         """See `SessionHandle`."""
-        result = _result(await self._follow("execute_code", self._cell(code, timeout_s, FIRST_WAIT_S), on_input))
+        # A question leads back to the call it came in answer to; asking after an execution can be repeated.
+        first_wait_s = FIRST_WAIT_S if on_input is None else 0
+        result = _result(await self._follow("execute_code", self._cell(code, timeout_s, first_wait_s), on_input))
         while result.status == "running":
             again = {"execution_id": result.execution_id, "wait_s": NEXT_WAIT_S}
             result = _result(await self._follow("get_execution", again, on_input))
@@ -203,7 +206,7 @@ class RemoteSession:
                 text = await self._asked(answer, on_input)
             except Exception:
                 # The cell must not wait for somebody who will not come.
-                await self._server.send(tool, {**arguments, "wait_s": 0}, meta, answer, _answers(answer, None))
+                await self._server.send(tool, arguments, meta, answer, _answers(answer, None))
                 raise
             answer = await self._server.send(tool, arguments, meta, answer, _answers(answer, text))
         return _fields(answer)
@@ -234,7 +237,12 @@ class RemoteSession:
 
     async def download(self, name: str) -> bytes:
         """See `SessionHandle`."""
-        return await self._server.read(f"kernel://{self._id}/{quote(name)}")
+        try:
+            return await self._server.read(f"kernel://{self._id}/{quote(name)}")
+        except InvalidArgument as error:
+            raise InvalidPath(
+                f"the path {name[:120]!r} leaves the session folder", hint="Use a relative path"
+            ) from error
 
     async def files(self) -> list[FileReference]:
         """See `SessionHandle`."""
@@ -272,6 +280,8 @@ def _fields(answer: CallToolResult) -> Fields:
         told = cast("Fields", fields)
         raise named_error(str(told.get("error")), str(told.get("hint") or ""))
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
+    if " validation error" in text:
+        raise InvalidArgument(text)
     raise named_error(text.removeprefix("Error: "))
 
 
@@ -289,46 +299,51 @@ async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -
 
 @contextlib.contextmanager
 def _mapped_errors() -> Generator[None]:
-    """The SDK's errors as ours; the server puts the code of its own in front of the message."""
     try:
         yield
     except MCPError as error:
-        told = named_error(error.message)
-        if error.code == INVALID_PARAMS and type(told) is EngineError:
-            raise InvalidArgument(error.message) from error
-        raise told from error
+        raise _told(error) from error
     except ValidationError as error:
         raise EngineError(f"the server's answer has not the form of MCP: {error.errors()[0]['msg']}") from error
+
+
+def _told(error: MCPError) -> BelljarError:
+    """An error of the SDK as ours; the server puts the code of its own in front of the message."""
+    data: object = error.data
+    hint = str(cast("Fields", data).get("hint", "")) if isinstance(data, dict) else ""
+    told = named_error(error.message, hint)
+    is_refusal = error.code == INVALID_PARAMS and type(told) is EngineError
+    return InvalidArgument(error.message, hint=hint) if is_refusal else told
 
 
 class _HttpClient(httpx2.AsyncClient):
     """Turns a failure on the way into an answer, because one exception ends the SDK's whole connection."""
 
     async def send(self, request: httpx2.Request, *args: Any, **kwargs: Any) -> httpx2.Response:
-        place = str(request.url.copy_with(query=None, username=None, password=None))
+        place = request.url.copy_with(query=None, username=None, password=None)
         try:
             response = await super().send(request, *args, **kwargs)
         except httpx2.TransportError as error:
             reason = str(error) or type(error).__name__
-            return _refused(request, f"no answer from the server at {place}: {reason}. {_START_HINT}")
+            return _refused(request, f"no answer from the server at {place}: {reason}", START_HINT)
         if response.status_code in (401, 403):
             await response.aclose()
-            fact = f"the server at {place} answered {response.status_code}. {_KEY_HINT}"
-            return _refused(request, f"{Unauthorized.code}: {fact}")
+            refusal = f"{Unauthorized.code}: the server at {place} answered {response.status_code}"
+            return _refused(request, refusal, "Pass one of its keys as api_key")
         return response
 
 
-def _refused(request: httpx2.Request, message: str) -> httpx2.Response:
-    error = {"jsonrpc": "2.0", "id": None, "error": {"code": INTERNAL_ERROR, "message": message}}
-    return httpx2.Response(503, json=error, request=request)
+def _refused(request: httpx2.Request, message: str, hint: str) -> httpx2.Response:
+    error = {"code": INTERNAL_ERROR, "message": message, "data": {"hint": hint}}
+    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 
-def _unreachable(server: Target, error: BaseException) -> BelljarError:
+def _unopened(server: Target, error: BaseException) -> BelljarError:
     """Why a connection could not be opened, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    told = named_error(str(error)) if isinstance(error, MCPError) else EngineError(str(error) or type(error).__name__)
-    if type(told) is not EngineError or "no answer from the server" in told.message:
+    told = _told(error) if isinstance(error, MCPError) else EngineError(str(error) or type(error).__name__)
+    if told.hint:
         return told
     place = server if isinstance(server, str) else type(server).__name__
-    return EngineError(f"no MCP connection to {place}: {told.message}", hint=_START_HINT)
+    return EngineError(f"no MCP connection to {place}: {told.message}", hint="Give the URL of a belljar server's /mcp")

@@ -89,6 +89,10 @@ class OutputStream:
             raise StopAsyncIteration
         return item
 
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._source.aclose()
+
 
 class Questions:
     """The questions of a session's cells that wait for an answer; an interrupt takes them back."""

@@ -86,13 +86,38 @@ async def run(kernel: Kernel, code: str, *, allow_input: bool = False, on_event:
 
 
 async def interrupt_when_started(kernel: Kernel, code: str) -> Outcome:
-    """Run a cell and interrupt it as soon as it says `started`."""
+    """Run a cell and interrupt it once, as soon as it says `started`."""
+    is_interrupted = False
 
     async def on_event(event: Event) -> None:
-        if isinstance(event, Stream) and "started" in event.text:
+        nonlocal is_interrupted
+        if isinstance(event, Stream) and "started" in event.text and not is_interrupted:
+            is_interrupted = True
             await kernel.interrupt()
 
     return await run(kernel, code, on_event=on_event)
+
+
+async def speak_between_cells(kernel: Kernel, workspace: Path, text: str) -> None:
+    """Have a thread of the session say something while no cell runs."""
+    code = (
+        "import os, threading, time\n"
+        "def speak():\n"
+        "    while not os.path.exists('speak-now'): time.sleep(0.005)\n"
+        f"    os.remove('speak-now'); print({text!r}, flush=True); open('spoken', 'w').close()\n"
+        "threading.Thread(target=speak).start()"
+    )
+    assert (await run(kernel, code)).stdout == ""
+    (workspace / "speak-now").touch()
+    async with asyncio.timeout(DEADLINE_S):
+        while not (workspace / "spoken").exists():
+            await asyncio.sleep(0.005)
+    (workspace / "spoken").unlink()
+
+
+def shared_id(kind: str) -> str:
+    """The session of the kernel that the tests of a module share."""
+    return f"shared-{kind.partition(':')[0]}"
 
 
 def usable(name: str) -> Provider:
@@ -123,11 +148,14 @@ class Place:
             (root / name).mkdir(parents=True)
         trees = (*self.environment.readable, RUNNER, root / "layer", *readable)
         return await self.provider.open(
-            SandboxSpec(session_id, root / "workspace", root / "scratch", root / "home", trees)
+            SandboxSpec(session_id, self.workspace(session_id), root / "scratch", root / "home", trees)
         )
 
     def variables(self, sandbox: Sandbox, session_id: str) -> dict[str, str]:
         return session_environment(sandbox, self.environment, self.folder / session_id / "layer")
+
+    def workspace(self, session_id: str = "s") -> Path:
+        return self.folder / session_id / "workspace"
 
     async def start(self, kind: str, session_id: str = "s") -> Kernel:
         """Start a kernel of a kind: `ipython`, or `jupyter:NAME`."""

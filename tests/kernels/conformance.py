@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from cells import Outcome, Place, interrupt_when_started, run
+from cells import Outcome, Place, interrupt_when_started, run, shared_id, speak_between_cells
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
@@ -190,16 +190,15 @@ async def test_nothing_to_complete_is_an_empty_completion(kernel: Kernel) -> Non
     assert (await kernel.complete("no_such_name_anywhere", 21)).matches == []
 
 
-async def test_output_during_a_completion_is_not_lost(kernel: Kernel) -> None:
-    code = (
-        "import threading\nsaid = threading.Event()\n"
-        "def speak():\n    said.wait(30)\n    print('from the thread', flush=True)\n"
-        "speaker = threading.Thread(target=speak); speaker.start()"
-    )
-    await run(kernel, code)
-    await kernel.complete("spea", 4)
-    outcome = await run(kernel, "said.set(); speaker.join()\nprint('from the cell')")
-    assert set(outcome.stdout.splitlines()) == {"from the thread", "from the cell"}
+async def test_output_of_a_thread_between_cells_is_in_the_next(kernel: Kernel, place: Place, kind: str) -> None:
+    await speak_between_cells(kernel, place.workspace(shared_id(kind)), "late")
+    assert (await run(kernel, "print('now')")).stdout == "late\nnow\n"
+
+
+async def test_a_completion_between_cells_loses_no_output(kernel: Kernel, place: Place, kind: str) -> None:
+    await speak_between_cells(kernel, place.workspace(shared_id(kind)), "late")
+    await kernel.complete("pri", 3)
+    assert (await run(kernel, "print('now')")).stdout == "late\nnow\n"
 
 
 async def test_a_figure_is_shown_as_a_picture(kernel: Kernel) -> None:

@@ -1,9 +1,10 @@
 """Kernels to run cells in: one of every kind behind every provider, shared by the tests of a module."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
-from cells import Place, usable
+from cells import Place, shared_id, usable
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
@@ -22,6 +23,12 @@ def place(
 
 
 @pytest.fixture
+def process_place(default_environment: Environment, tmp_path: Path) -> Place:
+    """For what does not depend on the provider."""
+    return Place(usable("process"), default_environment, tmp_path)
+
+
+@pytest.fixture
 def own_place(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """The same provider, in a folder of the test's own."""
     return Place(place.provider, place.environment, tmp_path_factory.mktemp("kernel"))
@@ -36,5 +43,5 @@ def kind() -> str:
 @pytest.fixture(scope="module")
 async def kernel(place: Place, kind: str) -> AsyncIterator[Kernel]:
     """Shared: a test must leave it alive."""
-    async with place.open(kind, f"shared-{kind.partition(':')[0]}") as kernel:
+    async with place.open(kind, shared_id(kind)) as kernel:
         yield kernel

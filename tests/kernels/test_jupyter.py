@@ -1,6 +1,6 @@
 import asyncio
+import hmac
 import json
-import os
 import socket
 import struct
 import sys
@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cells import Place, interrupt_when_started, kernelspecs, run, usable
+from cells import Place, interrupt_when_started, kernelspecs, run
 
 from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken, KernelDied, KernelStartFailed
 from belljar.kernels.base import Kernel
 from belljar.kernels.jupyter import KernelSpec, find_kernelspec, kernel_readable, start_jupyter, zmtp
 from belljar.kernels.jupyter import kernel as kernel_module
+from belljar.kernels.jupyter.messages import Display, Message, Seal
 from belljar.outputs.events import DisplayData, Stream
 
 pytestmark = pytest.mark.anyio
@@ -28,11 +29,6 @@ READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
 @pytest.fixture(scope="module")
 def kind() -> str:
     return "jupyter:python3"
-
-
-@pytest.fixture
-def process_place(default_environment: Environment, tmp_path: Path) -> Place:
-    return Place(usable("process"), default_environment, tmp_path)
 
 
 @asynccontextmanager
@@ -175,7 +171,7 @@ async def test_a_kernel_can_be_interrupted_by_message(own_place: Place) -> None:
 
 async def test_an_error_that_only_the_reply_tells_of_is_told(kernel: Kernel) -> None:
     code = (
-        "from ipykernel.ipkernel import IPythonKernel\nkind, original = type(get_ipython().kernel), IPythonKernel.do_execute\n"
+        "from ipykernel.ipkernel import IPythonKernel\noriginal = IPythonKernel.do_execute\n"
         "async def broken(self, *_, **__):\n    IPythonKernel.do_execute = original\n"
         "    return {'status': 'error', 'ename': 'Wilted', 'evalue': 'dry', 'traceback': ['\\x1b[31mno\\nwater']}\n"
         "IPythonKernel.do_execute = broken"
@@ -201,13 +197,6 @@ async def test_a_cell_whose_end_is_never_announced_ends_with_its_reply(
     assert (await run(kernel, "1")).result == {"text/plain": "1"}
 
 
-async def test_output_of_a_thread_between_cells_is_in_the_next(kernel: Kernel) -> None:
-    code = "import threading\nthread = threading.Thread(target=print, args=('late',))"
-    await run(kernel, code)
-    await run(kernel, "threading.Timer(0.01, thread.start).start()")
-    assert "late" in (await run(kernel, "while not thread.ident: pass\nthread.join()")).stdout
-
-
 async def test_a_child_that_holds_the_connections_does_not_hide_the_death(process_place: Place, kind: str) -> None:
     async with process_place.open(kind) as kernel:
         with pytest.raises(KernelDied, match="exit status 3"):
@@ -230,9 +219,9 @@ async def test_lone_surrogates_spelled_out_in_json_become_question_marks(kernel:
 
 _SIGNED = (
     "import json, uuid\nkernel = get_ipython().kernel\nsession = kernel.session\n"
-    "def publish(kind, content, parent=b'{}'):\n"
+    "def publish(kind, content):\n"
     "    header = json.dumps({'msg_id': uuid.uuid4().hex, 'msg_type': kind}).encode()\n"
-    "    parts = [header, parent, b'{}', content]\n"
+    "    parts = [header, b'{}', b'{}', content]\n"
     "    kernel.iopub_socket.send_multipart([b'<IDS|MSG>', session.sign(parts), *parts])\n"
 )
 
@@ -244,27 +233,11 @@ def _published(arguments: str) -> str:
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
-        (_published('\'stream\', b\'{"name": "stdout", "text": 5}\''), "malformed message: no streamtext"),
-        (_published("'stream', b'[]'"), "malformed message"),
-        (_published("'stream', b'{'"), "malformed message"),
-        (_published("'stream', b'[' * 1_000_000"), "malformed message"),
-        (_published("'display_data', b'{\"data\": ' + b'[' * 5_000 + b']' * 5_000 + b'}'"), "malformed message"),
-        (_published("'status', b'{}', b'[]'"), "malformed message: no parent"),
-        (_published("5, b'{}'"), "malformed message: no header"),
-        (_SIGNED + "kernel.iopub_socket.send_multipart([b'hello'])", "no Jupyter message"),
-        (_SIGNED + "kernel.iopub_socket.send_multipart([b'<IDS|MSG>', b'00', b'{}'])", "no Jupyter message"),
-        (
-            _SIGNED + "kernel.iopub_socket.send_multipart([b'<IDS|MSG>', b'00', b'{}', b'{}', b'{}', b'{}'])",
-            "wrong signature",
-        ),
+        (_published('\'stream\', b\'{"name": "stdout", "text": 5}\''), "malformed message"),
         (_SIGNED + "kernel.iopub_socket.send_multipart([b'x'] * 2_000)", "more than 1,024 parts"),
-        (_SIGNED + "kernel.iopub_socket.send_multipart([b'x' * 70_000_000])", "over the limit of 67,108,864 bytes"),
-        (_SIGNED + "kernel.iopub_socket.send_multipart([b'x' * 35_000_000] * 2)", "over the limit"),
+        (_SIGNED + "kernel.iopub_socket.send_multipart([b'x' * 35_000_000] * 2)", "over the limit of 67,108,864 bytes"),
     ],
-    ids=[
-        *("wrong-type", "not-an-object", "not-json", "deep-json", "deep-data", "wrong-parent", "wrong-kind"),
-        *("no-message", "short-message", "forged", "many-parts", "large-part", "large-message"),
-    ],
+    ids=["malformed", "many-parts", "large"],
 )
 async def test_a_message_without_form_ends_the_kernel(
     process_place: Place, kind: str, code: str, complaint: str
@@ -274,6 +247,48 @@ async def test_a_message_without_form_ends_the_kernel(
             await run(kernel, f"{code}\nwhile True: pass")
         with pytest.raises(KernelDied, match=complaint):
             await run(kernel, "1")
+
+
+def _parts(header: bytes, parent: bytes, content: bytes, *, key: bytes = b"key") -> list[bytes]:
+    signed = [header, parent, b"{}", content]
+    return [b"topic", b"<IDS|MSG>", hmac.new(key, b"".join(signed), "sha256").hexdigest().encode(), *signed]
+
+
+_HEADER = b'{"msg_id": "1", "msg_type": "display_data"}'
+_CONTENT = b'{"data": {"text/plain": "a"}}'
+
+
+def test_a_message_with_form_is_read() -> None:
+    message = Seal("key").unpack(_parts(_HEADER, b'{"msg_id": "0"}', _CONTENT))
+    assert message == Message("1", "0", Display(data={"text/plain": "a"}))
+
+
+def test_a_message_of_an_unknown_kind_is_passed_over() -> None:
+    assert Seal("key").unpack(_parts(b'{"msg_id": "1", "msg_type": "comm_open"}', b"{}", b"nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ([], "no Jupyter message"),
+        ([b"hello"], "no Jupyter message"),
+        (_parts(_HEADER, b"{}", _CONTENT)[:-1], "no Jupyter message"),
+        (_parts(_HEADER, b"{}", _CONTENT, key=b"other"), "wrong signature"),
+        (_parts(b"[]", b"{}", _CONTENT), "no header"),
+        (_parts(b'{"msg_id": 1, "msg_type": "stream"}', b"{}", _CONTENT), "no header"),
+        (_parts(b'{"msg_id": "1", "msg_type": ["stream"]}', b"{}", _CONTENT), "no header"),
+        (_parts(_HEADER, b"[]", _CONTENT), "no parent"),
+        (_parts(_HEADER, b"{}", b"{"), "no display"),
+        (_parts(_HEADER, b"{}", b"\xff\xff"), "no display"),
+        (_parts(_HEADER, b"{}", b'{"data": []}'), "no display"),
+        (_parts(_HEADER, b"{}", b'{"data": {}, "transient": {"display_id": 5}}'), "no display"),
+        (_parts(_HEADER, b"{}", b"[" * 1_000_000), "no display"),
+        (_parts(_HEADER, b"{}", b'{"data": {"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}}"), "no display"),
+    ],
+)
+def test_a_message_without_form_is_refused(parts: list[bytes], complaint: str) -> None:
+    with pytest.raises(KernelDied, match=complaint):
+        Seal("key").unpack(parts)
 
 
 async def test_garbage_on_the_connections_ends_the_kernel(process_place: Place, kind: str) -> None:
@@ -365,4 +380,4 @@ async def test_a_link_in_the_place_of_a_socket_is_not_followed(tmp_path: Path) -
 
 
 def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))

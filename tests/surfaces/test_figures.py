@@ -71,7 +71,9 @@ async def test_savefig_and_show_give_one_image_and_one_file(caller: Caller, shar
 
 
 async def test_several_figures_come_in_order(caller: Caller, shared_session: str):
-    code = "import matplotlib.pyplot as plt\nfor width in (2, 3, 4):\n  plt.figure(figsize=(width, 2)); plt.plot([1, width])"
+    code = (
+        "import matplotlib.pyplot as plt\nfor width in (2, 3, 4): plt.figure(figsize=(width, 2)); plt.plot([1, width])"
+    )
     for ending in ("\nplt.show()", ""):
         answer, result = await shown(caller, code + ending, shared_session)
         widths = [picture(image.data).width for image in images(answer)]
@@ -106,7 +108,9 @@ async def test_a_pillow_image_is_a_picture(caller: Caller, shared_session: str):
 
 
 async def test_more_figures_than_one_message_takes_stay_behind_their_links(caller: Caller, shared_session: str):
-    code = "import matplotlib.pyplot as plt\nfor i in range(12):\n  plt.figure(figsize=(1, 1)); plt.plot([i, 1]); plt.show()"
+    code = (
+        "import matplotlib.pyplot as plt\nfor i in range(12): plt.figure(figsize=(1, 1)); plt.plot([i, 1]); plt.show()"
+    )
     answer, result = await shown(caller, code, shared_session)
     assert 0 < len(images(answer)) < 12
     assert len(result.displays) == 12

@@ -10,12 +10,14 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli import config, doctor, install, key, reference, serve
+from belljar.cli import config, doctor, install, key, reference, run, serve, sessions
 from belljar.errors import BelljarError, UsageError
 
 # A new command is a file here and a line in this table.
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.command,
+    "run": run.command,
+    "sessions": sessions.command,
     "config": config.command,
     "doctor": doctor.command,
     "install": install.command,

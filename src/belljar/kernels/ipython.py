@@ -120,10 +120,14 @@ class IPythonKernel:
         self._pid = wire.peer_pid or process.pid
         self._last_id = 0
         self._is_asking = False
+        self._early: list[Stream] = []
 
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
         self._last_id += 1
+        early, self._early = self._early, []
+        for stream in early:
+            yield stream
         try:
             await self._wire.send(
                 {"op": "execute", "id": self._last_id, "code": code, "allow_input": allow_input},
@@ -202,7 +206,9 @@ class IPythonKernel:
         await self._wire.send({"op": "complete", "id": self._last_id, "code": code, "cursor": cursor})
         while True:
             for item in await self._wire.receive():
-                if isinstance(item, frames.Completed) and item.id == self._last_id:
+                if isinstance(item, Stream):
+                    self._early.append(item)
+                elif isinstance(item, frames.Completed) and item.id == self._last_id:
                     return Completion(item.matches, item.start, item.end)
 
     async def kill(self) -> None:

@@ -59,7 +59,7 @@ class KernelStarter:
         if "\0" in name or len(name) > 4096:
             raise InvalidArgument(
                 f"environment {name[:80]!r} is not a name",
-                hint="Use 'default', the path of a virtual environment, or 'kernel:NAME' for a Jupyter kernel",
+                hint="Use 'default', or 'kernel:NAME' for an installed Jupyter kernel",
             )
 
     async def environment(self, name: str) -> Environment:

@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from belljar.models import Display
+from belljar.outputs.budget import clip
 
 INLINE_CHARS = 4_000
 MAX_FORMS = 12
@@ -89,7 +90,9 @@ def display_of(bundle: dict[str, JsonValue], store: DisplayStore, display_id: st
     if not displays:
         return None
     first = displays[0]
-    return first.model_copy(update={"plain": plain_of(bundle), "display_id": display_id, "also": displays[1:]})
+    plain = plain_of(bundle)
+    shown = clip(plain, INLINE_CHARS) if plain is not None else None
+    return first.model_copy(update={"plain": shown, "display_id": display_id, "also": displays[1:]})
 
 
 def plain_of(bundle: dict[str, JsonValue]) -> str | None:

@@ -3,6 +3,7 @@
 from pydantic import JsonValue
 
 from belljar.models import OutputEvent
+from belljar.outputs.budget import clip
 from belljar.outputs.displays import DisplayStore, display_of, plain_of
 from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
 
@@ -14,8 +15,9 @@ MAX_MESSAGE_CHARS = 8_000
 class Recorder:
     """Numbers the events of one execution and stops keeping output past the cap, saying so once."""
 
-    def __init__(self, store: DisplayStore, *, cap_bytes: int) -> None:
+    def __init__(self, store: DisplayStore, *, cap_bytes: int, text_chars: int) -> None:
         self._store = store
+        self._text_chars = text_chars
         self._cap_bytes = cap_bytes
         self._stream_bytes = 0
         self._is_capped = False
@@ -23,11 +25,12 @@ class Recorder:
 
     def record(self, event: Event) -> OutputEvent | None:
         """The numbered form of an event; None for what leaves no trace."""
-        if self._is_capped and isinstance(event, Stream | DisplayData):
-            return None
-        if self._stream_bytes + self._store.total_bytes > self._cap_bytes:
-            self._is_capped = True
-            return self.notice(f"output past {self._cap_bytes:,} bytes is not kept; the cell goes on")
+        if isinstance(event, Stream | DisplayData):
+            if self._is_capped:
+                return None
+            if self._stream_bytes + self._store.total_bytes > self._cap_bytes:
+                self._is_capped = True
+                return self.notice(f"output past {self._cap_bytes:,} bytes is not kept; the cell goes on")
         match event:
             case Stream():
                 self._stream_bytes += len(event.text.encode(errors="replace"))
@@ -68,6 +71,10 @@ class Recorder:
         data: dict[str, JsonValue] = {"has_text": text is not None}
         if display is not None:
             data["display"] = display.model_dump(mode="json")
+        if text is not None and len(text) > self._text_chars:
+            whole = text.encode(errors="replace")
+            data |= {"uri": self._store.keep("text/plain", whole), "size": len(whole)}
+            text = clip(text, self._text_chars)
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 
     def _raised(self, event: Raised) -> OutputEvent:

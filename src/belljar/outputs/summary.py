@@ -5,6 +5,7 @@ Live executions and replays from the journal go through the same code, so they c
 
 from belljar.models import Display, OutputEvent, Truncation
 from belljar.outputs.budget import TextBudget, clip
+from belljar.outputs.displays import INLINE_CHARS
 
 MAX_DISPLAYS = 50
 
@@ -23,6 +24,7 @@ class Summary:
         self.error: str | None = None
         self.traceback: list[str] = []
         self.sequence = 0
+        self._result_cut: Truncation | None = None
 
     def add(self, event: OutputEvent) -> None:
         """Take in the next event."""
@@ -40,7 +42,8 @@ class Summary:
             case "display":
                 self._display(event)
             case "result":
-                self.result = clip(event.text, self._budget_chars) if event.data.get("has_text") else None
+                self.result = event.text if event.data.get("has_text") else None
+                self._result_cut = _cut_of(event)
                 self._keep(_display_in(event))
             case "error":
                 self.error = event.text
@@ -62,8 +65,8 @@ class Summary:
 
     @property
     def truncation(self) -> Truncation | None:
-        """Whether text was left out."""
-        return self._text.truncation(self._uri)
+        """Whether text was left out, of the streams or of the result."""
+        return self._text.truncation(self._uri) or self._result_cut
 
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
@@ -74,7 +77,7 @@ class Summary:
     def _display(self, event: OutputEvent) -> None:
         display = _display_in(event)
         if display is None:
-            display = Display(mime="text/plain", text=clip(event.text, self._budget_chars), size=len(event.text))
+            display = Display(mime="text/plain", text=clip(event.text, INLINE_CHARS), size=len(event.text))
             display_id = event.data.get("display_id")
             display.display_id = display_id if isinstance(display_id, str) else None
         if event.data.get("update") and self._update(display):
@@ -100,6 +103,13 @@ class Summary:
             self._left_out += 1
             return
         self.displays.append(display)
+
+
+def _cut_of(event: OutputEvent) -> Truncation | None:
+    uri, size = event.data.get("uri"), event.data.get("size")
+    if not isinstance(uri, str) or not isinstance(size, int):
+        return None
+    return Truncation(shown_bytes=len(event.text.encode(errors="replace")), total_bytes=size, uri=uri)
 
 
 def _display_in(event: OutputEvent) -> Display | None:

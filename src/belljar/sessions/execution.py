@@ -57,7 +57,7 @@ class Execution:
         self.session = session
         self.cell = cell
         store = DisplayStore(session.folders.displays, execution_id)
-        self._recorder = Recorder(store, cap_bytes=settings.output_cap_bytes)
+        self._recorder = Recorder(store, cap_bytes=settings.output_cap_bytes, text_chars=settings.output_budget_chars)
         self._summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
         self._stopper: Stopper | None = None
         self._outcome = Outcome()

@@ -103,7 +103,8 @@ class Journal:
         left = limit or sys.maxsize
         with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as connection:
             for (text,) in connection.execute(
-                "SELECT text FROM events WHERE execution_id = ? AND kind IN ('stdout', 'stderr', 'notice') "
+                "SELECT CASE kind WHEN 'display' THEN text || char(10) ELSE text END FROM events "
+                "WHERE execution_id = ? AND kind IN ('stdout', 'stderr', 'notice', 'display') AND text <> '' "
                 "ORDER BY sequence",
                 (execution_id,),
             ):

@@ -13,7 +13,6 @@ from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, 
 
 from belljar.errors import BelljarError
 from belljar.models import Display, ExecutionResult, Model
-from belljar.outputs.budget import clip
 from belljar.outputs.images import fitted
 
 Structured = Literal["auto", "always", "never"]
@@ -63,7 +62,7 @@ def text_of(result: ExecutionResult) -> str:
     parts = ["".join(result.output).rstrip("\n")]
     if result.result is not None:
         parts.append(f"Out[{result.execution_count}]: {result.result}")
-    parts += [_display_line(display) for display in result.displays]
+    parts += [_display_line(display, result.result) for display in result.displays]
     if result.traceback:
         parts.append("\n".join(_shown(result.traceback)))
     if result.error is not None and (not result.traceback or result.error not in result.traceback[-1]):
@@ -92,13 +91,15 @@ def _footer(result: ExecutionResult) -> str:
     return "\n".join(lines)
 
 
-def _display_line(display: Display) -> str:
+def _display_line(display: Display, said: str | None) -> str:
+    """A display as text; its plain form only where the result has not `said` it already."""
     places = [form.uri for form in (display, *display.also) if form.uri]
     where = f" {' '.join(places)}" if places else ""
     if display.mime in PICTURES:
         return f"[{display.mime}{where}]"
     if display.mime == "text/html" and display.plain:
-        return f"{clip(display.plain, 8_000)}\n[text/html{where}]" if places else clip(display.plain, 8_000)
+        plain = "" if display.plain == said else display.plain
+        return "\n".join(filter(None, [plain, f"[text/html{where}]" if places else ""]))
     if display.text is not None:
         return display.text
     return f"[{display.mime}, {display.size:,} bytes{where}]"
@@ -118,11 +119,16 @@ def _shown(traceback: list[str]) -> list[str]:
     return [*traceback[:half], f"... {len(traceback) - 2 * half} lines left out ...", *traceback[-half:]]
 
 
+def _playable(display: Display) -> Display | None:
+    """The one form of a display that a client can show or play."""
+    forms = (form for form in (display, *display.also) if form.uri)
+    return next((form for form in forms if form.mime in PICTURES or form.mime.startswith("audio/")), None)
+
+
 def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[ContentBlock]:
     """Pictures and sounds, together within the budget of one message; the originals stay behind their URIs."""
     left = budget_bytes
-    forms = [form for display in result.displays for form in (display, *display.also)]
-    for form in [form for form in forms if form.uri and form.mime.startswith(("image/", "audio/"))][:MAX_PICTURES]:
+    for form in [form for display in result.displays if (form := _playable(display)) is not None][:MAX_PICTURES]:
         content = read_display(form.uri or "")
         if content is None:
             continue
@@ -134,7 +140,15 @@ def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int
             yield ImageContent(type="image", data=base64.b64encode(picture[0]).decode(), mime_type=picture[1])
 
 
+def asked_structure(ctx: Context[Any, Any], default: Structured) -> Structured:
+    """What the request's `_meta` asks for beside text, or the setting; our own client asks for everything."""
+    for choice in ("auto", "always", "never"):
+        if wants(ctx, "belljar/structured", choice):
+            return choice
+    return default
+
+
 def wants(ctx: Context[Any, Any], key: str, value: object) -> bool:
-    """Whether the request's `_meta` asks for something of ours; our own client does."""
+    """Whether the request's `_meta` asks for something of ours."""
     meta = ctx.request_context.meta
     return meta is not None and cast("Mapping[str, object]", meta).get(key) == value

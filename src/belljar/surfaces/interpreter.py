@@ -14,7 +14,7 @@ from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.execution import Cell, Execution
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import execution_blocks, model_blocks, wants
+from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.following import can_ask, follow, resume
 from belljar.surfaces.package_tools import PackageTools
@@ -112,7 +112,7 @@ class InterpreterSurface:
                 await asyncio.to_thread(session.workspace.write, filename, cell.code.encode())
             execution = session.submit(cell)
         except BelljarError as error:
-            return self._rejected(session_id, error)
+            return self._rejected(session_id, error, ctx)
         return await self._answer(execution, ctx, wait_s)
 
     @refusals_as_results
@@ -159,7 +159,7 @@ class InterpreterSurface:
     async def new_session(
         self,
         environment: Annotated[
-            str, Field(description="'default', a virtual environment's path, or kernel:NAME for a Jupyter kernel")
+            str, Field(description="Empty for the configured one, or kernel:NAME for an installed Jupyter kernel")
         ] = "",
         reason: Annotated[str, Field(max_length=200, description="What it is for, shown in lists")] = "",
     ) -> Answer:
@@ -217,7 +217,7 @@ class InterpreterSurface:
         result.session_info = execution.session.notice()
         return self._shown(result, ctx)
 
-    def _rejected(self, session_id: str, error: BelljarError) -> CallToolResult:
+    def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
         """A call that never became an execution, with every field of one."""
         result = ExecutionResult(
             success=False,
@@ -230,15 +230,14 @@ class InterpreterSurface:
             stderr="",
             error=f"{error.code}: {error}",
         )
-        return execution_blocks(result, lambda _: None, image_budget_bytes=0, structured=self._settings.structured)
+        return self._shown(result, ctx)
 
     def _shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
-        is_asked = wants(ctx, "belljar/structured", "always")
         answer = execution_blocks(
             result,
             self._sessions.display_reader(result.session_id),
             image_budget_bytes=self._settings.image_budget_bytes,
-            structured="always" if is_asked else self._settings.structured,
+            structured=asked_structure(ctx, self._settings.structured),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:
             events = list(islice(self._sessions.journal.events(result.execution_id, since), MAX_EVENTS))

@@ -49,11 +49,10 @@ class InterpreterResources:
         """A file's content: text for text, JSON and XML, else bytes."""
         try:
             session = self._sessions.get(session_id, current_principal())
-            name = unquote(path)
-            content = await asyncio.to_thread(session.workspace.read, name, READ_LIMIT_BYTES)
+            content = await asyncio.to_thread(session.workspace.read, path, READ_LIMIT_BYTES)
         except BelljarError as error:
             raise _as_resource_error(error) from error
-        return _decoded(content, mime_type_of(name))
+        return _decoded(content, mime_type_of(path))
 
     async def display(self, execution_id: str, name: str) -> str | bytes:
         """One of an execution's displays."""

@@ -6,11 +6,12 @@ from typing import Any
 
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
-from mcp.types import InputRequiredResult
+from mcp.types import CallToolResult, InputRequiredResult
 from pydantic import AnyUrl
 from starlette.applications import Starlette
 
 from belljar.runtime import Runtime
+from belljar.surfaces.content import Structured, asked_structure
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.resources import resource_mime_type
@@ -22,7 +23,19 @@ INSTRUCTIONS = (
 
 
 class BelljarServer(MCPServer[Any]):
-    """The SDK's server with the right media type for each file."""
+    """The SDK's server with the right media type for each file, and no structured content where none is wanted."""
+
+    structured: Structured = "auto"
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """As the SDK does, in the form that the caller or the settings ask for."""
+        answer = await super().call_tool(name, arguments, context)
+        is_unwanted = context is not None and asked_structure(context, self.structured) == "never"
+        if isinstance(answer, CallToolResult) and is_unwanted:
+            answer.structured_content = None
+        return answer
 
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[Any, Any] | None = None
@@ -50,6 +63,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> MCPServer[Any]:
         version=version("belljar"),
         log_level=runtime.settings.log_level,
     )
+    server.structured = runtime.settings.structured
     if "interpreter" in surfaces:
         InterpreterSurface(runtime).register(server)
     return server

@@ -7,8 +7,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
-from pydantic import JsonValue
-
 from belljar.errors import KernelDied
 from belljar.kernels.base import Completion
 from belljar.kernels.ipython import EXIT_GRACE_S, cause_of, plain_text
@@ -241,8 +239,8 @@ class _Cell:
         if self.reply is None:
             return
         for payload in self.reply.payload:
-            if payload.source == "page":
-                yield DisplayData({mime: _plain(value) for mime, value in payload.data.items()})
+            if payload.source == "page" and isinstance(text := payload.data.get("text/plain"), str):
+                yield Stream("stdout", plain_text(text) + "\n")
         if self.reply.status == "error" and not self._has_raised:
             yield _raised(self.reply)
 
@@ -250,7 +248,3 @@ class _Cell:
 def _raised(error: messages.Error) -> Raised:
     lines = [line for block in error.traceback for line in plain_text(block).splitlines()]
     return Raised(error.ename, plain_text(error.evalue), lines)
-
-
-def _plain(value: JsonValue) -> JsonValue:
-    return plain_text(value) if isinstance(value, str) else value

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core import page, payloadpage
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -84,7 +83,7 @@ class Shell(InteractiveShell):
     def init_hooks(self) -> None:
         """Pagers print their text instead of waiting for a key."""
         super().init_hooks()
-        self.set_hook("show_in_pager", page.as_hook(payloadpage.page), 99)
+        self.set_hook("show_in_pager", _print_page, 99)
 
     def init_io(self) -> None:
         """Streams are ours already."""
@@ -115,6 +114,10 @@ class Shell(InteractiveShell):
         self.user_ns["_exit_code"] = status
 
     system_piped = system_raw = system
+
+
+def _print_page(_shell: Any, content: Any, start: int = 0, screen_lines: int = 0) -> None:
+    print(content["text/plain"] if isinstance(content, dict) else content)
 
 
 def _name(etype: Any) -> str:

@@ -1,0 +1,27 @@
+"""`belljar run`: a file or a line of Python, in a fresh session of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    file: Annotated[str | None, typer.Argument(help="Python file to run; - reads the code from stdin.")] = None,
+    code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
+    out: Annotated[Path, typer.Option(help="Where figures and the files of the code are saved.")] = Path(),
+    timeout: Annotated[float | None, typer.Option(help="Interrupt the code after this many seconds.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="namespace or process.")] = None,
+    environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+) -> None:
+    """Run Python in a fresh session and save the figures it shows.
+
+    The exit status is the code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
+    """
+    from belljar.cli.running import Job, read_code, run
+    from belljar.settings import load_settings
+
+    flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
+    job = Job(read_code(file, code), out=out, as_json=as_json, is_stdin_free=file != "-")
+    raise typer.Exit(run(load_settings(flags), job))

@@ -1,0 +1,76 @@
+"""`belljar sessions`: the sessions of every server that uses this data directory."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from belljar.cli.columns import columns
+
+if TYPE_CHECKING:
+    from belljar.models import SessionInfo
+
+DEADLINE_S = 2.0
+_TITLES = (
+    "session",
+    "state",
+    "environment",
+    "sandbox",
+    "memory",
+    "cells",
+    "files",
+    "age",
+    "expires",
+    "owner",
+    "server",
+)
+
+
+def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the sessions of all running servers of this data directory."""
+    import asyncio
+
+    from belljar.control import ask_sessions
+    from belljar.errors import EngineError
+    from belljar.settings import load_settings
+
+    folder = load_settings().data_directory
+    try:
+        found = asyncio.run(asyncio.wait_for(ask_sessions(folder), DEADLINE_S))
+    except TimeoutError:
+        raise EngineError(
+            f"a server that uses {folder} did not answer in {DEADLINE_S:g} s", hint="See `ps` for a belljar that hangs"
+        ) from None
+    if as_json:
+        lines = [{"server": pid, "owner": owner, **info.model_dump(mode="json")} for pid, owner, info in found]
+        print(json.dumps(lines, indent=2))
+    elif found:
+        print(columns([_TITLES, *(_row(pid, owner, info) for pid, owner, info in found)]))
+    else:
+        print(f"no sessions: no running server uses {folder}, or none has any", file=sys.stderr)
+
+
+def _row(pid: int, owner: str, info: "SessionInfo") -> tuple[str, ...]:
+    return (
+        info.session_id,
+        info.state,
+        info.environment,
+        info.sandbox,
+        f"{info.memory_mb:.0f} MB",
+        str(info.executions),
+        str(info.files),
+        duration(info.age_s),
+        info.expires_at,
+        owner,
+        str(pid),
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time span in its two largest units."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,193 @@
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cells import Place, interrupt_when_started, run
+
+from belljar.environments import Environment
+from belljar.errors import KernelDied, KernelStartFailed
+from belljar.kernels.base import Kernel
+from belljar.outputs.events import Event, Stream
+
+pytestmark = pytest.mark.anyio
+
+PNG = "iVBORw0KGgo"
+
+
+async def test_writes_to_both_streams_keep_their_order(kernel: Kernel) -> None:
+    code = "import sys\nfor number in range(50):\n    print(number)\n    print(-number, file=sys.stderr)"
+    outcome = await run(kernel, code)
+    said = [(event.name, event.text) for event in outcome.events if isinstance(event, Stream)]
+    assert said == [pair for n in range(50) for pair in (("stdout", f"{n}\n"), ("stderr", f"{-n}\n"))]
+
+
+async def test_asyncio_run_works_in_a_cell(kernel: Kernel) -> None:
+    code = "import asyncio\nasync def answer(): return 42\nasyncio.run(answer())"
+    assert (await run(kernel, code)).result == {"text/plain": "42"}
+    assert (await run(kernel, "await answer()")).result == {"text/plain": "42"}
+
+
+async def test_a_task_goes_on_between_cells(kernel: Kernel) -> None:
+    await run(kernel, "import asyncio\ntask = asyncio.create_task(asyncio.sleep(0.01, 'done'))\nawait asyncio.sleep(0)")
+    assert (await run(kernel, "await task")).result == {"text/plain": "'done'"}
+
+
+async def test_output_of_sub_processes_and_of_the_descriptors_themselves_is_captured(kernel: Kernel) -> None:
+    code = (
+        "import os, subprocess\nprint('one')\nos.write(1, b'two\\n')\n"
+        "subprocess.run(['/bin/sh', '-c', 'echo three; echo four >&2'])\nprint('five')"
+    )
+    outcome = await run(kernel, code)
+    assert outcome.stdout.split() == ["one", "two", "three", "five"]
+    assert outcome.stderr.split() == ["four"]
+
+
+async def test_output_of_a_forked_child_is_captured(kernel: Kernel) -> None:
+    code = (
+        "import multiprocessing\n"
+        "child = multiprocessing.get_context('fork').Process(target=print, args=('from the child',))\n"
+        "child.start(); child.join(); child.exitcode"
+    )
+    outcome = await run(kernel, code)
+    assert outcome.stdout == "from the child\n"
+    assert outcome.result == {"text/plain": "0"}
+
+
+async def test_a_display_in_a_forked_child_does_not_break_the_kernel(kernel: Kernel) -> None:
+    code = "import os\nif os.fork() == 0:\n    display('child'); os._exit(0)\nos.wait()[1]"
+    assert (await run(kernel, code)).result == {"text/plain": "0"}
+    assert (await run(kernel, "1")).is_ok
+
+
+async def test_a_slow_consumer_loses_nothing(kernel: Kernel) -> None:
+    async def on_event(_: Event) -> None:
+        await asyncio.sleep(0.02)
+
+    outcome = await run(kernel, "for number in range(200_000): print(number)", on_event=on_event)
+    assert outcome.stdout == "".join(f"{number}\n" for number in range(200_000))
+
+
+async def test_sys_exit_ends_the_cell_and_not_the_session(kernel: Kernel) -> None:
+    await run(kernel, "kept = 1")
+    assert (await run(kernel, "import sys; sys.exit(0)")).is_ok
+    assert (await run(kernel, "sys.exit()")).is_ok
+    assert (await run(kernel, "exit()")).is_ok
+    assert (await run(kernel, "kept")).result == {"text/plain": "1"}
+
+
+async def test_sys_exit_with_a_status_is_an_error(kernel: Kernel) -> None:
+    outcome = await run(kernel, "import sys; sys.exit(3)")
+    assert (outcome.error.name, outcome.error.message) == ("SystemExit", "3")
+    assert not outcome.is_ok
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.stdout.close()",
+        "import sys; sys.stdout = None; sys.stderr = None",
+        "import sys; del sys.stdout",
+        "import io, sys; sys.stdout = io.StringIO()",
+        "import sys; sys.__stdout__ = sys.__stderr__ = None",
+    ],
+)
+async def test_a_cell_that_breaks_its_streams_does_not_break_the_next(kernel: Kernel, code: str) -> None:
+    await run(kernel, code)
+    outcome = await run(kernel, "import sys\nprint('out')\nprint('err', file=sys.stderr)")
+    assert (outcome.stdout, outcome.stderr) == ("out\n", "err\n")
+
+
+async def test_a_cell_that_takes_sigint_leaves_it_to_the_next(kernel: Kernel) -> None:
+    await run(kernel, "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    outcome = await interrupt_when_started(kernel, "print('started')\nwhile True: pass")
+    assert outcome.error.name == "KeyboardInterrupt"
+
+
+async def test_an_interrupt_while_printing_repeats_nothing(kernel: Kernel) -> None:
+    for _ in range(10):
+        outcome = await interrupt_when_started(kernel, "print('started')\nfor number in range(10**9): print(number)")
+        _, *numbers = outcome.stdout.split()
+        assert numbers == [str(number) for number in range(len(numbers))]
+
+
+async def test_variables_are_named_without_what_ipython_brings(kernel: Kernel) -> None:
+    await run(kernel, "%reset -f")
+    assert (await run(kernel, "first = 1; _hidden = 2")).finished.variables == ("first",)
+
+
+async def test_a_figure_as_last_expression_is_a_picture(kernel: Kernel) -> None:
+    outcome = await run(kernel, "import matplotlib.pyplot as plt\nfigure, _ = plt.subplots()\nfigure")
+    assert outcome.result is not None
+    assert str(outcome.result["image/png"]).startswith(PNG)
+
+
+async def test_several_figures_are_shown_in_order(kernel: Kernel) -> None:
+    code = (
+        "import matplotlib.pyplot as plt\nfor number in range(3):\n    plt.figure(); plt.plot([number, 1])\nplt.show()"
+    )
+    shown = (await run(kernel, code)).displays
+    assert [str(one.data["image/png"]).startswith(PNG) for one in shown] == [True] * 3
+    assert len({str(one.data["image/png"]) for one in shown}) == 3
+
+
+async def test_an_output_over_the_limit_is_said_and_not_sent(kernel: Kernel) -> None:
+    outcome = await run(kernel, "display({'text/plain': 'x' * 70_000_000}, raw=True)")
+    (shown,) = outcome.displays
+    assert "over the limit" in str(shown.data["text/plain"])
+
+
+_FRAMES = {
+    "garbage": "b'\\xff' * 1000",
+    "huge-length": "struct.pack('!I', 2**32 - 1)",
+    "not-json": "framed(b'hello')",
+    "deep-json": "framed(b'[' * 1_000_000)",
+    "deep-data": "framed(b'{\"type\": \"result\", \"data\": {\"a\": ' + b'[' * 5_000 + b']' * 5_000 + b'}}')",
+    "unknown-type": 'framed(b\'{"type": "surprise"}\')',
+    "wrong-types": 'framed(b\'{"type": "finished", "id": 1, "is_ok": [], "execution_count": {}}\')',
+    "not-utf-8": 'framed(b\'{"type": "result", "data": {"a": "\\xff"}}\')',
+    "infinite-usage": 'framed(b\'{"type": "finished", "is_ok": true, "execution_count": 1, '
+    '"cpu_s": Infinity, "peak_memory_mb": 1}\')',
+}
+
+
+@pytest.mark.parametrize("frame", _FRAMES.values(), ids=_FRAMES)
+async def test_a_cell_that_writes_to_the_runners_socket_ends_its_kernel(process_place: Place, frame: str) -> None:
+    code = (
+        "import os, stat, struct\n"
+        "def framed(body): return struct.pack('!I', len(body)) + body\n"
+        f"frame = {frame}\n"
+        "for name in os.listdir('/proc/self/fd'):\n"
+        "    try:\n"
+        "        if stat.S_ISSOCK(os.fstat(int(name)).st_mode): os.write(int(name), frame)\n"
+        "    except OSError: pass\n"
+        "while True: pass"
+    )
+    async with process_place.open("ipython") as kernel:
+        with pytest.raises(KernelDied, match="so its process was ended"):
+            await run(kernel, code)
+        with pytest.raises(KernelDied):
+            await run(kernel, "1")
+
+
+async def test_a_cell_that_closes_the_runners_socket_ends_its_kernel(process_place: Place) -> None:
+    async with process_place.open("ipython") as kernel:
+        with pytest.raises(KernelDied):
+            await run(kernel, "import os, time; os.closerange(3, 1000); time.sleep(600)")
+
+
+async def test_an_interpreter_that_does_not_start_is_quoted(own_place: Place, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no snakes here >&2\nexit 7\n")
+    python.chmod(0o755)
+    environment = Environment("broken", python, (tmp_path,))
+    with pytest.raises(KernelStartFailed, match="exit status 7") as caught:
+        await replace(own_place, environment=environment).start("ipython")
+    assert "no snakes here" in caught.value.hint
+
+
+async def test_a_closed_kernel_leaves_no_descriptor_open(process_place: Place) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    async with process_place.open("ipython") as kernel:
+        await run(kernel, "1")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,399 @@
+"""Sessions as Python code holds them: the same tests for an engine in this process and for a running server."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from live_server import live_server
+
+import belljar
+from belljar.environments import Environment
+from belljar.errors import (
+    ExecutionNotFound,
+    FileMissing,
+    InvalidArgument,
+    InvalidPath,
+    SessionNotFound,
+    SettingsError,
+    UsageError,
+)
+
+pytestmark = pytest.mark.anyio
+
+FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with live_server(tmp_path_factory.mktemp("server"), default_environment.python) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["local", "remote"])
+async def place(
+    request: pytest.FixtureRequest,
+    anyio_backend: str,
+    default_environment: Environment,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator["belljar.Engine | belljar.RemoteServer"]:
+    """Where sessions are opened: an engine of ours, or a connection to a server."""
+    if request.param == "local":
+        folder = tmp_path_factory.mktemp("engine")
+        async with belljar.open_engine(data_directory=folder, environment=str(default_environment.python)) as engine:
+            yield engine
+    else:
+        async with belljar.connect(request.getfixturevalue("url")) as server:
+            yield server
+
+
+@pytest.fixture
+async def session(place: "belljar.Engine | belljar.RemoteServer") -> AsyncGenerator[belljar.SessionHandle]:
+    async with place.open_session() as session:
+        yield session
+
+
+# Cells
+
+
+async def test_a_result_has_its_streams_and_value_apart_and_variables_stay(session: belljar.SessionHandle) -> None:
+    first = await session.execute("import sys\nx = 20\nprint('out')\nprint('err', file=sys.stderr)\nx + 1")
+    assert (first.status, first.stdout, first.stderr, first.result) == ("ok", "out\n", "err\n", "21")
+    assert first.session_id == session.id
+    assert (await session.execute("x * 2")).result == "40"
+
+
+async def test_code_that_raises_is_a_result_and_not_an_exception(session: belljar.SessionHandle) -> None:
+    result = await session.execute("x = 1\n1 / 0")
+    assert (result.success, result.status, result.error) == (False, "error", "ZeroDivisionError: division by zero")
+    assert result.traceback[-1] == "ZeroDivisionError: division by zero"
+    assert (await session.execute("x")).result == "1"
+
+
+async def test_a_markdown_fence_around_the_code_is_taken_off(session: belljar.SessionHandle) -> None:
+    assert (await session.execute("```python\n6 * 7\n```")).result == "42"
+
+
+async def test_a_cell_that_outlasts_every_single_call_still_gives_its_result(session: belljar.SessionHandle) -> None:
+    result = await session.execute("import time\ntime.sleep(2.5)\n'done'")
+    assert (result.status, result.result) == ("ok", "'done'")
+
+
+async def test_a_timeout_interrupts_the_cell_and_keeps_variables(session: belljar.SessionHandle) -> None:
+    result = await session.execute("x = 7\nimport time\ntime.sleep(60)", timeout_s=0.3)
+    assert (result.status, result.state) == ("timeout", "kept")
+    assert (await session.execute("x")).result == "7"
+
+
+async def test_two_cells_at_once_take_turns(session: belljar.SessionHandle) -> None:
+    await session.execute("seen = []")
+    first = "import time\nseen.append(1)\ntime.sleep(0.2)\nseen.append(2)"
+    await asyncio.gather(session.execute(first), session.execute("seen += [3, 4]"))
+    assert (await session.execute("seen")).result in ("[1, 2, 3, 4]", "[3, 4, 1, 2]")
+
+
+@pytest.mark.parametrize(("code", "timeout_s"), [("", None), ("  \n", None), ("1", 0), ("1", -1)])
+async def test_a_cell_that_cannot_be_run_is_refused(
+    session: belljar.SessionHandle, code: str, timeout_s: float | None
+) -> None:
+    with pytest.raises(InvalidArgument):
+        await session.execute(code, timeout_s=timeout_s)
+    with pytest.raises(InvalidArgument):
+        [event async for event in session.stream(code, timeout_s=timeout_s)]
+
+
+# Streams
+
+
+async def test_a_stream_gives_the_events_in_order_and_then_the_result(session: belljar.SessionHandle) -> None:
+    stream = session.stream("import sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')\ndisplay('d')\n1 / 0")
+    events = [event async for event in stream]
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert [(event.kind, event.text) for event in events] == [
+        ("stdout", "a\n"),
+        ("stderr", "b\n"),
+        ("stdout", "c\n"),
+        ("display", "'d'"),
+        ("error", "ZeroDivisionError: division by zero"),
+    ]
+    assert (stream.result.status, stream.result.stdout) == ("error", "a\nc\n'd'\n")
+
+
+async def test_a_stream_is_ahead_of_the_end_of_its_cell(session: belljar.SessionHandle) -> None:
+    stream = session.stream("import os, time\nprint('early')\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    async for event in stream:
+        assert event.text == "early\n"
+        # The cell ends only because its first words have arrived.
+        await session.upload("go", b"")
+    assert stream.result.status == "ok"
+
+
+async def test_a_stream_that_has_not_ended_has_no_result(session: belljar.SessionHandle) -> None:
+    with pytest.raises(UsageError):
+        _ = session.stream("1").result
+
+
+async def test_large_output_streams_whole_to_a_reader_that_dawdles(session: belljar.SessionHandle) -> None:
+    stream = session.stream("for i in range(300_000): print(i)")
+    parts: list[str] = []
+    async for event in stream:
+        parts.append(event.text)
+        await asyncio.sleep(0)
+    assert "".join(parts) == "".join(f"{i}\n" for i in range(300_000))
+    assert stream.result.truncated is not None, "the result itself stays within its budget"
+
+
+async def test_a_stream_that_is_left_early_leaves_its_cell_running(session: belljar.SessionHandle) -> None:
+    async with aclosing(session.stream("print('first')\nimport time\ntime.sleep(0.2)\nx = 'ran'")) as stream:
+        async for _ in stream:
+            break
+    assert (await session.execute("x")).result == "'ran'"
+
+
+# Questions
+
+
+async def test_input_asks_the_callback(session: belljar.SessionHandle) -> None:
+    asked: list[str] = []
+
+    async def answer(prompt: str) -> str:
+        asked.append(prompt.strip())
+        return f"answer {len(asked)}"
+
+    # More questions than an MCP client answers in one call unless told otherwise.
+    code = "[input(f'question {i}? ') for i in range(1, 13)]"
+    result = await session.execute(code, on_input=answer)
+    assert asked == [f"question {i}?" for i in range(1, 13)]
+    assert result.result is not None
+    assert eval(result.result) == [f"answer {i}" for i in range(1, 13)]
+
+
+async def test_a_stream_asks_too(session: belljar.SessionHandle) -> None:
+    async def answer(prompt: str) -> str:
+        return "Ann"
+
+    stream = session.stream("print('hello', input('name? '))", on_input=answer)
+    assert [(event.kind, event.text) async for event in stream] == [("input", "name? "), ("stdout", "hello Ann\n")]
+
+
+async def test_without_a_callback_input_fails_at_once(session: belljar.SessionHandle) -> None:
+    result = await session.execute("input()")
+    assert (result.error or "").startswith("EOFError: ")
+
+
+async def test_a_question_that_is_declined_raises_in_the_cell(session: belljar.SessionHandle) -> None:
+    async def decline(prompt: str) -> None:
+        return None
+
+    assert ((await session.execute("input()", on_input=decline)).error or "").startswith("EOFError: ")
+
+
+async def test_a_callback_that_breaks_is_heard_and_its_cell_goes_on(session: belljar.SessionHandle) -> None:
+    async def broken(prompt: str) -> str:
+        raise LookupError(prompt)
+
+    with pytest.raises(LookupError):
+        await session.execute("try:\n    input('who?')\nexcept EOFError:\n    x = 'went on'", on_input=broken)
+    assert (await session.execute("x")).result == "'went on'"
+
+
+# Interrupts
+
+
+async def test_an_interrupt_stops_the_cell_and_keeps_variables(session: belljar.SessionHandle) -> None:
+    stream = session.stream("x = 3\nprint('started')\nimport time\ntime.sleep(60)")
+    interrupted: list[str] = []
+    async for event in stream:
+        if event.text == "started\n":
+            interrupted = await session.interrupt()
+    assert stream.result.status == "interrupted"
+    assert interrupted == [stream.result.execution_id]
+    assert (await session.execute("x")).result == "3"
+    assert await session.interrupt() == []
+
+
+async def test_an_interrupt_takes_a_question_back(session: belljar.SessionHandle) -> None:
+    is_asked = asyncio.Event()
+
+    async def never(prompt: str) -> str:
+        is_asked.set()
+        return await asyncio.Future()
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        execution = tasks.create_task(session.execute("input()", on_input=never))
+        await is_asked.wait()
+        await session.interrupt()
+    assert execution.result().status == "interrupted"
+
+
+# Files, displays, packages
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "héllo\r\n"),
+        ("sub/folder/b.bin", bytes(range(256))),
+        ("latin.csv", b"caf\xe9;1\r\n"),
+        ("empty", b""),
+        ("100%25 ü?#.txt", b"odd name"),
+    ],
+)
+async def test_a_file_comes_back_as_it_went(session: belljar.SessionHandle, name: str, content: bytes | str) -> None:
+    whole = content.encode() if isinstance(content, str) else content
+    reference = await session.upload(name, content)
+    assert (reference.name, reference.size) == (name, len(whole))
+    assert await session.download(name) == whole
+    assert [file.model_dump() for file in await session.files()] == [reference.model_dump()]
+    assert (await session.execute(f"len(open({name!r}, 'rb').read())")).result == str(len(whole))
+
+
+async def test_files_of_a_cell_are_in_its_result_and_can_be_downloaded(session: belljar.SessionHandle) -> None:
+    result = await session.execute("open('made.txt', 'w').write('made')")
+    assert [(file.name, file.change) for file in result.files] == [("made.txt", "created")]
+    assert await session.download("made.txt") == b"made"
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b"])
+async def test_a_name_that_leaves_the_folder_is_refused(session: belljar.SessionHandle, name: str) -> None:
+    with pytest.raises(InvalidPath):
+        await session.download(name)
+    with pytest.raises(InvalidPath):
+        await session.upload(name, b"")
+
+
+async def test_a_file_that_is_not_there_is_missing(session: belljar.SessionHandle) -> None:
+    with pytest.raises(FileMissing, match=r"nope\.txt"):
+        await session.download("nope.txt")
+
+
+async def test_a_figure_is_a_display_that_can_be_read(session: belljar.SessionHandle) -> None:
+    result = await session.execute(FIGURE)
+    (figure,) = result.displays
+    assert figure.mime == "image/png"
+    picture = await session.display(figure.uri or "")
+    assert (picture[:8], len(picture)) == (b"\x89PNG\r\n\x1a\n", figure.size)
+
+
+@pytest.mark.parametrize("uri", [f"execution://{'0' * 32}/displays/1.png", "nonsense"])
+async def test_a_display_that_is_not_there_is_refused(session: belljar.SessionHandle, uri: str) -> None:
+    with pytest.raises((ExecutionNotFound, InvalidArgument)):
+        await session.display(uri)
+
+
+async def test_what_is_no_package_is_refused_before_anything_is_fetched(session: belljar.SessionHandle) -> None:
+    with pytest.raises(InvalidArgument, match="--index-url"):
+        await session.install(["--index-url=http://elsewhere"])
+    # One name alone is one package, not a list of its letters.
+    with pytest.raises(InvalidArgument, match="./folder"):
+        await session.install("./folder")
+
+
+async def test_a_package_that_is_there_is_told_with_its_version(session: belljar.SessionHandle) -> None:
+    (outcome,) = await session.install(["ipython"])
+    assert (outcome.name, outcome.error) == ("ipython", None)
+    assert outcome.installed_version is not None
+
+
+# Sessions
+
+
+async def test_a_session_is_gone_when_its_block_ends(place: "belljar.Engine | belljar.RemoteServer") -> None:
+    async with place.open_session() as session:
+        pass
+    with pytest.raises(SessionNotFound, match=session.id):
+        await session.execute("1")
+    with pytest.raises(SessionNotFound, match=session.id):
+        await session.files()
+    with pytest.raises(SessionNotFound, match=session.id):
+        [event async for event in session.stream("1")]
+
+
+async def test_sessions_share_nothing(place: "belljar.Engine | belljar.RemoteServer") -> None:
+    async with place.open_session() as one, place.open_session() as two:
+        await one.execute("x = 1; open('mine', 'w').close()")
+        assert ((await two.execute("x")).error or "").startswith("NameError")
+        assert await two.files() == []
+
+
+async def test_an_error_in_the_block_arrives_as_it_was_raised(place: "belljar.Engine | belljar.RemoteServer") -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with place.open_session():
+            raise LookupError("mine")
+
+
+async def test_an_environment_that_is_unknown_is_refused(place: "belljar.Engine | belljar.RemoteServer") -> None:
+    with pytest.raises(InvalidArgument, match="nowhere"):
+        async with place.open_session(environment="nowhere"):
+            pass
+
+
+# The short way
+
+
+async def test_open_session_brings_its_own_engine_and_leaves_nothing(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with belljar.open_session(str(default_environment.python), data_directory=tmp_path) as session:
+        assert (await session.execute("6 * 7")).result == "42"
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+async def test_settings_may_be_given_whole_and_flags_win_over_them(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    settings = belljar.Settings(
+        data_directory=tmp_path, environment=str(default_environment.python), execution_timeout_s=60
+    )
+    async with belljar.open_session(settings=settings, execution_timeout_s=0.2) as session:
+        assert (await session.execute("import time; time.sleep(60)")).status == "timeout"
+
+
+async def test_a_flag_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(SettingsError, match="sandbag"):
+        async with belljar.open_session(sandbag="process"):
+            pass
+
+
+# The package
+
+
+def test_the_public_names_are_these() -> None:
+    assert belljar.__all__ == [
+        "BelljarError",
+        "Display",
+        "Engine",
+        "ExecutionResult",
+        "FileReference",
+        "OutputEvent",
+        "OutputStream",
+        "RemoteServer",
+        "SessionHandle",
+        "Settings",
+        "connect",
+        "open_engine",
+        "open_session",
+    ]
+    assert all(getattr(belljar, name).__name__ == name for name in belljar.__all__)
+    assert set(belljar.__all__) <= set(dir(belljar))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'nope'"):
+        _ = belljar.nope
+
+
+def test_importing_belljar_imports_nothing_else() -> None:
+    probe = "import sys; before = set(sys.modules); import belljar; print(*sorted(set(sys.modules) - before))"
+    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert [name for name in answer.stdout.split() if not name.startswith(("importlib", "typing", "warnings"))] == [
+        "belljar"
+    ]
