@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +178,8 @@ async def test_wrong_types_are_clear_errors(runtime: Runtime, era: str, tool: st
 @pytest.mark.parametrize("era", ERAS)
 async def test_an_unknown_tool_is_a_clear_error(runtime: Runtime, era: str):
     async with connected(runtime, era) as caller:
-        try:
-            answer = await caller.call("no_such_tool")
-        except MCPError as refused:
-            assert "no_such_tool" in refused.error.message
-        else:
-            assert answer.is_error
-            assert "no_such_tool" in text_of(answer)
+        with pytest.raises(MCPError, match="no_such_tool"):
+            await caller.call("no_such_tool")
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -209,15 +205,22 @@ async def test_a_resource_that_is_none_is_a_clear_error(runtime: Runtime, era: s
             await caller.read(uri)
 
 
-@pytest.mark.parametrize("query", ["offset=-5", "limit=-1", "offset=0&limit=0", f"offset={10**30}", "limit=1e3", "x=1"])
-async def test_odd_ranges_of_an_output_break_nothing(caller: Caller, shared_session: str, query: str):
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [("offset=-5", "text\n"), ("limit=-1", "text\n"), ("offset=0&limit=0", "text\n"), ("offset=9", "")],
+)
+async def test_odd_ranges_of_an_output_are_taken_for_what_they_can_mean(
+    caller: Caller, shared_session: str, query: str, text: str
+):
     result = await caller.execute("print('text')", shared_session)
-    try:
-        text = await caller.read_text(f"execution://{result.execution_id}/output?{query}")
-    except MCPError as refused:
-        assert refused.error.message
-    else:
-        assert text in "text\n"
+    assert await caller.read_text(f"execution://{result.execution_id}/output?{query}") == text
+
+
+@pytest.mark.parametrize("query", [f"offset={10**30}", f"limit={10**30}", "limit=1e3", "offset=x"])
+async def test_a_range_that_is_none_is_refused_or_empty(caller: Caller, shared_session: str, query: str):
+    result = await caller.execute("print('text')", shared_session)
+    with suppress(MCPError):
+        assert await caller.read_text(f"execution://{result.execution_id}/output?{query}") in ("", "text\n")
 
 
 # Floods

@@ -3,7 +3,7 @@
 import io
 import json
 from base64 import b64decode
-from typing import Any
+from pathlib import Path
 
 import pytest
 from calls import Caller, blocks, connected, images, links, opened_runtime, text_of
@@ -135,7 +135,7 @@ async def test_a_big_image_is_scaled_under_the_budget_and_the_original_linked(ca
     assert picture(original.blob).size == (900, 900)
 
 
-async def test_the_image_budget_is_for_all_images_of_an_answer(default_environment: Environment, tmp_path: Any):
+async def test_the_image_budget_is_for_all_images_of_an_answer(default_environment: Environment, tmp_path: Path):
     code = (
         "import numpy as np\nfrom PIL import Image\nfor seed in range(3):\n"
         "  display(Image.fromarray(np.random.default_rng(seed).integers(0, 255, (99, 99, 3), dtype='uint8')))"

@@ -1,6 +1,8 @@
 """Cells that are stopped and kernels that die: what the result says, and what the next call finds."""
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import pytest
@@ -48,7 +50,8 @@ async def test_an_interrupt_by_execution_keeps_variables(runtime: Runtime, era: 
         result = await caller.get(cell.execution_id)
         assert (result.status, result.success, result.state, result.lost) == ("interrupted", False, "kept", [])
         assert result.stdout == "held\n"
-        assert result.traceback[-1] == "KeyboardInterrupt"
+        assert result.traceback[-1].startswith("KeyboardInterrupt")
+        assert not any("interrupts.py" in line for line in result.traceback)
         assert result.execution_count == 1
         assert (await caller.execute("kept", cell.session_id)).result == "7"
 
@@ -228,7 +231,10 @@ async def test_a_cell_that_ends_its_process_has_died_with_the_cause(caller: Call
 
 
 async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(runtime: Runtime, caller: Caller):
-    code = "import os, threading, time\nprecious = 1\ndef end():\n  while not os.path.exists('go'): time.sleep(0.005)\n  os._exit(9)\n"
+    code = (
+        "import os, threading, time\nprecious = 1\ndef end():\n  while not os.path.exists('go'): time.sleep(0.005)\n"
+        "  os._exit(9)\n"
+    )
     first = await caller.execute(code + "threading.Thread(target=end).start()")
     session = runtime.sessions.get(first.session_id, "local")
     await caller.release(first.session_id)
@@ -269,15 +275,10 @@ async def test_children_of_a_cell_end_with_its_session(runtime: Runtime, caller:
             await anyio.lowlevel.checkpoint()
 
 
-def sleepers() -> list[str]:
-    import glob
-    from pathlib import Path
-
-    found = []
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            if Path(path).read_bytes() == b"sleep\x0012345\0":
-                found.append(path)
-        except OSError:
-            continue
+def sleepers() -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes() == b"sleep\x0012345\0":
+                found.append(int(path.parent.name))
     return found

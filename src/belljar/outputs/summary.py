@@ -82,6 +82,10 @@ class Summary:
             display.display_id = display_id if isinstance(display_id, str) else None
         if event.data.get("update") and self._update(display):
             return
+        if display.mime == "text/plain" and display.display_id is None:
+            # Nothing rich about it: it keeps its place among the text.
+            self._text.add("display", event.text + "\n")
+            return
         self._keep(display)
 
     def _update(self, display: Display) -> bool:
