@@ -1,5 +1,6 @@
 """The peer of `belljar serve`: the SDK's server with one tool that does nothing, over stdio or `--http HOST:PORT`."""
 
+import socket
 import sys
 
 from mcp.server.mcpserver import MCPServer
@@ -14,15 +15,18 @@ async def nothing(code: str, session_id: str = "") -> str:
 
 
 def _serve_http(address: str) -> None:
-    import socket
-
     import uvicorn
 
+    class Announcing(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            port = self.servers[0].sockets[0].getsockname()[1]
+            print(f"bare serves MCP at http://{host}:{port}/mcp", file=sys.stderr, flush=True)
+
     host, _, port = address.rpartition(":")
-    with socket.create_server((host, int(port))) as listener:
-        config = uvicorn.Config(server.streamable_http_app(), log_level="error", access_log=False)
-        print(f"bare serves MCP at http://{host}:{listener.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+    # As `run("streamable-http")` does, which tells nobody the port it was given.
+    app = server.streamable_http_app()
+    Announcing(uvicorn.Config(app, host=host, port=int(port), log_level="error", access_log=False)).run()
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ async def _through_engine(runtime: Runtime, session: Session, count: int) -> tup
     execution = session.submit(Cell(_code(count), timeout_s=PATIENCE_S))
     await execution.wait(PATIENCE_S)
     took = time.perf_counter() - began
+    if (status := execution.result().status) != "ok":
+        raise RuntimeError(f"{count:,} lines ended with status {status}: {execution.result().cause}")
     whole = await runtime.sessions.whole_output(execution.id, "bench", 0, 0)
     return took, whole.count("\n")
 

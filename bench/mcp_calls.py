@@ -4,8 +4,8 @@ from contextlib import AsyncExitStack
 
 from mcp import Client
 
-from bench.figures import Figure, Round, paired
-from bench.one_plus_one import timed
+from bench.figures import Figure, paired
+from bench.one_plus_one import taken_in_turns
 from bench.servers import ERAS, bare_command, belljar_command, new_session, open_http, open_stdio
 from bench.stage import Stage
 
@@ -39,10 +39,9 @@ async def _compare(stage: Stage, what: str, bare: Client, ours: Client) -> list[
     async def run_ours() -> None:
         await ours.call_tool("execute_code", arguments)
 
-    await timed(run_peer, 10)
-    await timed(run_ours, 10)
+    await taken_in_turns(run_peer, run_ours, 20)
     rounds = [
-        Round(await timed(run_peer, CALLS), await timed(run_ours, CALLS))
+        await taken_in_turns(run_peer, run_ours, CALLS)
         for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 3))
     ]
     note = f"peer: no-op tool; {bare.protocol_version}"

@@ -73,6 +73,6 @@ async def _loops(stage: Stage) -> list[Round]:
             await consume(sealed, LOOP)
 
         return [
-            Round(await timed(run_plain, 3), await timed(run_sealed, 3))
+            Round(await timed(run_plain, 2), await timed(run_sealed, 2))
             for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(15, 4))
         ]

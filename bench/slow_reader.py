@@ -9,13 +9,13 @@ from bench.ipykernels import open_ipykernel
 from bench.stage import Stage
 
 PAUSE_S = 3.0
-LINES = 20_000
 
 
 async def measure(stage: Stage) -> list[Figure]:
     """Bytes lost on each side."""
-    written = sum(len(f"{number}\n") for number in range(LINES))
-    code = f"for i in range({LINES}): print(i, flush=True)"
+    count = stage.pick(20_000, 8_000)
+    written = sum(len(f"{number}\n") for number in range(count))
+    code = f"for i in range({count}): print(i, flush=True)"
     peer_took, peer_arrived = await _ipykernel(stage, code)
     our_took, our_arrived = await _ours(stage, code)
     note = f"of {written:,} written; peer: ipykernel"

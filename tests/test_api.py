@@ -212,7 +212,7 @@ async def test_an_interrupt_stops_the_cell_and_keeps_variables(session: belljar.
     stream = session.stream("x = 3\nprint('started')\nimport time\ntime.sleep(60)")
     interrupted: list[str] = []
     async for event in stream:
-        if event.text == "started\n":
+        if event.text == "started\n" and not interrupted:
             interrupted = await session.interrupt()
     assert stream.result.status == "interrupted"
     assert interrupted == [stream.result.execution_id]
@@ -391,9 +391,8 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = belljar.nope
 
 
-def test_importing_belljar_imports_nothing_else() -> None:
-    probe = "import sys; before = set(sys.modules); import belljar; print(*sorted(set(sys.modules) - before))"
-    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert [name for name in answer.stdout.split() if not name.startswith(("importlib", "typing", "warnings"))] == [
-        "belljar"
-    ]
+def test_importing_belljar_imports_nothing_heavy() -> None:
+    probe = "import sys, belljar; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in modules if name.startswith("belljar")] == ["belljar"]
+    assert {"asyncio", "anyio", "pydantic", "mcp"} & set(modules) == set()

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 from belljar.errors import KernelDied
 from belljar.outputs.events import Stream
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 32 * 1024 * 1024
 PIPE_BYTES = 1024 * 1024
 # While output flows, the pipes are looked at this often instead of at every write: a million printed lines wake the
 # host some 300 times instead of 400,000.
@@ -95,7 +95,6 @@ class Done(_Message):
     is_ok: bool
     execution_count: int
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
-    peak_memory_mb: float = Field(ge=0, allow_inf_nan=False)
     variables: list[str] = Field(default=[], max_length=200)
 
 

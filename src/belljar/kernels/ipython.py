@@ -12,6 +12,7 @@ from belljar.environments.base import Environment
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.kernels import frames
 from belljar.kernels.base import Completion
+from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,
     DisplayData,
@@ -23,6 +24,7 @@ from belljar.outputs.events import (
     Stream,
 )
 from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.sandboxes.child import open_pidfd
 
 RUNNER = Path(__file__).parent / "runner"
 
@@ -118,6 +120,9 @@ class IPythonKernel:
         self._sandbox = sandbox
         self._process = process
         self._pid = wire.peer_pid or process.pid
+        self._usage = Usage(self._pid)
+        # Held from the start, so that an interrupt can never reach a later process of the same number.
+        self._pidfd = open_pidfd(self._pid)
         self._last_id = 0
         self._is_asking = False
         self._early: list[Stream] = []
@@ -125,6 +130,7 @@ class IPythonKernel:
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
         self._last_id += 1
+        self._usage.begin()
         early, self._early = self._early, []
         for stream in early:
             yield stream
@@ -163,7 +169,7 @@ class IPythonKernel:
                     message.is_ok,
                     message.execution_count,
                     message.cpu_s,
-                    message.peak_memory_mb,
+                    self._usage.peak_memory_mb(),
                     tuple(message.variables),
                 )
             case _:
@@ -198,7 +204,10 @@ class IPythonKernel:
             await self._wire.send({"op": "input", "is_interrupt": True})
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGINT)
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
+            else:
+                os.kill(self._pid, signal.SIGINT)
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See the contract."""
@@ -219,14 +228,13 @@ class IPythonKernel:
         """See the contract."""
         await self._sandbox.aclose()
         self._wire.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def memory_mb(self) -> float:
-        """Resident set of the runner's process."""
-        try:
-            pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0.0
-        return pages * os.sysconf("SC_PAGESIZE") / 1024 / 1024
+        """See the contract."""
+        return self._usage.memory_mb()
 
 
 def plain_text(text: str) -> str:

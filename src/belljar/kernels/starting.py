@@ -86,7 +86,8 @@ class KernelStarter:
 
         environment = await self.environment("default")
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
-        readable = (*environment.readable, *jupyter.kernel_readable(spec), folders.layer)
+        trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
+        readable = (*environment.readable, *trees, folders.layer)
         sandbox = await self._provider.open(_spec(folders, readable))
         return await jupyter.start_jupyter(
             sandbox,

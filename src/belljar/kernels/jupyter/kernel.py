@@ -13,7 +13,7 @@ from belljar.kernels.ipython import EXIT_GRACE_S, cause_of, plain_text
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
-from belljar.kernels.jupyter.usage import Usage
+from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,
     DisplayData,
@@ -109,6 +109,10 @@ class JupyterKernel:
         if cell.execution_count is not None:
             self._execution_count = cell.execution_count
         return Finished(cell.is_ok, self._execution_count, self._usage.cpu_s(), self._usage.peak_memory_mb())
+
+    def is_alive(self) -> bool:
+        """See the contract."""
+        return not self._watch.done()
 
     async def reply_input(self, text: str | None) -> None:
         """See the contract."""

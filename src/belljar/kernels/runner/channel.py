@@ -10,7 +10,7 @@ import struct
 import threading
 from typing import Any
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 32 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
 
 

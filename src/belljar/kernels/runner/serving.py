@@ -156,7 +156,6 @@ class Runner:
         asyncio.set_event_loop(self.loop)
         count = self.shell.execution_count
         before = _cpu_s()
-        _reset_peak_memory()
         is_ok = self._run_cell(message["code"])
         self.streams.flush()
         self.channel.send(
@@ -166,7 +165,6 @@ class Runner:
                 "is_ok": is_ok,
                 "execution_count": count,
                 "cpu_s": _cpu_s() - before,
-                "peak_memory_mb": _peak_memory_mb(),
                 "variables": self._variables(),
             }
         )
@@ -203,26 +201,6 @@ def _cpu_s() -> float:
         usage.ru_utime + usage.ru_stime
         for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     )
-
-
-def _reset_peak_memory() -> None:
-    """Start VmHWM anew (proc(5), clear_refs), so that the peak is this cell's and not the session's."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
-            file.write("5")
-    except OSError:
-        pass
-
-
-def _peak_memory_mb() -> float:
-    try:
-        with open("/proc/self/status") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) / 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main(descriptor: int) -> None:

@@ -31,9 +31,10 @@ class Streams:
             if isinstance(original, io.TextIOWrapper) and original in self._kept and not original.closed:
                 setattr(sys, name, original)
                 continue
+            # No BufferedWriter between: an interrupt inside its write makes it keep the bytes and write them again.
             raw: Any = _Pipe(descriptor, self)
             text = io.TextIOWrapper(
-                io.BufferedWriter(raw, 65_536),
+                raw,
                 encoding="utf-8",
                 errors="backslashreplace",
                 line_buffering=True,
@@ -75,5 +76,10 @@ class _Pipe(io.FileIO):
         self._streams = streams
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
+        __tracebackhide__ = True
         self._streams.turn_to(self)
-        return super().write(data) or 0
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left:
+            left = left[super().write(left) or 0 :]
+        return size

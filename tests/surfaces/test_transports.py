@@ -1,0 +1,246 @@
+"""The real server as a process, over stdio and HTTP, with the official client in both protocol eras."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from calls import ERAS, MODERN, Caller, held, images, links, text_of
+from mcp import Client
+from mcp.types import ElicitResult
+from serving_process import alive, command, http_server, server_pid, stdio_server, tree, variables
+
+from belljar.environments import Environment
+
+pytestmark = pytest.mark.anyio
+TRANSPORTS = ["stdio", "http"]
+# Everything a cell can do to the descriptors a server speaks over.
+NOISE = (
+    "import os, subprocess, sys\n"
+    'print(\'{"jsonrpc": "2.0", "id": 1, "result": {}}\')\n'
+    "os.write(1, b'Content-Length: 5\\r\\n\\r\\n{bad}\\n'); os.write(2, b'\\xff\\xfe\\n')\n"
+    "subprocess.run(['sh', '-c', 'echo from a child; echo {} >&2'])\n"
+    'sys.__stdout__.write(\'{"method": "ping"}\\n\')\n'
+    "for descriptor in (0, 1, 2):\n"
+    "  try:\n    with open(f'/proc/self/fd/{descriptor}', 'w') as file: file.write('through proc\\n')\n"
+    "  except OSError: pass\n"
+    "'quiet'"
+)
+
+
+@pytest.fixture(scope="module")
+def http_url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with http_server(default_environment, tmp_path_factory.mktemp("http")) as (url, _):
+        yield f"{url}/mcp"
+
+
+@asynccontextmanager
+async def client_over(
+    transport: str, environment: Environment, folder: Path, url: str, era: str, **options: Any
+) -> AsyncGenerator[Caller]:
+    server = stdio_server(environment, folder) if transport == "stdio" else url
+    async with Client(server, mode=era, **options) as client:
+        yield Caller(client)
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_everything_works_over_the_wire(
+    default_environment: Environment, tmp_path: Path, http_url: str, transport: str, era: str
+):
+    asked: list[str] = []
+    progress: list[float] = []
+
+    async def person(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"answer": "Ada"})
+
+    async def on_progress(done: float, total: float | None, message: str | None) -> None:
+        progress.append(done)
+
+    async with client_over(
+        transport, default_environment, tmp_path, http_url, era, elicitation_callback=person
+    ) as caller:
+        assert len((await caller.client.list_tools()).tools) == 11
+        noisy = await caller.execute(NOISE)
+        session_id = noisy.session_id
+        assert (noisy.status, noisy.result) == ("ok", "'quiet'")
+        assert "from a child\n" in noisy.stdout
+        assert '{"method": "ping"}\n' in noisy.stdout
+        answered = await caller.execute("input('Who? ')", session_id)
+        assert answered.result == "'Ada'"
+        assert asked == ["Who?"]
+        arguments = {
+            "code": "import time\nfor i in range(3): print(i, flush=True); time.sleep(0.3)",
+            "session_id": session_id,
+        }
+        await caller.client.call_tool("execute_code", arguments, progress_callback=on_progress)
+        assert progress == sorted({*progress})
+        assert progress
+        code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('p.png')\nplt.show()"
+        answer = await caller.call("execute_code", code=code, session_id=session_id)
+        assert len(images(answer)) == 1
+        assert answer.structured_content is None
+        assert (await caller.read(links(answer)[0].uri)).mime_type == "image/png"
+        big = await caller.execute("print('x' * 5_000_000)", session_id)
+        assert big.truncated is not None
+        assert big.truncated.total_bytes == 5_000_001
+        part = await caller.read_text(f"{big.truncated.uri}?offset=4999990")
+        assert part == "x" * 10 + "\n"
+        failed = await caller.call("execute_code", code="1/0", session_id=session_id)
+        assert failed.is_error
+        assert "ZeroDivisionError" in text_of(failed)
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_giving_up_a_call_over_the_wire_leaves_the_cell_running(
+    default_environment: Environment, tmp_path: Path, http_url: str, transport: str, era: str
+):
+    async with client_over(transport, default_environment, tmp_path, http_url, era) as caller:
+        session_id = await caller.new_session()
+        said = anyio.Event()
+
+        async def on_progress(done: float, total: float | None, message: str | None) -> None:
+            said.set()
+
+        async def call() -> None:
+            arguments = {"code": held() + "survived = 'yes'", "session_id": session_id}
+            await caller.client.call_tool("execute_code", arguments, progress_callback=on_progress)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            with anyio.fail_after(60):
+                await said.wait()
+            tasks.cancel_scope.cancel()
+        await caller.release(session_id)
+        assert (await caller.execute("survived", session_id)).result == "'yes'"
+
+
+async def test_sessions_outlive_an_http_connection(default_environment: Environment, http_url: str):
+    async with Client(http_url, mode=MODERN) as client:
+        running = await Caller(client).execute(held() + "'found again'", wait_s=0)
+    async with Client(f"{http_url}/interpreter", mode="legacy") as client:
+        caller = Caller(client)
+        await caller.release(running.session_id)
+        assert (await caller.ended(running.execution_id)).result == "'found again'"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_stdio_server_leaves_nothing_behind(default_environment: Environment, tmp_path: Path, era: str):
+    async with Client(stdio_server(default_environment, tmp_path), mode=era) as client:
+        caller = Caller(client)
+        await caller.execute("import subprocess\nsubprocess.Popen(['sleep', '600']);")
+        running = await caller.execute(held(), wait_s=0)
+        assert running.status == "running"
+        pids = tree(server_pid(tmp_path))
+        assert len(pids) > 3
+    await ended(pids)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_stdio_server_ends_when_its_input_does(default_environment: Environment, tmp_path: Path):
+    finished = subprocess.run(
+        command(default_environment), stdin=subprocess.DEVNULL, capture_output=True, env=variables(tmp_path), timeout=60
+    )
+    assert (finished.returncode, finished.stdout) == (0, b"")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_bad_lines_on_stdin_are_answered_and_survived(default_environment: Environment, tmp_path: Path):
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "0"}},
+    }
+    call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": {"name": "list_sessions", "arguments": {}}}
+    lines = [
+        b"not json",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"jsonrpc": "1.0"}',
+        json.dumps(hello).encode(),
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode(),
+        b'{"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "execute_code", "arguments": '
+        b'{"code": "\\ud800"}}}',
+        b'{"jsonrpc": "2.0", "id": 10, "method": "tools/call", "params": {"name": "execute_code", "arguments": '
+        b'{"code": "1", "timeout_s": NaN}}}',
+        b'{"jsonrpc": "2.0", "id": 11, "method": "tools/call", "params": "x"}',
+        json.dumps(call).encode(),
+    ]
+    with subprocess.Popen(
+        command(default_environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=variables(tmp_path),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n".join(lines) + b"\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if json.loads(line).get("id") == 8:
+                assert json.loads(line)["result"]["isError"] is False
+                break
+        else:
+            pytest.fail("the server ended")
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_http_server_stops_on_a_signal_and_leaves_nothing_behind(
+    default_environment: Environment, tmp_path: Path, number: signal.Signals
+):
+    with http_server(default_environment, tmp_path) as (url, process):
+        async with Client(f"{url}/mcp", mode=MODERN) as client:
+            caller = Caller(client)
+            await caller.execute("import subprocess\nsubprocess.Popen(['sleep', '600']);")
+            await caller.execute(held(), wait_s=0)
+            pids = tree(process.pid)
+            assert len(pids) > 3
+        process.send_signal(number)
+        assert await anyio.to_thread.run_sync(process.wait, 30) == 0
+        await ended(pids - {process.pid})
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+async def test_a_killed_server_takes_its_sessions_with_it_and_the_next_one_tidies_up(
+    default_environment: Environment, tmp_path: Path
+):
+    with http_server(default_environment, tmp_path) as (url, process):
+        async with Client(f"{url}/mcp", mode=MODERN) as client:
+            await Caller(client).execute("import subprocess\nsubprocess.Popen(['sleep', '600']);")
+            pids = tree(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        await anyio.to_thread.run_sync(process.wait)
+        await ended(pids)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    with http_server(default_environment, tmp_path) as (_, process):
+        assert server_pid(tmp_path) == process.pid
+
+
+async def test_a_foreign_origin_is_refused_and_health_is_public(http_url: str):
+    async with httpx.AsyncClient() as client:
+        refused = await client.post(http_url, json={}, headers={"Origin": "https://evil.example"})
+        assert refused.status_code == 403
+        healthy = await client.get(http_url.removesuffix("/mcp") + "/health")
+        assert healthy.json()["status"] == "ok"
+
+
+async def ended(pids: set[int]) -> None:
+    deadline = time.monotonic() + 30
+    while left := alive(pids):
+        assert time.monotonic() < deadline, f"{left} still run"
+        await anyio.lowlevel.checkpoint()
