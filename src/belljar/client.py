@@ -8,6 +8,7 @@ import contextlib
 from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
@@ -118,16 +119,18 @@ class RemoteServer:
         self,
         tool: str,
         arguments: dict[str, Any],
-        meta: dict[str, Any] | None = None,
         question: InputRequiredResult | None = None,
         answers: InputResponses | None = None,
+        *,
+        wants_events: bool = False,
     ) -> CallToolResult | InputRequiredResult:
         """One call, or its continuation with the answers to a question."""
+        meta: Fields = {"belljar/structured": "always", **({"belljar/events": True} if wants_events else {})}
         with _mapped_errors():
             return await self._client.session.call_tool(
                 tool,
                 arguments,
-                meta=cast("RequestParamsMeta | None", meta),
+                meta=cast("RequestParamsMeta", meta),
                 input_responses=answers,
                 request_state=question.request_state if question else None,
                 allow_input_required=True,
@@ -199,16 +202,16 @@ class RemoteSession:
         self, tool: str, arguments: dict[str, Any], on_input: OnInput | None, *, wants_events: bool = False
     ) -> Fields:
         """Call, and answer the questions that come instead of an answer."""
-        meta: dict[str, Any] = {"belljar/structured": "always", **({"belljar/events": True} if wants_events else {})}
-        answer = await self._server.send(tool, arguments, meta)
+        send = partial(self._server.send, tool, arguments, wants_events=wants_events)
+        answer = await send()
         while isinstance(answer, InputRequiredResult):
             try:
                 text = await self._asked(answer, on_input)
             except Exception:
                 # The cell must not wait for somebody who will not come.
-                await self._server.send(tool, arguments, meta, answer, _answers(answer, None))
+                await send(answer, _answers(answer, None))
                 raise
-            answer = await self._server.send(tool, arguments, meta, answer, _answers(answer, text))
+            answer = await send(answer, _answers(answer, text))
         return _fields(answer)
 
     async def _asked(self, question: InputRequiredResult, on_input: OnInput | None) -> str | None:

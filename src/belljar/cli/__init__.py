@@ -30,7 +30,7 @@ HIDDEN = {"reference"}
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits with 2 when the caller can mend it, with 1 when not."""
     try:
-        _application()(arguments, prog_name="belljar")
+        application()(arguments, prog_name="belljar")
     except BelljarError as error:
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
-def _application() -> typer.Typer:
+def application() -> typer.Typer:
+    """The command as typer sees it."""
     # No markup mode: with one, typer imports rich to draw boxes around its help and its errors.
     application = typer.Typer(
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None

@@ -1,4 +1,8 @@
-"""`belljar reference`: the settings page of the documentation, made from the settings table."""
+"""`belljar reference`: pages of the documentation, made from the settings table and from the commands themselves."""
+
+from typing import Annotated, Literal
+
+import typer
 
 _INTRODUCTION = """\
 # Settings
@@ -26,9 +30,36 @@ session_idle_s = 900
 """
 
 
-def command() -> None:
-    """Print the settings page of the reference as Markdown."""
-    print(page(), end="")
+_COMMANDS_INTRODUCTION = """\
+# Command line
+
+<!-- Made by `belljar reference cli`; change src/belljar/cli instead. -->
+
+Data goes to stdout, everything else to stderr. A mistake in the call exits with 2, another failure with 1; both say what
+is wrong and, after `hint:`, what to do.
+"""
+_WIDTH = 100
+
+
+def command(
+    name: Annotated[Literal["settings", "cli"], typer.Argument(help="Which page.", show_default=True)] = "settings",
+) -> None:
+    """Print a page of the reference as Markdown."""
+    print(page() if name == "settings" else commands_page(), end="")
+
+
+def commands_page() -> str:
+    """The help of every command, as the command prints it."""
+    from typer.testing import CliRunner
+
+    from belljar.cli import COMMANDS, HIDDEN, application
+
+    sections: list[str] = []
+    for name in COMMANDS:
+        if name not in HIDDEN:
+            printed = CliRunner().invoke(application(), [name, "--help"], prog_name="belljar", terminal_width=_WIDTH)
+            sections.append(f"## `belljar {name}`\n\n```text\n{printed.output.strip()}\n```\n")
+    return "\n".join([_COMMANDS_INTRODUCTION, *sections])
 
 
 def page() -> str:

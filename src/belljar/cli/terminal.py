@@ -30,7 +30,8 @@ class Screen:
                 await _write(sys.stderr, event.text)
             case "input":
                 await (_write(sys.stderr, event.text) if self._is_quiet else self._say(event.text))
-                self._is_line_open = not os.isatty(_STDIN)  # else the person's Enter ends the line
+                if os.isatty(_STDIN):
+                    self._is_line_open = False  # the person's Enter ends the line
             case "display" | "result":
                 if text := await self._text_of(event):
                     await self._say(f"\n{text}\n" if self._is_line_open else f"{text}\n")
