@@ -35,8 +35,8 @@ _COMMANDS_INTRODUCTION = """\
 
 <!-- Made by `belljar reference cli`; change src/belljar/cli instead. -->
 
-Data goes to stdout, everything else to stderr. A mistake in the call exits with 2, another failure with 1; both say what
-is wrong and, after `hint:`, what to do.
+Data goes to stdout, everything else to stderr. A mistake in the call exits with 2, another failure with 1; both say
+what is wrong and, after `hint:`, what to do.
 """
 _WIDTH = 100
 
