@@ -22,7 +22,7 @@ async def measure(stage: Stage) -> list[Figure]:
         await _cold_ipykernel(stage)
         for runtime in runtimes.values():
             await _new_session(runtime)
-        for _ in stage.rounds(stage.pick(8, 3), within_s=stage.pick(40, 10)):
+        for _ in stage.rounds(stage.pick(8, 3), within_s=stage.pick(30, 6)):
             peer = await _cold_ipykernel(stage)
             for sandbox, runtime in runtimes.items():
                 samples[sandbox].peer.append(peer)

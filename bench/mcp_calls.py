@@ -42,7 +42,7 @@ async def _compare(stage: Stage, what: str, bare: Client, ours: Client) -> list[
     await taken_in_turns(run_peer, run_ours, 20)
     rounds = [
         await taken_in_turns(run_peer, run_ours, CALLS)
-        for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 3))
+        for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 2))
     ]
     note = f"peer: no-op tool; {bare.protocol_version}"
     return paired("mcp", what, rounds, target=TARGET, with_p99=True, note=note)

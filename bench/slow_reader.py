@@ -9,6 +9,8 @@ from bench.ipykernels import open_ipykernel
 from bench.stage import Stage
 
 PAUSE_S = 3.0
+# Several times what the pipes between a kernel and its host hold: the cell has to wait for its reader.
+BLOCKS = 50_000
 
 
 async def measure(stage: Stage) -> list[Figure]:
@@ -19,8 +21,19 @@ async def measure(stage: Stage) -> list[Figure]:
     peer_took, peer_arrived = await _ipykernel(stage, code)
     our_took, our_arrived = await _ours(stage, code)
     note = f"of {written:,} written; peer: ipykernel"
+    more = BLOCKS * 100
+    _, more_arrived = await _ours(stage, f"for i in range({BLOCKS}): print('x' * 99, flush=True)")
     return [
         Figure("slow-reader", "bytes lost", "bytes", written - our_arrived, written - peer_arrived, 0, "value", note),
+        Figure(
+            "slow-reader",
+            "bytes lost, more than the pipes hold",
+            "bytes",
+            more - more_arrived,
+            target=0,
+            bound="value",
+            note=f"of {more:,} written",
+        ),
         Figure("slow-reader", f"time, with {PAUSE_S:g} s of pause", "s", our_took, peer_took),
     ]
 

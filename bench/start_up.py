@@ -14,7 +14,7 @@ async def measure(stage: Stage) -> list[Figure]:
     await _start(stage, bare_command())
     await _start(stage, belljar_command())
     taken = Round()
-    for _ in stage.rounds(stage.pick(11, 5), within_s=stage.pick(40, 25)):
+    for _ in stage.rounds(stage.pick(11, 5), within_s=stage.pick(40, 14)):
         taken.peer.append(await _start(stage, bare_command()))
         taken.ours.append(await _start(stage, belljar_command()))
     note = f"peer: bare MCP server; n={len(taken.ours)}"

@@ -24,6 +24,7 @@ from live_server import live_server
 
 pytestmark = pytest.mark.anyio
 
+GRACE_S = 2
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
 
 
@@ -34,7 +35,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with live_server(tmp_path_factory.mktemp("server"), default_environment.python) as url:
+    with live_server(
+        tmp_path_factory.mktemp("server"), default_environment.python, BELLJAR_INTERRUPT_GRACE_S=GRACE_S
+    ) as url:
         yield url
 
 
@@ -48,7 +51,10 @@ async def place(
     """Where sessions are opened: an engine of ours, or a connection to a server."""
     if request.param == "local":
         folder = tmp_path_factory.mktemp("engine")
-        async with belljar.open_engine(data_directory=folder, environment=str(default_environment.python)) as engine:
+        environment = str(default_environment.python)
+        async with belljar.open_engine(
+            data_directory=folder, environment=environment, interrupt_grace_s=GRACE_S
+        ) as engine:
             yield engine
     else:
         async with belljar.connect(request.getfixturevalue("url")) as server:
@@ -232,6 +238,23 @@ async def test_an_interrupt_takes_a_question_back(session: belljar.SessionHandle
         await is_asked.wait()
         await session.interrupt()
     assert execution.result().status == "interrupted"
+
+
+async def test_an_interrupted_cell_asks_nobody_any_more(session: belljar.SessionHandle) -> None:
+    asked: list[str] = []
+    is_asked = asyncio.Event()
+
+    async def never(prompt: str) -> str:
+        asked.append(prompt)
+        is_asked.set()
+        return await asyncio.Future()
+
+    stubborn = "while True:\n    try:\n        input('again?')\n    except KeyboardInterrupt:\n        pass"
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        execution = tasks.create_task(session.execute(stubborn, on_input=never))
+        await is_asked.wait()
+        await session.interrupt()
+    assert (execution.result().status, asked) == ("interrupted", ["again?"])
 
 
 # Files, displays, packages

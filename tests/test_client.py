@@ -137,7 +137,8 @@ async def test_every_field_arrives_whatever_the_server_sends_to_others(
         {"data_directory": tmp_path, "environment": str(default_environment.python), "structured": structured}
     )
     async with (
-        open_runtime(settings) as runtime, belljar.connect(build_server(runtime, settings.surfaces)) as server,
+        open_runtime(settings) as runtime,
+        belljar.connect(build_server(runtime, settings.surfaces)) as server,
         server.open_session() as session,
     ):
         result = await session.execute("import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\n'shown'")

@@ -13,7 +13,7 @@ from itertools import islice
 from belljar.environments.packages import InstallOutcome, install
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.files.workspace import mime_type_of
-from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, as_list
+from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.cells import make_cell
@@ -74,7 +74,7 @@ class LocalSession:
     def __init__(self, runtime: Runtime, session_id: str) -> None:
         self._runtime = runtime
         self._id = session_id
-        self._questions = Questions()
+        self._askers = Askers()
 
     @property
     def id(self) -> str:
@@ -88,9 +88,10 @@ class LocalSession:
     ) -> ExecutionResult:
         """See `SessionHandle`."""
         execution = self._submit(code, timeout_s, on_input)
-        while not execution.is_finished:
-            await self._answer(execution, on_input)
-            await execution.wait(_LONG_S)
+        with self._askers.of_cell(on_input) as asker:
+            while not execution.is_finished:
+                await _answer(execution, asker)
+                await execution.wait(_LONG_S)
         return accepted(execution.result())
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
@@ -101,6 +102,12 @@ class LocalSession:
         self, code: str, timeout_s: float | None, on_input: OnInput | None
     ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
         execution = self._submit(code, timeout_s, on_input)
+        with self._askers.of_cell(on_input) as asker:
+            async for event in self._said_by(execution, asker):
+                yield event
+        yield accepted(execution.result())
+
+    async def _said_by(self, execution: Execution, asker: Asker) -> AsyncGenerator[OutputEvent]:
         journal = self._runtime.sessions.journal
         seen = 0
         while True:
@@ -113,26 +120,13 @@ class LocalSession:
             if events:
                 continue
             if is_finished:
-                break
-            if not await self._answer(execution, on_input):
+                return
+            if not await _answer(execution, asker):
                 await execution.wait_for_change(_LONG_S)
-        yield accepted(execution.result())
 
     def _submit(self, code: str, timeout_s: float | None, on_input: OnInput | None) -> Execution:
         session = self._session()
         return session.submit(make_cell(session.settings, code, timeout_s=timeout_s, allow_input=on_input is not None))
-
-    async def _answer(self, execution: Execution, on_input: OnInput | None) -> bool:
-        """Answer the cell's question, if it has one."""
-        question = execution.question
-        if question is None or on_input is None:
-            return False
-        answer = None
-        try:
-            answer = await self._questions.ask(on_input, question.prompt)
-        finally:
-            execution.answer(answer)
-        return True
 
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""
@@ -140,7 +134,7 @@ class LocalSession:
         running = session.running()
         for execution in reversed(running):
             execution.interrupt()
-        self._questions.take_back()
+        self._askers.take_back()
         patience_s = session.settings.interrupt_grace_s + 5
         await asyncio.gather(*(execution.wait(patience_s) for execution in running))
         return [execution.id for execution in running]
@@ -182,6 +176,18 @@ class LocalSession:
 
     def _session(self) -> Session:
         return self._runtime.sessions.get(self._id, PRINCIPAL)
+
+
+async def _answer(execution: Execution, asker: Asker) -> bool:
+    """Answer a cell's question; whether it had one."""
+    if (question := execution.question) is None:
+        return False
+    answer = None
+    try:
+        answer = await asker.ask(question.prompt)
+    finally:
+        execution.answer(answer)
+    return True
 
 
 def _reference(session: Session, name: str, size: int) -> FileReference:

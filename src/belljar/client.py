@@ -34,7 +34,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, Unauthorized
-from belljar.handles import OnInput, OutputStream, Questions, SessionHandle, accepted, as_list, named_error
+from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class RemoteSession:
     def __init__(self, server: RemoteServer, session_id: str) -> None:
         self._server = server
         self._id = session_id
-        self._questions = Questions()
+        self._askers = Askers()
 
     @property
     def id(self) -> str:
@@ -165,10 +165,11 @@ class RemoteSession:
         """See `SessionHandle`."""
         # A question leads back to the call it came in answer to; asking after an execution can be repeated.
         first_wait_s = FIRST_WAIT_S if on_input is None else 0
-        result = _result(await self._follow("execute_code", self._cell(code, timeout_s, first_wait_s), on_input))
-        while result.status == "running":
-            again = {"execution_id": result.execution_id, "wait_s": NEXT_WAIT_S}
-            result = _result(await self._follow("get_execution", again, on_input))
+        with self._askers.of_cell(on_input) as asker:
+            result = _result(await self._follow("execute_code", self._cell(code, timeout_s, first_wait_s), asker))
+            while result.status == "running":
+                again = {"execution_id": result.execution_id, "wait_s": NEXT_WAIT_S}
+                result = _result(await self._follow("get_execution", again, asker))
         return accepted(result)
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
@@ -178,35 +179,36 @@ class RemoteSession:
     async def _events(
         self, code: str, timeout_s: float | None, on_input: OnInput | None
     ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
-        answer = await self._follow("execute_code", self._cell(code, timeout_s, 0), on_input, wants_events=True)
-        seen = 0
-        while True:
-            events = [OutputEvent.model_validate(event) for event in answer.pop("events", [])]
-            result = accepted(_result(answer))
-            for event in events:
-                seen = event.sequence
-                yield event
-            if result.status != "running" and not events:
-                break
-            wait_s = 0 if len(events) > _BACKLOG else LOOK_AGAIN_S
-            again = {"execution_id": result.execution_id, "since": seen, "wait_s": wait_s}
-            answer = await self._follow("get_execution", again, on_input, wants_events=True)
-        # Asked once more from the start: an answer with `since` leaves out the output before it.
-        yield _result(await self._follow("get_execution", {"execution_id": result.execution_id}, on_input))
+        with self._askers.of_cell(on_input) as asker:
+            answer = await self._follow("execute_code", self._cell(code, timeout_s, 0), asker, wants_events=True)
+            seen = 0
+            while True:
+                events = [OutputEvent.model_validate(event) for event in answer.pop("events", [])]
+                result = accepted(_result(answer))
+                for event in events:
+                    seen = event.sequence
+                    yield event
+                if result.status != "running" and not events:
+                    break
+                wait_s = 0 if len(events) > _BACKLOG else LOOK_AGAIN_S
+                again = {"execution_id": result.execution_id, "since": seen, "wait_s": wait_s}
+                answer = await self._follow("get_execution", again, asker, wants_events=True)
+            # Asked once more from the start: an answer with `since` leaves out the output before it.
+            yield _result(await self._follow("get_execution", {"execution_id": result.execution_id}, asker))
 
     def _cell(self, code: str, timeout_s: float | None, wait_s: float) -> dict[str, Any]:
         limit = {} if timeout_s is None else {"timeout_s": timeout_s}
         return {"code": code, "session_id": self._id, "wait_s": wait_s, **limit}
 
     async def _follow(
-        self, tool: str, arguments: dict[str, Any], on_input: OnInput | None, *, wants_events: bool = False
+        self, tool: str, arguments: dict[str, Any], asker: Asker, *, wants_events: bool = False
     ) -> Fields:
         """Call, and answer the questions that come instead of an answer."""
         send = partial(self._server.send, tool, arguments, wants_events=wants_events)
         answer = await send()
         while isinstance(answer, InputRequiredResult):
             try:
-                text = await self._asked(answer, on_input)
+                text = await asker.ask(_prompt(answer))
             except Exception:
                 # The cell must not wait for somebody who will not come.
                 await send(answer, _answers(answer, None))
@@ -214,20 +216,10 @@ class RemoteSession:
             answer = await send(answer, _answers(answer, text))
         return _fields(answer)
 
-    async def _asked(self, question: InputRequiredResult, on_input: OnInput | None) -> str | None:
-        if on_input is None:
-            return None
-        prompts = [
-            request.params.message
-            for request in (question.input_requests or {}).values()
-            if isinstance(request, ElicitRequest)
-        ]
-        return await self._questions.ask(on_input, "\n".join(prompts))
-
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""
         answer = await self._server.call("interrupt_execution", {"session_id": self._id})
-        self._questions.take_back()
+        self._askers.take_back()
         return [str(execution_id) for execution_id in answer["interrupted"]]
 
     # Files
@@ -286,6 +278,11 @@ def _fields(answer: CallToolResult) -> Fields:
     if " validation error" in text:
         raise InvalidArgument(text)
     raise named_error(text.removeprefix("Error: "))
+
+
+def _prompt(question: InputRequiredResult) -> str:
+    requests = (question.input_requests or {}).values()
+    return "\n".join(request.params.message for request in requests if isinstance(request, ElicitRequest))
 
 
 def _answers(question: InputRequiredResult, text: str | None) -> InputResponses:

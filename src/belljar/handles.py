@@ -3,7 +3,8 @@
 Knows neither of the two. Code that raises is a result; what belljar refuses is raised as the error it names.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
@@ -94,26 +95,46 @@ class OutputStream:
         await self._source.aclose()
 
 
-class Questions:
-    """The questions of a session's cells that wait for an answer; an interrupt takes them back."""
+class Asker:
+    """Puts the questions of one cell to its caller, until an interrupt takes them back."""
 
-    def __init__(self) -> None:
-        self._pending: set[anyio.CancelScope] = set()
+    def __init__(self, on_input: OnInput | None) -> None:
+        self._on_input = on_input
+        self._scope = anyio.CancelScope()
 
-    async def ask(self, on_input: OnInput, prompt: str) -> str | None:
-        """The answer, or None when there is none or the question was taken back."""
-        with anyio.CancelScope() as scope:
-            self._pending.add(scope)
-            try:
-                return await on_input(prompt)
-            finally:
-                self._pending.discard(scope)
+    async def ask(self, prompt: str) -> str | None:
+        """The answer; None when there is nobody to give it, or no need for it any more."""
+        if self._on_input is None or self._scope.cancel_called:
+            return None
+        with anyio.CancelScope() as self._scope:
+            return await self._on_input(prompt)
         return None
 
     def take_back(self) -> None:
-        """Nobody needs the answers any more."""
-        for scope in self._pending:
-            scope.cancel()
+        """The cell is being stopped: neither this question nor a later one needs an answer."""
+        self._scope.cancel()
+
+
+class Askers:
+    """The askers of a session's cells that run or wait."""
+
+    def __init__(self) -> None:
+        self._askers: set[Asker] = set()
+
+    @contextmanager
+    def of_cell(self, on_input: OnInput | None) -> Generator[Asker]:
+        """While a cell is followed."""
+        asker = Asker(on_input)
+        self._askers.add(asker)
+        try:
+            yield asker
+        finally:
+            self._askers.discard(asker)
+
+    def take_back(self) -> None:
+        """Every cell of the session is being stopped."""
+        for asker in self._askers:
+            asker.take_back()
 
 
 def as_list(packages: Sequence[str]) -> list[str]:

@@ -84,7 +84,8 @@ async def test_a_file_can_be_replaced_while_the_session_lives(caller: Caller, sh
 
 
 async def test_listing_includes_sub_folders_and_can_be_narrowed(caller: Caller):
-    code = "import os\nos.makedirs('a/b'); open('top', 'w'); open('a/b/deep.json', 'w').write('{}')\nos.symlink('top', 'link')"
+    folders = "import os\nos.makedirs('a/b'); open('top', 'w'); os.symlink('top', 'link')\n"
+    code = folders + "open('a/b/deep.json', 'w').write('{}')"
     session_id = (await caller.execute(code)).session_id
     listing = await caller.fields("list_session_files", session_id=session_id)
     assert listing == {

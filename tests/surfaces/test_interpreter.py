@@ -41,7 +41,7 @@ async def test_the_tools_have_the_arguments_of_the_contract(runtime: Runtime, er
     async with connected(runtime, era) as caller:
         tools = (await caller.client.list_tools()).tools
     assert {tool.name: list(tool.input_schema.get("properties", {})) for tool in tools} == TOOLS
-    assert all(tool.description and len(tool.description) < 500 for tool in tools)
+    assert all(tool.description and len(tool.description) < 500 and "    " not in tool.description for tool in tools)
     assert all(tool.output_schema is None for tool in tools)
     assert all(tool.annotations is not None for tool in tools)
 

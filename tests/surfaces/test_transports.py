@@ -16,9 +16,18 @@ import pytest
 from calls import ERAS, MODERN, Caller, held, images, links, text_of
 from mcp import Client
 from mcp.types import ElicitResult
-from serving_process import alive, command, http_server, server_pid, stdio_server, tree, variables
 
 from belljar.environments import Environment
+from serving_process import (
+    alive,
+    http_server,
+    serve_command,
+    serve_over_http,
+    server_pid,
+    stdio_server,
+    tree,
+    variables,
+)
 
 pytestmark = pytest.mark.anyio
 TRANSPORTS = ["stdio", "http"]
@@ -38,7 +47,7 @@ NOISE = (
 
 @pytest.fixture(scope="module")
 def http_url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with http_server(default_environment, tmp_path_factory.mktemp("http")) as (url, _):
+    with http_server(serve_over_http(default_environment), tmp_path_factory.mktemp("http")) as (url, _):
         yield f"{url}/mcp"
 
 
@@ -149,7 +158,11 @@ async def test_a_stdio_server_leaves_nothing_behind(default_environment: Environ
 
 def test_a_stdio_server_ends_when_its_input_does(default_environment: Environment, tmp_path: Path):
     finished = subprocess.run(
-        command(default_environment), stdin=subprocess.DEVNULL, capture_output=True, env=variables(tmp_path), timeout=60
+        serve_command(default_environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=variables(tmp_path),
+        timeout=60,
     )
     assert (finished.returncode, finished.stdout) == (0, b"")
     assert list((tmp_path / "runs").iterdir()) == []
@@ -179,7 +192,7 @@ def test_bad_lines_on_stdin_are_answered_and_survived(default_environment: Envir
         json.dumps(call).encode(),
     ]
     with subprocess.Popen(
-        command(default_environment),
+        serve_command(default_environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -203,7 +216,7 @@ def test_bad_lines_on_stdin_are_answered_and_survived(default_environment: Envir
 async def test_an_http_server_stops_on_a_signal_and_leaves_nothing_behind(
     default_environment: Environment, tmp_path: Path, number: signal.Signals
 ):
-    with http_server(default_environment, tmp_path) as (url, process):
+    with http_server(serve_over_http(default_environment), tmp_path) as (url, process):
         async with Client(f"{url}/mcp", mode=MODERN) as client:
             caller = Caller(client)
             await caller.execute("import subprocess\nsubprocess.Popen(['sleep', '600']);")
@@ -219,7 +232,7 @@ async def test_an_http_server_stops_on_a_signal_and_leaves_nothing_behind(
 async def test_a_killed_server_takes_its_sessions_with_it_and_the_next_one_tidies_up(
     default_environment: Environment, tmp_path: Path
 ):
-    with http_server(default_environment, tmp_path) as (url, process):
+    with http_server(serve_over_http(default_environment), tmp_path) as (url, process):
         async with Client(f"{url}/mcp", mode=MODERN) as client:
             await Caller(client).execute("import subprocess\nsubprocess.Popen(['sleep', '600']);")
             pids = tree(process.pid)
@@ -227,7 +240,7 @@ async def test_a_killed_server_takes_its_sessions_with_it_and_the_next_one_tidie
         await anyio.to_thread.run_sync(process.wait)
         await ended(pids)
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    with http_server(default_environment, tmp_path) as (_, process):
+    with http_server(serve_over_http(default_environment), tmp_path) as (_, process):
         assert server_pid(tmp_path) == process.pid
 
 

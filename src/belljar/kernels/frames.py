@@ -123,6 +123,8 @@ class Wire:
         self._buffer = bytearray()
         self._is_flowing = False
         self._is_ended = False
+        self._woken: asyncio.Future[None] | None = None
+        self._is_listening = False
         self.peer_pid = 0
 
     @property
@@ -190,32 +192,47 @@ class Wire:
 
     def close(self) -> None:
         """Release every descriptor; may be called twice."""
+        self._stop_listening()
         self._sock.close()
         self.close_child_ends()
         for pipe in self._pipes.values():
             pipe.close_read_end()
 
+    def expect_answer(self) -> None:
+        """A request was sent: for a moment only messages matter. A short cell is over before a pipe is looked at."""
+        self._is_flowing = True
+
     async def _wait(self) -> None:
+        """Until a message comes, or output; while output flows, only until the pipes are due to be looked at."""
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        descriptors = [self._sock.fileno()]
-        timer = loop.call_later(COALESCE_S, wake) if self._is_flowing else None
-        if timer is None:
-            descriptors += [pipe.read_end for pipe in self._pipes.values() if not pipe.is_ended]
-        for descriptor in descriptors:
-            loop.add_reader(descriptor, wake)
+        self._woken = loop.create_future()
+        if not self._is_listening:
+            loop.add_reader(self._sock, self._wake)
+            self._is_listening = True
+        timer = loop.call_later(COALESCE_S, self._wake) if self._is_flowing else None
+        pipes = [] if timer else [pipe.read_end for pipe in self._pipes.values() if not pipe.is_ended]
+        for descriptor in pipes:
+            loop.add_reader(descriptor, self._wake)
         try:
-            await woken
+            await self._woken
         finally:
-            for descriptor in descriptors:
+            for descriptor in pipes:
                 loop.remove_reader(descriptor)
             if timer is not None:
                 timer.cancel()
+            self._woken = None
+
+    def _wake(self) -> None:
+        if self._woken is None:
+            # Nobody waits: between cells a message, or the end, stays in the socket until the next one.
+            self._stop_listening()
+        elif not self._woken.done():
+            self._woken.set_result(None)
+
+    def _stop_listening(self) -> None:
+        if self._is_listening:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._is_listening = False
 
     def _fill(self) -> None:
         try:

@@ -130,7 +130,7 @@ class IPythonKernel:
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
         self._last_id += 1
-        self._usage.begin()
+        self._usage.reset_peak()
         early, self._early = self._early, []
         for stream in early:
             yield stream
@@ -138,6 +138,7 @@ class IPythonKernel:
             await self._wire.send(
                 {"op": "execute", "id": self._last_id, "code": code, "allow_input": allow_input},
             )
+            self._wire.expect_answer()
             while True:
                 for item in await self._wire.receive():
                     event = item if isinstance(item, Stream) else self._event(item)
@@ -228,6 +229,7 @@ class IPythonKernel:
         """See the contract."""
         await self._sandbox.aclose()
         self._wire.close()
+        self._usage.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

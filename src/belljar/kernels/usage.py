@@ -4,45 +4,43 @@ import contextlib
 import os
 from pathlib import Path
 
-_MB = 1024 * 1024
-
 
 class Usage:
-    """One process, and what it had used when the cell began. Of its children, those that have ended are counted."""
+    """One process. Its files in /proc stay open, so that they can never mean a later process of the same number."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
-        self._cpu_before_s = 0.0
+        self._status = self._open("status", os.O_RDONLY)
+        self._clear = self._open("clear_refs", os.O_WRONLY)
 
-    def begin(self) -> None:
-        """A cell begins."""
-        self._cpu_before_s = self._cpu_s()
-        # Starts VmHWM anew (proc(5), clear_refs); where it is refused, the peak is the session's.
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            return os.open(self._folder / name, flags | os.O_CLOEXEC)
+        except OSError:
+            return -1
+
+    def reset_peak(self) -> None:
+        """Start the peak anew (proc(5), clear_refs); where that is refused, the peak is the session's."""
         with contextlib.suppress(OSError):
-            (self._folder / "clear_refs").write_text("5")
-
-    def cpu_s(self) -> float:
-        """Processor time since `begin`."""
-        return max(0.0, self._cpu_s() - self._cpu_before_s)
+            os.write(self._clear, b"5")
 
     def peak_memory_mb(self) -> float:
-        """The most that was resident since `begin`."""
-        try:
-            lines = (self._folder / "status").read_text(errors="replace").splitlines()
-        except OSError:
-            return 0.0
-        peaks = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return int(peaks[0]) / 1024 if peaks else 0.0
+        """The most that was resident since `reset_peak`."""
+        return self._kilobytes(b"VmHWM:") / 1024
 
     def memory_mb(self) -> float:
         """What is resident now."""
-        try:
-            pages = int((self._folder / "statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0.0
-        return pages * os.sysconf("SC_PAGESIZE") / _MB
+        return self._kilobytes(b"VmRSS:") / 1024
 
-    def _cpu_s(self) -> float:
+    def _kilobytes(self, name: bytes) -> int:
+        try:
+            text = os.pread(self._status, 4096, 0)
+            return int(text.partition(name)[2].split(None, 1)[0])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def cpu_s(self) -> float:
+        """Processor time so far, with that of children that have ended; in steps of 10 ms."""
         try:
             text = (self._folder / "stat").read_text(errors="replace")
         except OSError:
@@ -50,3 +48,10 @@ class Usage:
         # The name is in brackets and may hold blanks: fields are counted from the last bracket. utime to cstime.
         fields = text.rpartition(")")[2].split()[11:15]
         return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        """Release the files; may be called twice."""
+        for descriptor in (self._status, self._clear):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._status = self._clear = -1

@@ -54,6 +54,7 @@ class JupyterKernel:
         self._resources = resources
         self._pid = channels.peer_pid or process.pid
         self._usage = Usage(self._pid)
+        resources.callback(self._usage.close)
         self._execution_count = 0
         self._question_id = ""
         # Held from the start, so that an interrupt can never reach a later process of the same number.
@@ -84,7 +85,8 @@ class JupyterKernel:
 
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
-        self._usage.begin()
+        self._usage.reset_peak()
+        cpu_before_s = self._usage.cpu_s()
         request = {"code": code, "silent": False, "store_history": True, "allow_stdin": allow_input}
         cell = _Cell(await self._channels.send("shell", "execute_request", request))
         while not cell.is_over:
@@ -103,12 +105,12 @@ class JupyterKernel:
                 yield event
         for event in cell.closing_events():
             yield event
-        yield self._finished(cell)
+        yield self._finished(cell, self._usage.cpu_s() - cpu_before_s)
 
-    def _finished(self, cell: "_Cell") -> Finished:
+    def _finished(self, cell: "_Cell", cpu_s: float) -> Finished:
         if cell.execution_count is not None:
             self._execution_count = cell.execution_count
-        return Finished(cell.is_ok, self._execution_count, self._usage.cpu_s(), self._usage.peak_memory_mb())
+        return Finished(cell.is_ok, self._execution_count, max(0.0, cpu_s), self._usage.peak_memory_mb())
 
     def is_alive(self) -> bool:
         """See the contract."""

@@ -28,15 +28,13 @@ class Channel:
         """Whether the caller may wait for an answer: not a forked child of the cell's, not one of its threads."""
         return os.getpid() == self._pid and threading.get_ident() == self._thread
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send one message; a forked child of the cell's has no voice here."""
+    def send(self, *messages: dict[str, Any]) -> None:
+        """Send messages at once; a forked child of the cell's has no voice here."""
         if os.getpid() != self._pid:
             return
-        frame = _encoded(message)
-        if len(frame) > MAX_FRAME_BYTES:
-            frame = _encoded(_shortened(message, len(frame)))
+        frames = b"".join(map(_frame, messages))
         with self._lock:
-            self._sock.sendall(_LENGTH.pack(len(frame)) + frame)
+            self._sock.sendall(frames)
 
     def receive(self) -> dict[str, Any]:
         """Wait for one message; EOFError when the host is gone."""
@@ -60,6 +58,13 @@ class Channel:
     def has_buffered(self) -> bool:
         """Whether bytes of a message are already here, so that selecting on the socket would miss them."""
         return bool(self._buffer)
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    content = _encoded(message)
+    if len(content) > MAX_FRAME_BYTES:
+        content = _encoded(_shortened(message, len(content)))
+    return _LENGTH.pack(len(content)) + content
 
 
 def _encoded(message: dict[str, Any]) -> bytes:

@@ -39,12 +39,13 @@ class Runner:
         self.interrupts = Interrupts()
         self._execution: Any = None
         self._allow_input = False
+        self._held: dict[str, Any] | None = None
         self._waiting: deque[dict[str, Any]] = deque()
 
     def attach(self, sock: socket.socket) -> None:
         """Meet the host. Everything that must not exist before a fork is made here."""
         self.channel = Channel(sock)
-        self.streams = Streams(self._synchronise)
+        self.streams = Streams(self._synchronise, self._is_held)
         self.interrupts.install()
         self.loop = asyncio.new_event_loop()
         self.shell.loop_runner = self._run_coroutine
@@ -67,23 +68,42 @@ class Runner:
     # Messages that wait for the host
 
     def emit(self, message: dict[str, Any]) -> None:
-        """Send an output in its place: the host empties the pipes before it looks at it, then lets us go on."""
+        """Send an output in its place: the host empties the pipes before it looks at it, then lets us go on.
+
+        A result is nearly always the cell's last word. It is held back until something follows it, so that it can
+        travel with the end of the cell and save a round trip.
+        """
         self.streams.flush()
         message = {**message, "id": self._execution}
         if not self.channel.is_owner():
             self.channel.send(message)
             return
-        with self.interrupts.held():
-            self.channel.send({**message, "ack": True})
-            self._await("ack")
+        self._send_held()
+        if message["type"] == "result":
+            self._held = message
+        else:
+            self._send_in_order(message)
 
     def _synchronise(self) -> bool:
         if not self.channel.is_owner() or self._execution is None:
             return False
-        with self.interrupts.held():
-            self.channel.send({"type": "sync", "id": self._execution, "ack": True})
-            self._await("ack")
+        if not self._send_held():
+            self._send_in_order({"type": "sync", "id": self._execution})
         return True
+
+    def _is_held(self) -> bool:
+        return self._held is not None
+
+    def _send_held(self) -> bool:
+        held, self._held = self._held, None
+        if held is not None:
+            self._send_in_order(held)
+        return held is not None
+
+    def _send_in_order(self, message: dict[str, Any]) -> None:
+        with self.interrupts.held():
+            self.channel.send({**message, "ack": True})
+            self._await("ack")
 
     def _input(self, prompt: object = "", /) -> str:
         return self._ask(str(prompt), is_password=False)
@@ -95,6 +115,7 @@ class Runner:
         if not self._allow_input or not self.channel.is_owner():
             raise EOFError(NO_INPUT)
         self.streams.flush()
+        self._send_held()
         with self.interrupts.held():
             self.channel.send({"type": "input", "id": self._execution, "prompt": prompt, "is_password": is_password})
             answer = self._await("input")
@@ -158,7 +179,9 @@ class Runner:
         before = _cpu_s()
         is_ok = self._run_cell(message["code"])
         self.streams.flush()
+        held, self._held = self._held, None
         self.channel.send(
+            *([held] if held else []),
             {
                 "type": "finished",
                 "id": self._execution,
@@ -166,7 +189,7 @@ class Runner:
                 "execution_count": count,
                 "cpu_s": _cpu_s() - before,
                 "variables": self._variables(),
-            }
+            },
         )
         self._execution = None
 

@@ -17,8 +17,9 @@ MAX_TURNS = 2_000
 class Streams:
     """The pair of streams and which of them was written last."""
 
-    def __init__(self, synchronise: Callable[[], bool]) -> None:
+    def __init__(self, synchronise: Callable[[], bool], is_due: Callable[[], bool]) -> None:
         self._synchronise = synchronise
+        self._is_due = is_due
         self._last: _Pipe | None = None
         self._turns = 0
         self._kept: list[io.TextIOWrapper] = []
@@ -55,7 +56,9 @@ class Streams:
                 text.flush()
 
     def turn_to(self, pipe: "_Pipe") -> None:
-        """Called before every write to a pipe."""
+        """Called before every write to a pipe. What is due comes before what is written now."""
+        if self._is_due():
+            self._synchronise()
         previous, self._last = self._last, pipe
         if previous is None or previous is pipe or self._turns >= MAX_TURNS:
             return

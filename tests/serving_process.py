@@ -1,13 +1,15 @@
 """`belljar serve` as a process of its own, as clients start it, and what it leaves behind."""
 
 import os
+import queue
 import re
-import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from mcp import StdioServerParameters
 
@@ -16,8 +18,12 @@ from belljar.environments import Environment
 READY = re.compile(r"belljar serves MCP at (http://127\.0\.0\.1:\d+)/mcp")
 
 
-def command(environment: Environment, *arguments: str) -> list[str]:
+def serve_command(environment: Environment, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "belljar", "serve", "--environment", str(environment.python), *arguments]
+
+
+def serve_over_http(environment: Environment) -> list[str]:
+    return serve_command(environment, "--http", "127.0.0.1:0")
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -28,45 +34,54 @@ def variables(folder: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(folder),
         "BELLJAR_DATA_DIRECTORY": str(folder),
         "BELLJAR_LOG_LEVEL": "WARNING",
-        # A server in a sandbox of its own may find a smaller PATH of libraries; ours needs none.
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
 def stdio_server(environment: Environment, folder: Path) -> StdioServerParameters:
-    program, *arguments = command(environment)
+    program, *arguments = serve_command(environment)
     return StdioServerParameters(command=program, args=arguments, env=variables(folder), cwd=folder)
 
 
 @contextmanager
-def http_server(environment: Environment, folder: Path) -> Generator[tuple[str, "subprocess.Popen[str]"]]:
+def http_server(
+    program: list[str], folder: Path, **more_variables: str
+) -> Generator[tuple[str, "subprocess.Popen[str]"]]:
     """A server at a free port: its URL and its process, which is ended afterwards."""
     process = subprocess.Popen(
-        command(environment, "--http", "127.0.0.1:0"),
+        program,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=variables(folder),
+        env={**variables(folder), **more_variables},
         cwd=folder,
     )
     assert process.stderr is not None
-    with process.stderr:
-        try:
-            yield _ready_url(process), process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            process.kill()
-            process.wait()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    # Read to the end, or a talkative server would stop at a full pipe.
+    reader = threading.Thread(target=_pass_on, args=(process.stderr, lines))
+    reader.start()
+    try:
+        yield _ready_url(lines), process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
 
 
-def _ready_url(process: "subprocess.Popen[str]") -> str:
-    assert process.stderr is not None
+def _pass_on(stream: IO[str], lines: "queue.SimpleQueue[str]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")
+
+
+def _ready_url(lines: "queue.SimpleQueue[str]") -> str:
     said: list[str] = []
-    for line in process.stderr:
+    while line := lines.get(timeout=90):
         said.append(line)
         if found := READY.search(line):
             return found[1]

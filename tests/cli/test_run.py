@@ -1,0 +1,305 @@
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.environments import Environment
+from belljar.models import ExecutionResult
+from live_server import clean_environment
+
+Run = Callable[..., Any]
+Process = subprocess.Popen[str]
+
+FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()\n"
+
+
+@pytest.fixture
+def belljar_run(place: Path, default_environment: Environment) -> Run:
+    """Run `belljar run` in the working directory `place`, as a shell would."""
+
+    def run(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            _command(arguments), input=stdin, capture_output=True, text=True, env=_variables(place, default_environment)
+        )
+
+    return run
+
+
+@pytest.fixture
+def started(place: Path, default_environment: Environment) -> Run:
+    """Start `belljar run` and let the test talk to it."""
+
+    @contextmanager
+    def start(*arguments: str) -> Generator[Process]:
+        with subprocess.Popen(
+            _command(arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=_variables(place, default_environment),
+        ) as process:
+            yield process
+
+    return start
+
+
+def _command(arguments: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "belljar", "run", *arguments]
+
+
+def _variables(place: Path, environment: Environment) -> dict[str, str]:
+    data = place.parent / "data"
+    return clean_environment(BELLJAR_DATA_DIRECTORY=data, BELLJAR_ENVIRONMENT=environment.python)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _warnings_apart(text: str) -> str:
+    """Without what belljar says of running as root."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("WARNING: The server runs"))
+
+
+# Output
+
+
+def test_streams_go_to_their_own_and_the_last_expression_is_printed_as_in_a_shell(belljar_run: Run) -> None:
+    answer = belljar_run("-c", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n'a' + 'b'")
+    assert (answer.returncode, answer.stdout, _warnings_apart(answer.stderr)) == (0, "out\n'ab'\n", "err\n")
+
+
+def test_a_value_starts_on_a_line_of_its_own_and_none_is_not_printed(belljar_run: Run) -> None:
+    assert belljar_run("-c", "print('no newline', end='')\n42").stdout == "no newline\n42\n"
+    assert belljar_run("-c", "print('no newline', end='')\nNone").stdout == "no newline"
+
+
+def test_a_long_value_is_printed_whole(belljar_run: Run) -> None:
+    assert belljar_run("-c", "'x' * 100_000").stdout == repr("x" * 100_000) + "\n"
+
+
+def test_all_output_comes_through_however_much(belljar_run: Run) -> None:
+    answer = belljar_run("-c", "for i in range(100_000): print(i)")
+    assert answer.stdout == "".join(f"{i}\n" for i in range(100_000))
+
+
+def test_output_comes_while_the_code_runs(started: Run) -> None:
+    with started("-c", "print('early')\nprint('late', input())") as process:
+        # The code goes on only because its first words have been read.
+        assert process.stdout.readline() == "early\n"
+        out, _ = process.communicate("answer\n")
+        assert (out, process.returncode) == ("late answer\n", 0)
+
+
+def test_json_is_all_there_is_on_stdout(belljar_run: Run) -> None:
+    answer = belljar_run("--json", "-c", "print('out')\n1 / 0")
+    result = ExecutionResult.model_validate_json(answer.stdout)
+    assert (result.status, result.stdout, answer.returncode) == ("error", "out\n", 1)
+
+
+# Where the code comes from
+
+
+def test_a_file_runs_as_the_main_module(belljar_run: Run, place: Path) -> None:
+    (place / "script.py").write_text("\ufeffif __name__ == '__main__':\n    print('main ü')\n", "utf-8")
+    assert belljar_run("script.py").stdout == "main ü\n"
+
+
+def test_a_dash_reads_the_code_from_stdin_and_leaves_none_for_input(belljar_run: Run) -> None:
+    answer = belljar_run("-", stdin="print(6 * 7)\ninput()\n")
+    assert (answer.returncode, answer.stdout) == (1, "42\n")
+    assert "EOFError" in answer.stderr
+
+
+def test_input_reads_lines_from_a_pipe_until_it_ends(belljar_run: Run) -> None:
+    answer = belljar_run("-c", "print([input('? '), input('? ')])\ninput()", stdin="one\r\ntwo")
+    assert answer.stdout == "? ? ['one', 'two']\n"
+    assert (answer.returncode, "EOFError" in answer.stderr) == (1, True)
+
+
+def test_input_reads_a_file_that_is_stdin(place: Path, default_environment: Environment) -> None:
+    (place / "answers").write_text("one\n")
+    with (place / "answers").open() as answers:
+        answer = subprocess.run(
+            _command(("-c", "input()")),
+            stdin=answers,
+            capture_output=True,
+            text=True,
+            env=_variables(place, default_environment),
+        )
+    assert answer.stdout == "'one'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "either a file or -c"),
+        (("a.py", "-c", "1"), "either a file or -c"),
+        (("missing.py",), "missing.py cannot be read"),
+        (("binary.py",), "binary.py is not UTF-8"),
+        (("-c", "1", "--sandbox", "glass"), "glass"),
+        (("-c", "1", "--timeout", "0"), "execution_timeout_s"),
+    ],
+)
+def test_a_call_that_cannot_be_right_ends_with_2_and_says_why(
+    belljar: Run, place: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    (place / "binary.py").write_bytes(b"\xff\xfe")
+    outcome = belljar("run", *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert complaint in outcome.err
+
+
+def test_an_environment_that_is_not_there_ends_with_1(belljar_run: Run) -> None:
+    answer = belljar_run("-c", "1", "--environment", "/nowhere/at/all")
+    assert answer.returncode == 1
+    assert "error: no such environment: /nowhere/at/all" in answer.stderr
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit(-1)", 255, ""),
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit('so be it')", 1, "so be it\n"),
+        ("{}['key']", 1, "KeyError: 'key'\n"),
+        ("import os; os._exit(0)", 137, "exit status 0\n"),
+    ],
+)
+def test_the_exit_status_is_the_codes(belljar_run: Run, code: str, status: int, said: str) -> None:
+    answer = belljar_run("-c", code)
+    assert (answer.returncode, answer.stdout) == (status, "")
+    assert answer.stderr.endswith(said)
+    assert ("Traceback" in answer.stderr) == ("KeyError" in said)
+
+
+def test_a_timeout_ends_with_124(belljar_run: Run) -> None:
+    answer = belljar_run("--timeout", "0.5", "-c", "import time\ntime.sleep(60)")
+    assert answer.returncode == 124
+    assert answer.stderr.endswith("its time limit\n")
+
+
+def test_a_timeout_may_be_longer_than_the_configured_one(
+    belljar_run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "belljar.toml").write_text("execution_timeout_s = 0.2\n")
+    answer = belljar_run("--timeout", "60", "-c", "import time\ntime.sleep(0.5)\nprint('done')")
+    assert (answer.returncode, answer.stdout) == (0, "done\n")
+
+
+def test_the_first_interrupt_reaches_the_code(started: Run) -> None:
+    code = "import time\nprint('on', flush=True)\ntry:\n    time.sleep(60)\nfinally:\n    print('tidied up')"
+    with started("-c", code) as process:
+        assert process.stdout.readline() == "on\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, out.splitlines()[-1]) == (130, "tidied up")
+    assert "KeyboardInterrupt" in err
+    assert err.endswith("interrupted\n")
+
+
+def test_the_second_interrupt_ends_code_that_ignores_the_first(started: Run) -> None:
+    code = (
+        "import time\nprint('on', flush=True)\nwhile True:\n"
+        "    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        print('no', flush=True)"
+    )
+    with started("-c", code) as process:
+        assert process.stdout.readline() == "on\n"
+        process.send_signal(signal.SIGINT)
+        assert next(line for line in process.stdout if line != "on\n") == "no\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130
+
+
+def test_an_interrupt_ends_a_wait_for_input(started: Run) -> None:
+    with started("-c", "print('on')\ninput()") as process:
+        assert process.stdout.readline() == "on\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+
+
+def test_a_reader_that_goes_away_stops_the_code(started: Run) -> None:
+    with started("-c", "while True: print('line')") as process:
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert process.wait() == 128 + signal.SIGPIPE
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_nothing_of_a_run_stays_behind(belljar_run: Run, place: Path) -> None:
+    belljar_run("-c", "open('kept.txt', 'w').close()")
+    assert _names(place.parent / "data" / "runs") == []
+    assert _names(place) == ["kept.txt"]
+
+
+# Figures and files
+
+
+def test_figures_and_files_are_saved_beside_each_other_and_named(belljar_run: Run, place: Path) -> None:
+    code = FIGURE + "import os\nos.mkdir('sub')\nopen('sub/table.csv', 'w').write('a\\n')\nplt.plot([1])\nplt.show()"
+    answer = belljar_run("-c", code)
+    found = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+    assert found == ["figure-1.png", "figure-2.png", "sub/table.csv"]
+    assert (place / "figure-1.png").read_bytes().startswith(b"\x89PNG")
+    assert _warnings_apart(answer.stderr).splitlines() == [f"saved {name}" for name in found]
+
+
+def test_nothing_is_ever_overwritten(belljar_run: Run, place: Path) -> None:
+    (place / "figure-1.svg").write_text("mine")
+    (place / "table.csv").write_text("mine")
+    answer = belljar_run("-c", FIGURE + "_ = open('table.csv', 'w').write('new')")
+    assert (place / "table.csv").read_text() == "mine"
+    assert _names(place) == ["figure-1.svg", "figure-2.png", "table.csv"]
+    assert "not saved: table.csv exists already" in answer.stderr
+
+
+def test_another_folder_is_made_and_filled(belljar_run: Run, place: Path) -> None:
+    answer = belljar_run("--out", "deep/out", "-c", FIGURE)
+    assert answer.returncode == 0
+    assert [path.name for path in (place / "deep" / "out").iterdir()] == ["figure-1.png"]
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_the_result_is_there_all_the_same(
+    belljar_run: Run, place: Path
+) -> None:
+    (place / "file").touch()
+    answer = belljar_run("--json", "--out", "file/out", "-c", FIGURE)
+    assert answer.returncode == 2
+    assert "error: file/out cannot be written" in answer.stderr
+    assert json.loads(answer.stdout)["status"] == "ok"
+
+
+def test_hidden_files_stay_behind(belljar_run: Run, place: Path) -> None:
+    answer = belljar_run("-c", "_ = open('.bashrc', 'w').write('rm -r ~')")
+    assert _names(place) == []
+    assert "not saved: .bashrc is hidden" in answer.stderr
+
+
+def test_a_link_out_of_the_folder_is_not_followed(belljar_run: Run, place: Path) -> None:
+    (place / "sub").symlink_to(place.parent)
+    answer = belljar_run("-c", "import os\nos.mkdir('sub')\nopen('sub/new.txt', 'w').close()")
+    assert not (place.parent / "new.txt").exists()
+    assert "not saved: sub/new.txt" in answer.stderr
+
+
+def test_tables_are_printed_and_pages_are_saved(belljar_run: Run, place: Path) -> None:
+    code = (
+        "import pandas\nfrom IPython.display import HTML, Markdown, display\n"
+        "display(HTML('<b>page</b>'))\ndisplay(Markdown('# title'))\npandas.DataFrame({'a': [1]})"
+    )
+    answer = belljar_run("-c", code)
+    assert answer.stdout == "# title\n   a\n0  1\n"
+    assert _names(place) == ["figure-1.html"]
+    assert (place / "figure-1.html").read_text() == "<b>page</b>"

@@ -1,0 +1,88 @@
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import belljar as package
+from belljar.cli.sessions import duration
+from belljar.environments import Environment
+from live_server import clean_environment
+
+Run = Callable[..., Any]
+
+
+def _ask(data_directory: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "belljar", "sessions", *arguments],
+        capture_output=True,
+        text=True,
+        env=clean_environment(BELLJAR_DATA_DIRECTORY=data_directory),
+        timeout=30,
+    )
+
+
+def test_no_sessions_is_an_answer(belljar: Run, place: Path) -> None:
+    outcome = belljar("sessions")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith("no sessions: ")
+    assert belljar("sessions", "--json").out == "[]\n"
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.anyio
+async def test_the_sessions_of_every_server_are_listed(default_environment: Environment, tmp_path: Path) -> None:
+    flags: dict[str, object] = {"data_directory": tmp_path, "environment": str(default_environment.python)}
+    async with (
+        package.open_engine(**flags) as one,
+        package.open_engine(**flags) as two,
+        one.open_session() as first,
+        two.open_session() as second,
+    ):
+        await first.execute("open('a', 'w').close()")
+        told = await anyio.to_thread.run_sync(_ask, tmp_path, "--json")
+        table = await anyio.to_thread.run_sync(_ask, tmp_path)
+    lines = {line["session_id"]: line for line in json.loads(told.stdout)}
+    assert lines.keys() == {first.id, second.id}
+    assert (lines[first.id]["executions"], lines[first.id]["files"], lines[first.id]["state"]) == (1, 1, "idle")
+    titles, *rows = table.stdout.splitlines()
+    assert titles.split()[:3] == ["session", "state", "environment"]
+    assert {row.split()[0] for row in rows} == {first.id, second.id}
+    assert (told.stderr, table.stderr) == ("", "")
+
+
+def test_a_server_that_was_killed_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "1-dead"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        _bind(left_behind, folder)
+    answer = _ask(tmp_path, "--json")
+    assert (answer.returncode, answer.stdout) == (0, "[]\n")
+
+
+def test_a_server_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "1-hung"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        _bind(silent, folder)
+        silent.listen()
+        answer = _ask(tmp_path)
+    assert "did not answer" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def _bind(server: socket.socket, folder: Path) -> None:
+    # A relative path: the whole one may be longer than a socket's address can be.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        server.bind("control.sock")
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0s"), (59, "59s"), (61, "1m01s"), (3_700, "1h01m")])
+def test_an_age_is_shown_in_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
