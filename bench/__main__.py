@@ -34,7 +34,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "sandbox": sandboxes.measure,
 }
 FULL_S = 285.0
-QUICK_S = 86.0
+QUICK_S = 80.0
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ PATIENCE_S = 120.0
 
 async def measure(stage: Stage) -> list[Figure]:
     """Time first, then memory, in a server process of its own."""
-    count = stage.pick(1_000_000, 200_000)
+    count = stage.pick(1_000_000, 100_000)
     return [*await _time(stage, count), *await _growth(stage, count)]
 
 

@@ -11,6 +11,7 @@ from bench.stage import Stage
 
 TARGET = 2.0
 CALLS = 100
+QUICK_CALLS = 60
 
 
 async def measure(stage: Stage) -> list[Figure]:
@@ -41,7 +42,7 @@ async def _compare(stage: Stage, what: str, bare: Client, ours: Client) -> list[
 
     await taken_in_turns(run_peer, run_ours, 20)
     rounds = [
-        await taken_in_turns(run_peer, run_ours, CALLS)
+        await taken_in_turns(run_peer, run_ours, stage.pick(CALLS, QUICK_CALLS))
         for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 2))
     ]
     note = f"peer: no-op tool; {bare.protocol_version}"

@@ -15,14 +15,14 @@ BLOCKS = 50_000
 
 async def measure(stage: Stage) -> list[Figure]:
     """Bytes lost on each side."""
-    count = stage.pick(20_000, 8_000)
+    count = stage.pick(20_000, 5_000)
     written = sum(len(f"{number}\n") for number in range(count))
     code = f"for i in range({count}): print(i, flush=True)"
     peer_took, peer_arrived = await _ipykernel(stage, code)
-    our_took, our_arrived = await _ours(stage, code)
+    our_took, our_arrived = await _ours(stage, code, PAUSE_S)
     note = f"of {written:,} written; peer: ipykernel"
     more = BLOCKS * 100
-    _, more_arrived = await _ours(stage, f"for i in range({BLOCKS}): print('x' * 99, flush=True)")
+    _, more_arrived = await _ours(stage, f"for i in range({BLOCKS}): print('x' * 99, flush=True)", 1.0)
     return [
         Figure("slow-reader", "bytes lost", "bytes", written - our_arrived, written - peer_arrived, 0, "value", note),
         Figure(
@@ -54,13 +54,13 @@ async def _ipykernel(stage: Stage, code: str) -> tuple[float, int]:
     return last - began, arrived
 
 
-async def _ours(stage: Stage, code: str) -> tuple[float, int]:
+async def _ours(stage: Stage, code: str, pause_s: float) -> tuple[float, int]:
     arrived = 0
     async with stage.open_kernel() as kernel:
         began = time.perf_counter()
         async for event in kernel.execute(code, allow_input=False):
             if isinstance(event, Stream):
                 if not arrived:
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(pause_s)
                 arrived += len(event.text)
         return time.perf_counter() - began, arrived

@@ -10,9 +10,12 @@ import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from belljar.models import SessionInfo
 from belljar.sessions.registry import Registry
+
+PATIENCE_S = 2.0
 
 
 @asynccontextmanager
@@ -52,19 +55,28 @@ def _sockets(data_directory: Path) -> list[Path]:
     return sorted(data_directory.glob("runs/*/control.sock"))
 
 
-async def ask_sessions(data_directory: Path) -> list[tuple[int, str, SessionInfo]]:
-    """(server pid, principal, session) of every live server that uses this data directory."""
+async def ask_sessions(data_directory: Path) -> tuple[list[tuple[int, str, SessionInfo]], list[int]]:
+    """(server pid, principal, session) of the servers that use this data directory, and the pids that stay silent."""
     found: list[tuple[int, str, SessionInfo]] = []
+    silent: list[int] = []
     for path in await asyncio.to_thread(_sockets, data_directory):
+        pid = int(path.parent.name.split("-")[0])
         try:
-            with _reachable(path) as short:
-                reader, writer = await asyncio.open_unix_connection(short)
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await _ask(path)
+        except TimeoutError:
+            silent.append(pid)
         except OSError:
             continue  # a server that was killed leaves its socket behind
-        try:
-            for line in json.loads(await reader.read()):
-                principal = line.pop("principal")
-                found.append((int(path.parent.name.split("-")[0]), principal, SessionInfo.model_validate(line)))
-        finally:
-            writer.close()
-    return found
+        else:
+            found += [(pid, line.pop("principal"), SessionInfo.model_validate(line)) for line in answer]
+    return found, silent
+
+
+async def _ask(path: Path) -> list[dict[str, Any]]:
+    with _reachable(path) as short:
+        reader, writer = await asyncio.open_unix_connection(short)
+    try:
+        return json.loads(await reader.read())
+    finally:
+        writer.close()

@@ -197,6 +197,18 @@ async def test_an_interrupt_ends_a_cell_that_waits_for_an_answer(runtime: Runtim
         assert (await caller.execute("kept", running.session_id)).result == "1"
 
 
+async def test_an_interrupt_that_crosses_a_question_ends_the_cell(runtime: Runtime):
+    async with connected(runtime, MODERN, elicitation_callback=Person()) as caller:
+        session_id = await caller.new_session()
+        for turns in range(0, 60, 3):
+            running = await caller.execute("input('never answered')", session_id, wait_s=0)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await caller.fields("interrupt_execution", execution_id=running.execution_id)
+            result = await caller.get(running.execution_id)
+            assert (turns, result.status, result.state) == (turns, "interrupted", "kept")
+
+
 async def test_the_clock_stands_still_while_a_person_thinks(runtime: Runtime, shared_session: str):
     class Thinker(Person):
         async def __call__(self, context: Any, params: Any) -> ElicitResult:

@@ -11,7 +11,6 @@ from belljar.cli.columns import columns
 if TYPE_CHECKING:
     from belljar.models import SessionInfo
 
-DEADLINE_S = 2.0
 _TITLES = (
     "session",
     "state",
@@ -32,16 +31,12 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     import asyncio
 
     from belljar.control import ask_sessions
-    from belljar.errors import EngineError
     from belljar.settings import load_settings
 
     folder = load_settings().data_directory
-    try:
-        found = asyncio.run(asyncio.wait_for(ask_sessions(folder), DEADLINE_S))
-    except TimeoutError:
-        raise EngineError(
-            f"a server that uses {folder} did not answer in {DEADLINE_S:g} s", hint="See `ps` for a belljar that hangs"
-        ) from None
+    found, silent = asyncio.run(ask_sessions(folder))
+    for pid in silent:
+        print(f"warning: the server with pid {pid} did not answer", file=sys.stderr)
     if as_json:
         lines = [{"server": pid, "owner": owner, **info.model_dump(mode="json")} for pid, owner, info in found]
         print(json.dumps(lines, indent=2))

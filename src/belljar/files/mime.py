@@ -70,3 +70,13 @@ def is_text(mime: str) -> bool:
     """Whether content of this media type is to be shown as text."""
     essence = mime.partition(";")[0].strip().lower()
     return essence.startswith("text/") or essence in _TEXT or essence.endswith(("+json", "+xml"))
+
+
+def decoded(content: bytes, mime: str) -> str | bytes:
+    """Text for a text type, unless its bytes say otherwise; nothing is replaced."""
+    if not is_text(mime):
+        return content
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content

@@ -220,6 +220,10 @@ class Execution:
             await self._bury(death, stopper)
 
     async def _ask(self, kernel: Kernel, question: InputRequest, stopper: Stopper) -> None:
+        if stopper.reason is not None:
+            # Its interrupt came before the question and waits in the runner for an answer that nobody should give.
+            await kernel.interrupt()
+            return
         self._answer = asyncio.get_running_loop().create_future()
         self.question = question
         self._notify()

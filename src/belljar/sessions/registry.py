@@ -139,6 +139,10 @@ class Registry:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no display {name[:64]!r}")
         return content
 
+    def has_events(self, execution_id: str, since: int) -> bool:
+        """Whether an execution said anything after event number `since`."""
+        return next(self.journal.events(execution_id, since), None) is not None
+
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
         """All stream text of the caller's execution, or a part of it."""
         self.result(execution_id, principal)

@@ -8,8 +8,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 from pydantic import Field
 
+from belljar.files.mime import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
-from belljar.files.workspace import is_text, mime_type_of
 from belljar.models import FileReference, Model
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -101,8 +101,8 @@ def _reference(session: Session, name: str, size: int) -> FileReference:
 
 def _embedded(file: FileReference, content: bytes) -> EmbeddedResource:
 
-    if is_text(file.mime_type):
-        text = content.decode(errors="replace")
+    text = decoded(content, file.mime_type)
+    if isinstance(text, str):
         return EmbeddedResource(
             type="resource", resource=TextResourceContents(uri=file.uri, mime_type=file.mime_type, text=text)
         )

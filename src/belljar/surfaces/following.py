@@ -31,8 +31,13 @@ def can_ask(ctx: Context[Any, Any]) -> bool:
     return capabilities is not None and capabilities.elicitation is not None
 
 
-async def follow(execution: Execution, ctx: Context[Any, Any], wait_s: float) -> InputRequiredResult | None:
-    """Wait until it has finished or `wait_s` have passed; a modern client gets its question to answer instead."""
+async def follow(
+    execution: Execution, ctx: Context[Any, Any], wait_s: float, *, is_streaming: bool = False
+) -> InputRequiredResult | None:
+    """Wait until it has finished or `wait_s` have passed; a modern client gets its question to answer instead.
+
+    A client that streams is answered as soon as there is something new.
+    """
     deadline = time.monotonic() + wait_s
     sent = 0
     while not execution.is_finished:
@@ -44,6 +49,8 @@ async def follow(execution: Execution, ctx: Context[Any, Any], wait_s: float) ->
         if left <= 0:
             return None
         if await execution.wait_for_change(min(left, 15)) and not execution.is_finished:
+            if is_streaming and execution.question is None:
+                return None
             sent += 1
             await ctx.report_progress(sent, None, " ".join(execution.latest_text()[-PROGRESS_CHARS:].split()))
             await execution.settle(min(PROGRESS_INTERVAL_S, max(left, 0)))
@@ -71,7 +78,7 @@ async def _ask_now(execution: Execution, ctx: Context[Any, Any]) -> None:
 
 def _prompt(execution: Execution) -> str:
     question = execution.question
-    return (question.prompt.strip() if question else "") or "The code asks for input"
+    return question.prompt if question and question.prompt.strip() else "The code asks for input"
 
 
 def _text(response: ElicitResult) -> str | None:

@@ -1,7 +1,6 @@
 """The default surface: tools that run Python in sessions, move files, and manage packages."""
 
 import asyncio
-import re
 from itertools import islice
 from typing import Annotated, Any
 
@@ -12,7 +11,8 @@ from pydantic import Field
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
-from belljar.sessions.execution import Cell, Execution
+from belljar.sessions.cells import make_cell
+from belljar.sessions.execution import Execution
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
 from belljar.surfaces.file_tools import FileTools
@@ -34,8 +34,6 @@ from belljar.surfaces.tools import (
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
-_FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
-
 Code = Annotated[str, Field(description="Python; IPython magics, !shell and top-level await work")]
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, description="Most seconds to wait for the result")]
 
@@ -106,8 +104,9 @@ class InterpreterSurface:
                 resume(execution, ctx)
                 return await self._answer(execution, ctx, wait_s)
         try:
+            cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx))
             session = chosen_session(self._sessions, session_id)
-            cell = self._cell(code, timeout_s, ctx)
+            session_id = session.id
             if filename:
                 await asyncio.to_thread(session.workspace.write, filename, cell.code.encode())
             execution = session.submit(cell)
@@ -128,7 +127,9 @@ class InterpreterSurface:
         if execution is not None:
             if ctx.request_state is not None:
                 resume(execution, ctx)
-            if (question := await follow(execution, ctx, wait_s)) is not None:
+            if wants(ctx, "belljar/events", True) and self._sessions.has_events(execution_id, since):
+                wait_s = 0  # there is news already: whoever streams wants it now
+            elif question := await follow(execution, ctx, wait_s, is_streaming=wants(ctx, "belljar/events", True)):
                 return question
         return self._shown(self._sessions.result(execution_id, current_principal(), since), ctx, since)
 
@@ -196,19 +197,6 @@ class InterpreterSurface:
 
     # Steps the tools share
 
-    def _cell(self, code: str, timeout_s: float | None, ctx: Ctx) -> Cell:
-        size = len(code.encode(errors="replace"))
-        if size > self._settings.max_code_bytes:
-            raise InvalidArgument(
-                f"code has {size:,} bytes, the limit is {self._settings.max_code_bytes:,}",
-                hint="Upload data with upload_file and read it from the session folder",
-            )
-        code = stripped(code)
-        if not code.strip():
-            raise InvalidArgument("code is empty", hint="Pass the Python to run")
-        timeout_s = min(timeout_s or self._settings.execution_timeout_s, self._settings.execution_timeout_s)
-        return Cell(code, timeout_s=timeout_s, allow_input=can_ask(ctx))
-
     async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
         question = await follow(execution, ctx, wait_s)
         if question is not None:
@@ -244,12 +232,6 @@ class InterpreterSurface:
             answer.structured_content["events"] = [event.model_dump(mode="json") for event in events]
             answer.structured_content["sequence"] = events[-1].sequence if events else since
         return answer
-
-
-def stripped(code: str) -> str:
-    """Code without the Markdown fence that models like to put around it."""
-    fenced = _FENCE.match(code)
-    return fenced.group(1) if fenced else code
 
 
 def _interruption(running: list[Execution]) -> str:

@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
 from belljar.errors import BelljarError, UsageError
-from belljar.files.workspace import is_text, mime_type_of
+from belljar.files.mime import decoded, mime_type_of
 from belljar.outputs.notebook import notebook_json
 from belljar.sessions.registry import Registry
 from belljar.surfaces.auth import current_principal
@@ -52,7 +52,7 @@ class InterpreterResources:
             content = await asyncio.to_thread(session.workspace.read, path, READ_LIMIT_BYTES)
         except BelljarError as error:
             raise _as_resource_error(error) from error
-        return _decoded(content, mime_type_of(path))
+        return decoded(content, mime_type_of(path))
 
     async def display(self, execution_id: str, name: str) -> str | bytes:
         """One of an execution's displays."""
@@ -60,7 +60,7 @@ class InterpreterResources:
             content = self._sessions.display(execution_id, name, current_principal())
         except BelljarError as error:
             raise _as_resource_error(error) from error
-        return _decoded(content, mime_type_of(name))
+        return decoded(content, mime_type_of(name))
 
     async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
         """All stream text, in order, however long."""
@@ -84,15 +84,6 @@ def resource_mime_type(uri: str, registered: str) -> str:
     if uri.startswith("kernel://") or "/displays/" in uri:
         return mime_type_of(unquote(uri.rsplit("/", 1)[-1]))
     return registered
-
-
-def _decoded(content: bytes, mime: str) -> str | bytes:
-    if not is_text(mime):
-        return content
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return content
 
 
 def _as_resource_error(error: BelljarError) -> ResourceError:

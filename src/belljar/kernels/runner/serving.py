@@ -106,12 +106,15 @@ class Runner:
             self._await("ack")
 
     def _input(self, prompt: object = "", /) -> str:
+        __tracebackhide__ = True
         return self._ask(str(prompt), is_password=False)
 
     def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
+        __tracebackhide__ = True
         return self._ask(prompt, is_password=True)
 
     def _ask(self, prompt: str, *, is_password: bool) -> str:
+        __tracebackhide__ = True
         if not self._allow_input or not self.channel.is_owner():
             raise EOFError(NO_INPUT)
         self.streams.flush()

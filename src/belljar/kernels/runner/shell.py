@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +142,8 @@ def build_shell() -> Shell:
     shell: Any = Shell.instance(config=config)
     if hasattr(shell.history_manager, "outputs"):
         shell.history_manager.outputs = _Forgetful()
+    # IPython's advice after sys.exit(): nobody here can press Ctrl-D.
+    warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     return shell
