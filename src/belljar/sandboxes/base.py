@@ -7,9 +7,34 @@ knows folders, namespaces and processes; it knows nothing of kernels, cells or M
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 WORKSPACE = "/mnt/data"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one session may use; 0 means no limit."""
+
+    memory_mb: int = 0
+    """All its processes together, swap included."""
+    cpus: float = 0
+    processes: int = 0
+    disk_mb: int = 0
+    """The session folder."""
+    temporary_mb: int = 0
+    """`/tmp`, HOME and `/dev/shm`, each."""
+    open_files: int = 0
+    """Per process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A limit that was hit. Told in the result of the execution it happened in."""
+
+    kind: Literal["out_of_memory", "too_many_processes", "disk_full"]
+    detail: str
+    """The fact with its values, such as "used 2,048 MB, the limit is 2,048 MB"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +48,7 @@ class SandboxSpec:
     """Private to the session, for sockets and connection files shared with the host, read and write."""
     home: Path
     """HOME where the provider has no private one of its own."""
+    limits: Limits = Limits()
     readable: Sequence[Path] = ()
     """Trees visible read-only at the same path: the environment, its base interpreter, the runner."""
 
@@ -70,6 +96,14 @@ class Sandbox(Protocol):
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
         """Start a command with exactly this environment. Called by a kernel when it starts."""
+        ...
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call. Asked after each cell and when a kernel has died; quick."""
+        ...
+
+    def memory_peak_mb(self) -> float:
+        """The most that all its processes together held since the last call; 0 where that is not measured."""
         ...
 
     async def kill(self) -> None:
