@@ -1,18 +1,30 @@
-"""What the glass costs: a process and a kernel started in it, and a loop that only computes."""
+"""What the glass costs, limits included: a process and a kernel started in it, and cells of three kinds of work."""
 
 import os
 import secrets
 import time
+from functools import partial
 
 from belljar.kernels.ipython import session_environment
+from belljar.kernels.starting import limits_of
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import SandboxSpec
 from belljar.sessions.session import SessionFolders
 from bench.figures import Figure, Round, paired
-from bench.one_plus_one import consume, timed
+from bench.one_plus_one import TURN, consume, taken_in_turns
 from bench.stage import Stage
 
-LOOP = "sum(i * i for i in range(2_000_000))"
+START_TARGET = 2.0
+CPU_TARGET = 1.02
+WORK = {
+    "2,000,000 turns of a loop": ("sum(i * i for i in range(2_000_000))", CPU_TARGET),
+    "300 files made, read and removed": (
+        "import os\nfor n in range(300):\n    with open(str(n), 'w') as f: f.write('x' * 4096)\n"
+        "    with open(str(n)) as f: f.read()\n    os.remove(str(n))",
+        None,
+    ),
+    "100,000 system calls": ("import os\nfor _ in range(100_000): os.getppid()", None),
+}
 
 
 async def measure(stage: Stage) -> list[Figure]:
@@ -25,9 +37,9 @@ async def measure(stage: Stage) -> list[Figure]:
         kernel.ours.append(await _kernel(stage, "namespace"))
     note = f"peer: the process sandbox; n={len(start.ours)}"
     return [
-        *paired("sandbox", "python -c pass, start → end", [start], note=note),
-        *paired("sandbox", "kernel, start → ready", [kernel]),
-        *paired("sandbox", "2,000,000 turns of a loop", await _loops(stage)),
+        *paired("sandbox", "python -c pass, start → end", [start], target=START_TARGET, note=note),
+        *paired("sandbox", "kernel, start → ready", [kernel], target=START_TARGET),
+        *await _work(stage),
     ]
 
 
@@ -40,6 +52,7 @@ async def _process(stage: Stage, name: str) -> float:
         scratch=folders.scratch,
         home=folders.home,
         readable=(*stage.environment.readable, folders.layer),
+        limits=limits_of(stage.settings(name)),
     )
     provider = open_provider(name)
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -63,16 +76,13 @@ async def _kernel(stage: Stage, name: str) -> float:
         return time.perf_counter() - began
 
 
-async def _loops(stage: Stage) -> list[Round]:
+async def _work(stage: Stage) -> list[Figure]:
+    figures: list[Figure] = []
     async with stage.open_kernel("process") as plain, stage.open_kernel("namespace") as sealed:
-
-        async def run_plain() -> None:
-            await consume(plain, LOOP)
-
-        async def run_sealed() -> None:
-            await consume(sealed, LOOP)
-
-        return [
-            Round(await timed(run_plain, 2), await timed(run_sealed, 2))
-            for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(15, 4))
-        ]
+        for what, (code, target) in WORK.items():
+            rounds = [
+                await taken_in_turns(partial(consume, plain, code), partial(consume, sealed, code), TURN)
+                for _ in stage.rounds(stage.pick(8, 3), within_s=stage.pick(15, 4))
+            ]
+            figures += paired("sandbox", what, rounds, target=target)
+    return figures

@@ -224,3 +224,29 @@ def test_a_variable_that_is_no_setting_is_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("BELLJAR_MAX_SESSIONS", "3")
     monkeypatch.setenv("BELLJAR_CONFIG", "")
     assert table.unknown_variables() == ["BELLJAR_MAX_SESSION"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory_mb", -1),
+        ("memory_mb", 8),
+        ("memory_mb", 10**12),
+        ("cpus", -0.5),
+        ("cpus", 0.001),
+        ("cpus", float("nan")),
+        ("cpus", float("inf")),
+        ("max_processes", 1),
+        ("disk_mb", -5),
+        ("temporary_mb", -1),
+        ("max_open_files", 3),
+    ],
+)
+def test_a_limit_that_nothing_could_live_with_is_refused(name: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=f"^{name} = .*0 for no limit"):
+        load_settings({name: value})
+
+
+@pytest.mark.parametrize("name", ["memory_mb", "cpus", "max_processes", "disk_mb", "temporary_mb", "max_open_files"])
+def test_a_limit_of_zero_is_none(name: str) -> None:
+    assert getattr(load_settings({name: 0}), name) == 0

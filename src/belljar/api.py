@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from belljar.environments.packages import InstallOutcome, install
+from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.files.workspace import mime_type_of
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
@@ -18,6 +18,7 @@ from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
+from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
 from belljar.settings import Settings, load_settings
 
@@ -145,7 +146,7 @@ class LocalSession:
         """See `SessionHandle`."""
         session = self._session()
         data = content.encode() if isinstance(content, str) else content
-        await asyncio.to_thread(session.workspace.write, name, data)
+        await session.write_file(name, data)
         return _reference(session, "/".join(session.workspace.check_name(name)), len(data))
 
     async def download(self, name: str) -> bytes:
@@ -171,8 +172,7 @@ class LocalSession:
     async def install(self, packages: Sequence[str]) -> list[InstallOutcome]:
         """See `SessionHandle`."""
         session = self._session()
-        environment = await self._runtime.starter.environment(session.environment)
-        return await install(environment, session.folders.layer, as_list(packages))
+        return (await install_packages(self._runtime.starter, session, as_list(packages))).outcomes
 
     def _session(self) -> Session:
         return self._runtime.sessions.get(self._id, PRINCIPAL)

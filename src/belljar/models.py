@@ -112,3 +112,5 @@ class SessionInfo(Model):
     files: int
     reason: str = ""
     last_status: Status | None = None
+    last_cause: str | None = None
+    """The latest limit, timeout, interrupt or death; it stays when later cells end well."""

@@ -27,6 +27,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from belljar.egress.rules import PACKAGES, parse_rule
 from belljar.errors import SettingsError
 
 MEBIBYTE = 1024 * 1024
@@ -100,6 +101,10 @@ def _checked_address(value: str) -> str:
     return value
 
 
+def _checked_rule(entry: str) -> str:
+    return entry if entry == PACKAGES else str(parse_rule(entry))
+
+
 def _absolute(path: Path) -> Path:
     try:
         return path.expanduser().absolute()
@@ -117,6 +122,17 @@ def _user_data() -> Path:
 
 def _user_downloads() -> Path:
     return platformdirs.user_downloads_path() / "belljar"
+
+
+def _limit(least: float, most: float) -> AfterValidator:
+    """A limit that is 0, for none, or large enough to work with and small enough to mean something."""
+
+    def check(value: float) -> float:
+        if value and not least <= value <= most:
+            raise ValueError(f"it should be 0 for no limit, or {least:,} to {most:,}")
+        return value
+
+    return AfterValidator(check)
 
 
 Directory = Annotated[Path, AfterValidator(_absolute)]
@@ -175,6 +191,17 @@ class Settings(BaseSettings):
         [], description="`Host` headers accepted beside those of the address that is served."
     )
     allowed_origins: list[str] = Field([], description="`Origin` headers accepted from browsers.")
+    egress: list[Annotated[str, AfterValidator(_checked_rule)]] = Field(
+        [],
+        description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "
+        "package index that pip and uv are configured for; none by default.",
+        json_schema_extra={"allowed": 'a list of HOST:PORT, *.DOMAIN:PORT or "packages"'},
+    )
+    egress_allow_private: bool = Field(
+        False,
+        description="Whether an allowed host may have a private address, for sites whose mirrors do; link-local and "
+        "metadata addresses are never reached.",
+    )
     session_idle_s: Seconds = Field(
         1800, description="A session that nothing used for this long expires; never while something runs."
     )
@@ -186,6 +213,38 @@ class Settings(BaseSettings):
     )
     interrupt_grace_s: Seconds = Field(
         5, description="A cell that ignores its interrupt for this long is killed with its process."
+    )
+    memory_mb: Annotated[int, _limit(64, 1_048_576 * 16)] = Field(
+        2048,
+        description="Memory that all processes of a session may use together, swap included; what goes beyond it is "
+        "killed, and the result says `out_of_memory`.",
+        json_schema_extra={"allowed": "0 for no limit, or a whole number of megabytes from 64"},
+    )
+    cpus: Annotated[float, _limit(0.05, 4096)] = Field(
+        0,
+        description="Processors that a session may keep busy, fractions allowed; code inside sees that many.",
+        json_schema_extra={"allowed": "0 for all of them, or a number from 0.05", "default": "`0`"},
+    )
+    max_processes: Annotated[int, _limit(16, 4_194_304)] = Field(
+        256,
+        description="Processes and threads that a session may have at once; three of them are the sandbox's own.",
+        json_schema_extra={"allowed": "0 for no limit, or a whole number from 16"},
+    )
+    disk_mb: Annotated[int, _limit(1, 1_048_576 * 1024)] = Field(
+        2048,
+        description="What a session may keep in its folder; a cell that goes beyond it is interrupted, uploads are "
+        "refused, and no single file can become larger.",
+        json_schema_extra={"allowed": "0 for no limit, or a whole number of megabytes"},
+    )
+    temporary_mb: Annotated[int, _limit(1, 1_048_576 * 16)] = Field(
+        512,
+        description="Size of `/tmp`, of the home folder and of `/dev/shm`, each; what is in them counts as memory.",
+        json_schema_extra={"allowed": "0 for no limit, or a whole number of megabytes"},
+    )
+    max_open_files: Annotated[int, _limit(64, 1_073_741_816)] = Field(
+        1024,
+        description="Files and sockets that one process of a session may have open.",
+        json_schema_extra={"allowed": "0 for no limit of ours, or a whole number from 64"},
     )
     start_timeout_s: Seconds = Field(60, description="How long a kernel may take to get ready.")
     output_budget_chars: int = Field(
@@ -402,7 +461,7 @@ def _masked(entry: str) -> str:
 def _kind(annotation: Any) -> type:
     if get_origin(annotation) is list:
         return list
-    return annotation if annotation in (int, float) else str
+    return annotation if annotation in (bool, int, float) else str
 
 
 def _allowed_type(annotation: Any) -> str:
@@ -411,7 +470,7 @@ def _allowed_type(annotation: Any) -> str:
     if get_origin(annotation) is list:
         (item,) = get_args(annotation)
         return f"a list of {_allowed_type(item)}" if get_origin(item) is Literal else "a list of text"
-    return {int: "a whole number", float: "a number", Path: "a path"}.get(annotation, "text")
+    return {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}.get(annotation, "text")
 
 
 def _bounds(field: FieldInfo) -> str:

@@ -45,6 +45,7 @@ async def test_the_sessions_of_every_server_are_listed(default_environment: Envi
         two.open_session() as second,
     ):
         await first.execute("open('a', 'w').close()")
+        await second.execute("import os\nos._exit(3)")
         told = await anyio.to_thread.run_sync(_ask, tmp_path, "--json")
         table = await anyio.to_thread.run_sync(_ask, tmp_path)
     lines = {line["session_id"]: line for line in json.loads(told.stdout)}
@@ -53,6 +54,10 @@ async def test_the_sessions_of_every_server_are_listed(default_environment: Envi
     titles, *rows = table.stdout.splitlines()
     assert titles.split()[:3] == ["session", "state", "environment"]
     assert {row.split()[0] for row in rows} == {first.id, second.id}
+    (fallen,) = (row for row in rows if row.startswith(second.id))
+    assert fallen.endswith("kernel-died: the kernel's process ended with exit status 3")
+    assert lines[second.id]["last_cause"] in fallen
+    assert lines[first.id]["last_cause"] is None
     assert (told.stderr, table.stderr) == ("", "")
 
 

@@ -113,7 +113,13 @@ async def test_one_that_cannot_be_had_does_not_stop_the_others(small_environment
     assert castle.installed_version is None
     assert castle.error is not None
     assert "castle was not found" in castle.error
-    assert as_fields(castle) == {"name": "castle", "installed_version": None, "error": castle.error}
+    assert as_fields(castle) == {
+        "name": "castle",
+        "installed_version": None,
+        "error": castle.error,
+        "imported": None,
+        "import_error": None,
+    }
 
 
 async def test_of_two_that_do_not_go_together_the_first_wins(small_environment: Environment, layer: Path) -> None:

@@ -145,7 +145,7 @@ def test_written_files_have_mode_644_whatever_the_umask(workspace: Workspace):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_files_and_new_directories_go_to_the_owner_and_old_directories_stay(workspace: Workspace):
     (workspace.root / "old").mkdir()
-    workspace.write("old/new/a.txt", b"", owner=(12345, 12346))
+    Workspace(workspace.root, owner=(12345, 12346)).write("old/new/a.txt", b"")
 
     def owner(path: str) -> tuple[int, int]:
         status = (workspace.root / path).stat()

@@ -180,6 +180,7 @@ async def test_an_interpreter_that_does_not_start_is_quoted(own_place: Place, tm
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no snakes here >&2\nexit 7\n")
     python.chmod(0o755)
+    tmp_path.chmod(0o755)
     environment = Environment("broken", python, (tmp_path,))
     with pytest.raises(KernelStartFailed, match="exit status 7") as caught:
         await replace(own_place, environment=environment).start("ipython")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trials import READABLE, Opener, usable
 
-from belljar.sandboxes.base import Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Identity, Provider, Sandbox, SandboxSpec
 
 
 @pytest.fixture(params=["process", "namespace"])
@@ -23,12 +23,19 @@ def isolating(request: pytest.FixtureRequest) -> Provider:
 async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
     opened: list[Sandbox] = []
 
-    async def open_(provider: Provider, *, readable: Sequence[Path] = ()) -> tuple[Sandbox, SandboxSpec]:
+    async def open_(
+        provider: Provider, *, readable: Sequence[Path] = (), identity: Identity | None = None
+    ) -> tuple[Sandbox, SandboxSpec]:
         folder = tmp_path / f"session-{len(opened)}"
         for name in ("workspace", "scratch", "home"):
             (folder / name).mkdir(parents=True)
         spec = SandboxSpec(
-            folder.name, folder / "workspace", folder / "scratch", folder / "home", [*READABLE, *readable]
+            session_id=folder.name,
+            workspace=folder / "workspace",
+            scratch=folder / "scratch",
+            home=folder / "home",
+            readable=[*READABLE, *readable],
+            identity=identity,
         )
         sandbox = await provider.open(spec)
         opened.append(sandbox)

@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Identity, Provider, Sandbox, SandboxSpec
 
 PYTHON = os.path.realpath(sys.executable)
 READABLE = [Path(sys.prefix), Path(sys.base_prefix)]
@@ -26,7 +26,9 @@ class Outcome:
 
 
 class Opener(Protocol):
-    async def __call__(self, provider: Provider, *, readable: Sequence[Path] = ()) -> tuple[Sandbox, SandboxSpec]: ...
+    async def __call__(
+        self, provider: Provider, *, readable: Sequence[Path] = (), identity: Identity | None = None
+    ) -> tuple[Sandbox, SandboxSpec]: ...
 
 
 def usable(name: str) -> Provider:

@@ -33,6 +33,21 @@ async def test_a_file_goes_in_and_comes_out(runtime: Runtime, era: str):
         assert (content.mime_type, content.text) == ("text/csv", "a,b\n1,2\n")
 
 
+async def test_code_owns_what_was_uploaded(caller: Caller):
+    """Also where the server is root and the session a user of its own."""
+    session_id = await caller.new_session()
+    await caller.fields("upload_file", session_id=session_id, name="in/data.csv", text="a")
+    code = """
+import os, pathlib
+owners = {os.stat(path).st_uid for path in ('.', 'in', 'in/data.csv')}
+pathlib.Path('in/data.csv').open('a').write('b'); os.chmod('in/data.csv', 0o600)
+owners == {os.getuid()}, pathlib.Path('in/data.csv').read_text()
+"""
+    assert (await caller.execute(code, session_id)).result == "(True, 'ab')"
+    await caller.fields("upload_file", session_id=session_id, name="in/data.csv", text="new")
+    assert (await caller.execute("open('in/data.csv', 'r+').read()", session_id)).result == "'new'"
+
+
 @pytest.mark.parametrize(
     ("source", "content"),
     [

@@ -124,6 +124,7 @@ async def test_new_session_starts_a_kernel_and_tells_all_about_it(caller: Caller
         "files",
         "reason",
         "last_status",
+        "last_cause",
     }
     assert (info["kernel"], info["sandbox"], info["state"]) == ("ipython", "namespace", "idle")
     assert (info["executions"], info["files"], info["reason"]) == (0, 0, "for the test")

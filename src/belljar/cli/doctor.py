@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from belljar.settings import Settings
 
 OLDEST_NODE = 22
+_WITHOUT = {
+    "memory": "Each process is limited by itself instead",
+    "cpu": "Sessions are placed on as many processors instead, which they can undo",
+    "pids": "Processes are counted a user instead, where sessions have users of their own",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,8 @@ def _finding(section: str, name: str, check: "Check", *, is_needed: bool) -> Fin
 
 
 def _control_groups(settings: "Settings") -> Iterator[Finding]:
-    from belljar.cli.cgroups import CONTROLLERS, read_control_groups
+    from belljar.sandboxes.hierarchy import CONTROLLERS, read_control_groups
+    from belljar.sandboxes.limits import DELEGATE
 
     groups = read_control_groups()
     hint = "" if groups.kind != "none" else "Mount a cgroup hierarchy if sessions shall have memory and CPU limits"
@@ -148,9 +154,9 @@ def _control_groups(settings: "Settings") -> Iterator[Finding]:
         if groups.is_writable(controller):
             yield Finding("cgroups", "ok", controller, f"limits can be set below {folder}")
         else:
-            detail = f"limits cannot be set: {folder} is read-only for us" if folder else "no such controller for us"
-            advice = "Have the group delegated: `systemd-run --user --scope -p Delegate=yes belljar serve`"
-            yield Finding("cgroups", "warn", controller, detail, advice)
+            reason = f"{folder} is read-only for us" if folder else "no such controller for us"
+            detail = f"a session's limit cannot be set: {reason}. {_WITHOUT[controller]}"
+            yield Finding("cgroups", "warn", controller, detail, DELEGATE)
 
 
 def _environments(settings: "Settings") -> Iterator[Finding]:

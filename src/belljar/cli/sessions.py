@@ -23,7 +23,9 @@ _TITLES = (
     "expires",
     "owner",
     "server",
+    "last",
 )
+_CAUSE_CHARACTERS = 60
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -59,7 +61,14 @@ def _row(pid: int, owner: str, info: "SessionInfo") -> tuple[str, ...]:
         info.expires_at,
         owner,
         str(pid),
+        _last(info),
     )
+
+
+def _last(info: "SessionInfo") -> str:
+    """How the last cell ended, or the last thing that went wrong."""
+    text = info.last_cause or info.last_status or "-"
+    return text if len(text) <= _CAUSE_CHARACTERS else f"{text[: _CAUSE_CHARACTERS - 1]}…"
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ its own code when it is installed. The environment is read and never changed: wh
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,18 @@ class InstallOutcome:
     name: str
     installed_version: str | None
     error: str | None
+    imported: bool | None = None
+    """Whether it imports in the session's running kernel; None where that was not tried."""
+    import_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A distribution that was put into the layer, and the version that code of the session found before."""
+
+    name: str
+    before: str | None
+    after: str
 
 
 def parse_requirement(text: str) -> Requirement:
@@ -54,12 +66,22 @@ def parse_requirement(text: str) -> Requirement:
     return requirement
 
 
+def check_requirements(texts: Sequence[str]) -> list[Requirement]:
+    """The requirements, or a refusal of the first that is none."""
+    check_names(texts)
+    return [parse_requirement(text) for text in texts]
+
+
 async def install(
-    environment: Environment, layer: Path, requirements: Sequence[str], *, timeout_s: float = 300
+    environment: Environment,
+    layer: Path,
+    requirements: Sequence[str],
+    *,
+    timeout_s: float = 300,
+    on_change: Callable[[Change], None] | None = None,
 ) -> list[InstallOutcome]:
     """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone."""
-    check_names(requirements)
-    wanted = [parse_requirement(text) for text in requirements]
+    wanted = check_requirements(requirements)
     if not wanted:
         return []
     try:
@@ -67,7 +89,8 @@ async def install(
         try:
             with anyio.fail_after(timeout_s):
                 async with open_lock(layer.with_name(f".{layer.name}.lock")):
-                    return await _Installation(environment, layer, staging, timeout_s).run(wanted)
+                    installation = _Installation(environment, layer, staging, timeout_s, on_change or _ignore)
+                    return await installation.run(wanted)
         finally:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(shutil.rmtree, staging)
@@ -75,6 +98,10 @@ async def install(
         return [InstallOutcome(each.name, None, f"not done after {timeout_s:g} s") for each in wanted]
     except OSError as error:
         raise EnvironmentBroken(f"packages cannot be written to {layer}: {error.strerror or error}") from error
+
+
+def _ignore(_: Change) -> None:
+    """Nobody asks."""
 
 
 class _UvError(Exception):
@@ -87,6 +114,7 @@ class _Installation:
     layer: Path
     staging: Path
     timeout_s: float
+    on_change: Callable[[Change], None]
 
     async def run(self, wanted: list[Requirement]) -> list[InstallOutcome]:
         present = await to_thread.run_sync(_read_pins, self.layer)
@@ -94,7 +122,10 @@ class _Installation:
         missing = {name: version for name, version in pins.items() if present.get(name) != version}
         try:
             if missing:
+                before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*missing])
                 await self._fetch(missing)
+                for status, (name, version) in zip(before, missing.items(), strict=True):
+                    self.on_change(Change(name, status.version, str(version)))
         except _UvError as refusal:
             errors.update(dict.fromkeys(accepted, str(refusal)))
         return await self._outcomes(wanted, errors)

@@ -4,10 +4,20 @@ from dataclasses import asdict
 
 from pydantic import JsonValue
 
-from belljar.environments.installs import InstallOutcome, install
+from belljar.environments.installs import Change, InstallOutcome, check_requirements, install
+from belljar.environments.modules import modules_of
 from belljar.environments.presence import PackageStatus, check_installed
 
-__all__ = ["InstallOutcome", "PackageStatus", "as_fields", "check_installed", "install"]
+__all__ = [
+    "Change",
+    "InstallOutcome",
+    "PackageStatus",
+    "as_fields",
+    "check_installed",
+    "check_requirements",
+    "install",
+    "modules_of",
+]
 
 
 def as_fields(answer: InstallOutcome | PackageStatus) -> dict[str, JsonValue]:

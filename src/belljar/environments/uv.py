@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,7 @@ async def run_uv(
     show: bool = False,
     on_line: Callable[[str], None] | None = None,
     pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> UvAnswer:
     """Run uv in a directory whose parents hold no project; with `show`, it talks to our stderr and nothing is heard."""
     process = await anyio.open_process(
@@ -68,6 +69,7 @@ async def run_uv(
         cwd=directory,
         start_new_session=True,
         pass_fds=pass_fds,
+        env={**os.environ, **variables} if variables else None,
     )
     try:
         with anyio.fail_after(timeout_s):

@@ -71,10 +71,11 @@ class Scan:
 
 
 class Workspace:
-    """See the module's docstring."""
+    """See the module's docstring. What is written through it belongs to `owner`, or to us."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, owner: Owner | None = None) -> None:
         self.root = root
+        self._owner = owner
         self._root = os.fspath(root)
 
     def check_name(self, name: str) -> tuple[str, ...]:
@@ -106,13 +107,13 @@ class Workspace:
             raise _too_large(name, f"more than {limit_bytes}", limit_bytes)
         return bytes(content)
 
-    def write(self, name: str, data: bytes, *, owner: Owner | None = None) -> None:
+    def write(self, name: str, data: bytes) -> None:
         """Create or replace a file in one step, missing directories included; a symlink is replaced, not followed."""
         parts = self.check_name(name)
-        directory = self._open_directory(parts[:-1], name, InvalidPath, make=True, owner=owner)
+        directory = self._open_directory(parts[:-1], name, InvalidPath, make=True)
         unfinished = _UNFINISHED + secrets.token_hex(8)
         try:
-            _create(directory, unfinished, data, owner)
+            _create(directory, unfinished, data, self._owner)
             try:
                 os.rename(unfinished, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
             except OSError:
@@ -123,12 +124,12 @@ class Workspace:
         finally:
             os.close(directory)
 
-    def create(self, name: str, data: bytes, *, owner: Owner | None = None) -> None:
+    def create(self, name: str, data: bytes) -> None:
         """Create a file, missing directories included; `FileExistsError` when anything has that name."""
         parts = self.check_name(name)
-        directory = self._open_directory(parts[:-1], name, InvalidPath, make=True, owner=owner)
+        directory = self._open_directory(parts[:-1], name, InvalidPath, make=True)
         try:
-            _create(directory, parts[-1], data, owner)
+            _create(directory, parts[-1], data, self._owner)
         except FileExistsError:
             raise
         except OSError as error:
@@ -219,7 +220,6 @@ class Workspace:
         refusal: type[UsageError],
         *,
         make: bool = False,
-        owner: Owner | None = None,
     ) -> int:
         """A descriptor of the directory; `refusal` is raised when something else is in the way."""
         try:
@@ -228,7 +228,7 @@ class Workspace:
             raise refusal(f"the session folder cannot be opened: {error.strerror}") from error
         for index, part in enumerate(parts):
             try:
-                below = _enter(directory, part, owner) if make else os.open(part, _DIRECTORY, dir_fd=directory)
+                below = _enter(directory, part, self._owner) if make else os.open(part, _DIRECTORY, dir_fd=directory)
             except OSError as error:
                 reached = "/".join(parts[: index + 1])
                 raise refusal(_in_the_way(directory, part, reached, name, error)) from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from belljar.outputs.events import Event
+from belljar.sandboxes.base import Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Kernel(Protocol):
 
     async def aclose(self) -> None:
         """End the process and release everything; may be called twice."""
+        ...
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call. Asked after each cell, and before a dead kernel is released."""
         ...
 
     def memory_mb(self) -> float:

@@ -107,7 +107,15 @@ class Completed(_Message):
     end: int
 
 
-Message = Ready | Sync | Display | Clear | Result | Error | Input | Done | Completed
+class Imported(_Message):
+    """Answer to a request for imports."""
+
+    type: Literal["imported"]
+    loaded: list[str] = Field(max_length=2_000)
+    errors: dict[str, Annotated[str, Field(max_length=2_000)]]
+
+
+Message = Ready | Sync | Display | Clear | Result | Error | Input | Done | Completed | Imported
 _message: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 

@@ -5,13 +5,14 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from belljar.environments.base import Environment
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.kernels import frames
 from belljar.kernels.base import Completion
+from belljar.kernels.imports import ImportProof
 from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,
@@ -23,7 +24,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 RUNNER = Path(__file__).parent / "runner"
@@ -55,7 +56,7 @@ async def start_ipython(
             pass_fds=[wire.child_socket],
         )
         wire.close_child_ends()
-        await _await_ready(wire, process, start_timeout_s)
+        await _await_ready(wire, sandbox, process, start_timeout_s)
     except BaseException:
         wire.close()
         await sandbox.aclose()
@@ -78,7 +79,7 @@ def session_environment(sandbox: Sandbox, environment: Environment, layer: Path)
     }
 
 
-async def _await_ready(wire: frames.Wire, process: SandboxProcess, timeout_s: float) -> None:
+async def _await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess, timeout_s: float) -> None:
     said: list[str] = []
     try:
         async with asyncio.timeout(timeout_s):
@@ -93,7 +94,8 @@ async def _await_ready(wire: frames.Wire, process: SandboxProcess, timeout_s: fl
     except KernelDied:
         said += [stream.text for stream in wire.drain()]
         status = await process.wait()
-        raise KernelStartFailed(f"the kernel ended with {cause_of(status)}", hint=_last_words(said)) from None
+        hit = "".join(f"; {incident.kind}: it {incident.detail}" for incident in sandbox.incidents())
+        raise KernelStartFailed(f"the kernel ended with {cause_of(status)}{hit}", hint=_last_words(said)) from None
 
 
 def _last_words(said: list[str]) -> str:
@@ -170,7 +172,7 @@ class IPythonKernel:
                     message.is_ok,
                     message.execution_count,
                     message.cpu_s,
-                    self._usage.peak_memory_mb(),
+                    max(self._usage.peak_memory_mb(), self._sandbox.memory_peak_mb()),
                     tuple(message.variables),
                 )
             case _:
@@ -221,6 +223,16 @@ class IPythonKernel:
                 elif isinstance(item, frames.Completed) and item.id == self._last_id:
                     return Completion(item.matches, item.start, item.end)
 
+    async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
+        """See `ProvesImports`. What the modules print is nobody's output."""
+        self._last_id += 1
+        request = {"op": "import", "id": self._last_id, "modules": [*modules], "watched": [*watched]}
+        await self._wire.send(request)
+        while True:
+            for item in await self._wire.receive():
+                if isinstance(item, frames.Imported) and item.id == self._last_id:
+                    return ImportProof(frozenset(item.loaded), item.errors)
+
     async def kill(self) -> None:
         """See the contract."""
         await self._sandbox.kill()
@@ -233,6 +245,10 @@ class IPythonKernel:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+    def incidents(self) -> list[Incident]:
+        """See the contract."""
+        return self._sandbox.incidents()
 
     def memory_mb(self) -> float:
         """See the contract."""

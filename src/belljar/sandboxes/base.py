@@ -19,7 +19,9 @@ class Limits:
     memory_mb: int = 0
     """All its processes together, swap included."""
     cpus: float = 0
+    """Processor time a second, as a number of processors; a fraction is one."""
     processes: int = 0
+    """Processes and their threads, all together."""
     disk_mb: int = 0
     """The session folder."""
     temporary_mb: int = 0
@@ -38,6 +40,14 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """A user and a group of the host, by number."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What a session needs to see. Paths are the host's."""
 
@@ -48,9 +58,11 @@ class SandboxSpec:
     """Private to the session, for sockets and connection files shared with the host, read and write."""
     home: Path
     """HOME where the provider has no private one of its own."""
-    limits: Limits = Limits()
     readable: Sequence[Path] = ()
     """Trees visible read-only at the same path: the environment, its base interpreter, the runner."""
+    limits: Limits = Limits()
+    identity: Identity | None = None
+    """Whose the session's processes and files are on the host, from `take_identity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +132,22 @@ class Provider(Protocol):
 
     name: str
     isolates: bool
-    warning: str
-    """Said at start-up and by `doctor`; empty when there is nothing to warn of."""
+
+    @property
+    def warning(self) -> str:
+        """Said at start-up and by `doctor`; empty when there is nothing to warn of."""
+        ...
 
     def check(self) -> list[Check]:
         """What this host can and cannot do. Called at start-up and by `doctor`; must be quick."""
+        ...
+
+    def take_identity(self) -> Identity | None:
+        """A user for one session alone; None where sessions are the server's own. Called when a session is made."""
+        ...
+
+    def release_identity(self, identity: Identity) -> None:
+        """The session is over and its files are gone. Called once a session."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:

@@ -10,21 +10,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
-from belljar.sandboxes.base import WORKSPACE, SandboxSpec
+from belljar.sandboxes.appearance import machine_files
+from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
 
 SCRATCH = "/run/belljar"
 HOME = "/home/belljar"
 
+_MAPPED = Identity(1000, 1000)
+"""Who the session is to itself in a user namespace of its own."""
 _WRITTEN = {
-    "/etc/passwd": f"belljar:x:1000:1000:belljar:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-    "/etc/group": "belljar:x:1000:\nnogroup:x:65534:\n",
+    "/etc/passwd": "belljar:x:{uid}:{gid}:belljar:{home}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "/etc/group": "belljar:x:{gid}:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 _SEAL = (
-    *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-    *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent"),
-    *("--uid", "1000", "--gid", "1000", "--hostname", "belljar"),
+    *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--hostname", "belljar"),
+)
+_AS_MAPPED_USER = (*("--unshare-user", "--disable-userns", "--uid", str(_MAPPED.uid), "--gid", str(_MAPPED.gid)),)
+# For the drop to the session's user, which gives them up; the last one enters the session's own folder.
+_AS_ROOT = tuple(
+    word
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
+    for word in ("--cap-add", capability)
 )
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Certificates only, never /etc/ssl or /etc/pki whole: those hold private keys, and for a server run by root the
@@ -82,22 +91,32 @@ def arguments(spec: SandboxSpec, environment: Mapping[str, str], files: Mapping[
     """Everything bubblewrap is told but the command; `files` maps paths inside to descriptors of their content."""
     return [
         *_SEAL,
+        *(_AS_ROOT if spec.identity else _AS_MAPPED_USER),
         *_system(),
-        *("--proc", "/proc", *_masks(), "--dev", "/dev", "--tmpfs", "/dev/shm"),  # noqa: S108
-        *("--perms", "1777", "--tmpfs", "/tmp", "--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
-        *("--perms", "0755", "--tmpfs", "/run", "--perms", "0700", "--tmpfs", HOME),
+        *("--proc", "/proc", *_masks(), "--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
+        *_temporary(spec, "1777", "/tmp"),  # noqa: S108
+        *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
+        # Made by root they are root's, and nobody but the session's user is inside.
+        *_temporary(spec, "0777" if spec.identity else "0755", "/run"),
+        *_temporary(spec, "0777" if spec.identity else "0700", HOME),
         *_etc(files),
         *_readable(spec.readable),
+        *_open_folder(Path(WORKSPACE).parent),
         *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
-        # Without it a session of a server run by root, whose uid is the host's 0, may write /proc/sys.
+        # Without it a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
 
-def open_files(stack: contextlib.ExitStack) -> dict[str, int]:
-    """Descriptors of the single files of /etc: the host's, and those that name nobody and nothing of the host's."""
-    files = {path: open_content(content.encode(), stack) for path, content in _WRITTEN.items()}
+def open_files(spec: SandboxSpec, stack: contextlib.ExitStack) -> dict[str, int]:
+    """Descriptors of the single files: the host's of /etc, and those that name nobody and nothing of the host's."""
+    user = spec.identity or _MAPPED
+    files = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
+    files |= {
+        path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
+        for path, content in _WRITTEN.items()
+    }
     for path in _ETC_FILES:
         # Copied and not mounted: bubblewrap reads the whole table of mounts again for each mount.
         if os.access(path, os.R_OK):
@@ -132,6 +151,12 @@ def _system() -> Iterator[str]:
             yield from ("--ro-bind", str(path), str(path))
 
 
+def _temporary(spec: SandboxSpec, mode: str, path: str) -> Iterator[str]:
+    if size := spec.limits.temporary_mb * 1024 * 1024:
+        yield from ("--size", str(size))
+    yield from ("--perms", mode, "--tmpfs", path)
+
+
 def _masks() -> Iterator[str]:
     for path in (*_MASKED, *_MASKED_FOR_ROOT) if os.geteuid() == 0 else _MASKED:
         if Path(path).exists():
@@ -139,18 +164,33 @@ def _masks() -> Iterator[str]:
 
 
 def _etc(files: Mapping[str, int]) -> Iterator[str]:
-    for path in _ETC_FOLDERS:
-        if os.access(path, os.R_OK):
-            yield from ("--ro-bind", path, path)
+    folders = [path for path in _ETC_FOLDERS if os.access(path, os.R_OK)]
+    above = {parent for path in (*folders, *files) for parent in Path(path).parents if parent.is_relative_to("/etc")}
+    for parent in sorted(above):
+        yield from _open_folder(parent)
+    for path in folders:
+        yield from ("--ro-bind", path, path)
     for path, descriptor in files.items():
-        yield from ("--perms", "0444", "--file", str(descriptor), path)
+        placing = "--ro-bind-data" if path.startswith("/proc/") else "--file"
+        yield from ("--perms", "0444", placing, str(descriptor), path)
 
 
 def _readable(paths: Sequence[Path]) -> Iterator[str]:
+    shown: list[Path] = [Path(system) for system in _SYSTEM]
     # A tree before the trees within it, which it would cover otherwise.
     for path in sorted(set(paths), key=lambda path: len(path.parts)):
-        if not any(path.is_relative_to(system) for system in _SYSTEM):
-            yield from ("--ro-bind", str(path), str(path))
+        if any(path.is_relative_to(system) for system in _SYSTEM):
+            continue
+        for parent in reversed(path.parents[:-1]):
+            if not any(parent.is_relative_to(tree) for tree in shown):
+                yield from _open_folder(parent)
+        yield from ("--ro-bind", str(path), str(path))
+        shown.append(path)
+
+
+def _open_folder(path: Path) -> Iterator[str]:
+    """A folder above what is shown. Left to bubblewrap, it may be root's alone."""
+    yield from ("--perms", "0755", "--dir", str(path))
 
 
 def _environment(environment: Mapping[str, str]) -> Iterator[str]:

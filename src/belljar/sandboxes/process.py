@@ -1,7 +1,8 @@
 """The `process` provider: plain processes of this user, on this machine, behind no glass at all.
 
 For machines that cannot isolate, and for code that is trusted. What a session starts is ended with it as far as
-`lineage` can find it. Outside Linux only the process group is ended.
+`lineage` can find it, and with its control group where those can be written. Outside Linux only the process group is
+ended, and nothing is limited. The folder for temporary files is a plain one: its size has no limit of its own.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Check, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.child import Child, start_child
+from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.lineage import MARK, end_lineage
 
 
@@ -21,29 +23,48 @@ class ProcessProvider:
 
     name = "process"
     isolates = False
-    warning = (
+    _warning = (
         "The process sandbox does NOT isolate: code in a session can read, change and send away "
-        "everything the user who runs this server can"
+        "everything the user who runs this server can, and egress rules are not enforced"
     )
 
+    def __init__(self, enforcer: Enforcer | None = None) -> None:
+        self._enforcer = enforcer or Enforcer()
+
+    @property
+    def warning(self) -> str:
+        """That it isolates nothing, and what it cannot limit."""
+        return ". ".join(filter(None, (self._warning, self._enforcer.warning)))
+
     def check(self) -> list[Check]:
-        """One line that is always good: it asks nothing of the host."""
-        return [Check("process", is_ok=True, detail="available, does not isolate")]
+        """Lines that are always good: it asks nothing of the host."""
+        return [Check("process", is_ok=True, detail="available, does not isolate"), self._enforcer.check()]
+
+    def take_identity(self) -> Identity | None:
+        """None: sessions are the server's own user."""
+        return None
+
+    def release_identity(self, identity: Identity) -> None:
+        """Nothing to give back."""
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet."""
-        return ProcessSandbox(spec)
+        return ProcessSandbox(spec, self._enforcer.enforce(spec.session_id, spec.limits))
 
 
 class ProcessSandbox:
-    """The processes of one session. Adds one variable, `BELLJAR_SANDBOX`, by which they are found again."""
+    """The processes of one session. Adds one variable, `BELLJAR_SANDBOX`, by which they are found again.
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    With a control group a shell starts each command, and some shells add `PWD`, `SHLVL` and `_`.
+    """
+
+    def __init__(self, spec: SandboxSpec, enforcement: Enforcement) -> None:
         self.workspace = str(spec.workspace)
         self.scratch = str(spec.scratch)
         self.home = str(spec.home)
         self.temporary = str(spec.home)
         self._session_id = spec.session_id
+        self._enforcement = enforcement
         self._mark = secrets.token_hex(16)
         self._children: list[Child] = []
         self._ending = asyncio.Lock()
@@ -62,7 +83,7 @@ class ProcessSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._session_id} is closed")
         child = start_child(
-            command,
+            self._enforcement.guarded(command),
             environment={**environment, MARK: self._mark},
             folder=self.workspace,
             stdin=subprocess.DEVNULL,
@@ -71,13 +92,24 @@ class ProcessSandbox:
             pass_fds=pass_fds,
         )
         self._children.append(child)
+        # Its user has other processes, and they would be counted: no limit on their number without a control group.
+        self._enforcement.bind(child.pid, is_alone=False)
         return child
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call."""
+        return self._enforcement.incidents()
+
+    def memory_peak_mb(self) -> float:
+        """The most that all processes together held since the last call; 0 where that is not measured."""
+        return self._enforcement.memory_peak_mb()
 
     async def kill(self) -> None:
         """End every process that can be found."""
         async with self._ending:
             while self._children:
                 child = self._children[-1]
+                self._enforcement.kill()
                 child.kill_group()
                 if sys.platform == "linux":
                     await asyncio.to_thread(end_lineage, child.pid, self._mark)
@@ -89,3 +121,4 @@ class ProcessSandbox:
         """Kill, and start nothing more; may be called twice."""
         self._is_closed = True
         await self.kill()
+        await self._enforcement.release()

@@ -18,6 +18,8 @@ from belljar.outputs.displays import DisplayStore
 from belljar.outputs.events import Finished, InputRequest
 from belljar.outputs.recording import Recorder
 from belljar.outputs.summary import Summary
+from belljar.sandboxes.base import Incident
+from belljar.sessions.causes import killed, lethal, survived
 from belljar.sessions.stopping import Stopper
 
 if TYPE_CHECKING:
@@ -79,6 +81,11 @@ class Execution:
         """Whether the result is final."""
         return self._ended_at is not None
 
+    @property
+    def has_started(self) -> bool:
+        """Whether its turn has come."""
+        return self._started_at is not None
+
     async def wait(self, wait_s: float) -> None:
         """Until it has finished, asks a question, or `wait_s` have passed."""
         deadline = time.monotonic() + wait_s
@@ -117,7 +124,7 @@ class Execution:
             stderr=self._summary.stream("stderr"),
             result=self._summary.result,
             displays=self._summary.displays,
-            error=outcome.cause or self._summary.error,
+            error=(None if outcome.status in ("ok", "error") else outcome.cause) or self._summary.error,
             traceback=self._summary.traceback,
             files=self._files,
             truncated=self._summary.truncation,
@@ -156,6 +163,16 @@ class Execution:
             self._answer.set_result(text)
             self.question = None
 
+    def stop_for_disk(self, *, at_once: bool) -> None:
+        """The session folder is over its limit and grows."""
+        if self._stopper is None:
+            return
+        if at_once:
+            self._stopper.kill("disk_full")
+        else:
+            self._stopper.stop("disk_full")
+        self.answer(None)
+
     # The way through
 
     async def run(self) -> None:
@@ -191,6 +208,7 @@ class Execution:
         with self._stopper.watching():
             await self._consume(kernel, self._stopper)
         after = await self._look()
+        await self._tell_limits(kernel, after)
         self._files = [
             FileReference(
                 uri=self.session.uri_of(change.name),
@@ -201,6 +219,18 @@ class Execution:
             )
             for change in changes(before, after)
         ]
+
+    async def _tell_limits(self, kernel: Kernel, after: Snapshot) -> None:
+        """Limits that a kernel met and survived: a word in the output, and the cause unless there is another."""
+        quota = self.session.quota
+        incidents = kernel.incidents()
+        await quota.look_if_more_than_half(sum(fingerprint[1] for fingerprint in after.files.values()))
+        if quota.is_over and self._outcome.cause is None:
+            incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
+        for incident in incidents:
+            said = survived(incident)
+            self._keep(self._recorder.notice(said))
+            self._outcome.cause = self._outcome.cause or said
 
     async def _look(self) -> Snapshot:
         """The session folder now. A small one is read here in 50 µs; a thread for it would cost four times that."""
@@ -217,7 +247,7 @@ class Execution:
                 if isinstance(event, InputRequest):
                     await self._ask(kernel, event, stopper)
         except KernelDied as death:
-            await self._bury(death, stopper)
+            await self._bury(kernel, death, stopper)
 
     async def _ask(self, kernel: Kernel, question: InputRequest, stopper: Stopper) -> None:
         if stopper.reason is not None:
@@ -241,7 +271,7 @@ class Execution:
 
     def _conclude(self, finished: Finished, stopper: Stopper) -> None:
         outcome = self._outcome
-        outcome.status = stopper.reason or ("ok" if finished.is_ok else "error")
+        outcome.status = _status(stopper) or ("ok" if finished.is_ok else "error")
         outcome.count = finished.execution_count
         outcome.cpu_s = finished.cpu_s
         outcome.peak_memory_mb = finished.peak_memory_mb
@@ -249,14 +279,29 @@ class Execution:
             outcome.cause = f"timeout: interrupted after {self.cell.timeout_s:g} s; variables are kept"
         elif stopper.reason == "interrupted":
             outcome.cause = "interrupted on request; variables are kept"
+        elif stopper.reason == "disk_full":
+            full = Incident("disk_full", f"folder {self.session.quota.detail}, so the cell was interrupted")
+            outcome.cause = survived(full)
         self.session.remember(finished)
 
-    async def _bury(self, death: KernelDied, stopper: Stopper) -> None:
+    async def _bury(self, kernel: Kernel, death: KernelDied, stopper: Stopper) -> None:
         """The process is gone: say why, and what went with it."""
-        lost = await self.session.bury_kernel(death.message)
+        incidents = kernel.incidents()
+        fatal = None if stopper.was_killed else lethal(incidents, death.message)
+        for incident in incidents:
+            if incident is not fatal:
+                self._keep(self._recorder.notice(f"{incident.kind}: the session {incident.detail}"))
+        cause = self.session.ended_by or (killed(fatal) if fatal else "")
         outcome = self._outcome
-        outcome.status = stopper.reason or "died"
-        outcome.state, outcome.lost = "lost", lost
+        outcome.lost = await self.session.bury_kernel(cause or death.message)
+        outcome.status, outcome.state = _status(stopper) or "died", "lost"
+        if cause:
+            outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
+            return
+        if stopper.was_killed and stopper.reason == "disk_full":
+            full = Incident("disk_full", f"folder {self.session.quota.detail}, and the cell went on")
+            outcome.cause = killed(full)
+            return
         if stopper.was_killed and stopper.reason == "timeout":
             outcome.cause = f"timeout: killed after {self.cell.timeout_s:g} s, because it ignored the interrupt"
         elif stopper.was_killed:
@@ -274,12 +319,18 @@ class Execution:
             return
         self._ended_at = time.monotonic()
         self._stopper = None
+        self.session.last_cause = self._outcome.cause or self.session.last_cause
         self.session.journal.finish(self.result())
         self._notify()
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _status(stopper: Stopper) -> Status | None:
+    """The status of a cell that was stopped."""
+    return "interrupted" if stopper.reason == "disk_full" else stopper.reason
 
 
 def output_uri(execution_id: str) -> str:

@@ -47,7 +47,7 @@ class Registry:
         name = environment or self.settings.environment
         self._starter.check(name)
         session_id = secrets.token_hex(16)
-        folders = SessionFolders(session_id, self._folder / session_id)
+        folders = SessionFolders(session_id, self._folder / session_id, self._starter.take_identity())
         folders.make()
         session = Session(
             folders,
@@ -178,6 +178,8 @@ class Registry:
             self._ends.popitem(last=False)
         await session.aclose()
         await asyncio.to_thread(session.remove_files)
+        if session.folders.identity is not None:
+            self._starter.release_identity(session.folders.identity)
         self.journal.forget_session(session.id)
         log.info("session %s %s", session.id, end)
 

@@ -1,6 +1,7 @@
 """One session: a folder, a kernel that may have to be replaced, and the turn that cells take one after another."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -16,8 +17,11 @@ from belljar.kernels.base import Kernel
 from belljar.kernels.starting import Folders
 from belljar.models import SessionInfo, SessionNotice
 from belljar.outputs.events import Finished
+from belljar.sandboxes.base import Identity, Incident
+from belljar.sessions.causes import killed
 from belljar.sessions.execution import Cell, Execution
 from belljar.sessions.journal import Journal, Record
+from belljar.sessions.quota import DiskQuota
 from belljar.settings import Settings
 
 KEPT_EXECUTIONS = 50
@@ -35,6 +39,8 @@ class SessionFolders:
 
     session_id: str
     root: Path
+    identity: Identity | None = None
+    """Whose they are, where the session is a user of its own."""
 
     @property
     def workspace(self) -> Path:
@@ -62,9 +68,13 @@ class SessionFolders:
         return self.root / "displays"
 
     def make(self) -> None:
-        """Make them all, closed to others."""
+        """Make them all, below a folder that is closed to others."""
         for folder in (self.workspace, self.scratch, self.home, self.layer):
             folder.mkdir(parents=True, mode=0o700)
+            if self.identity is not None and folder != self.layer:
+                os.chown(folder, self.identity.uid, self.identity.gid)
+        # Ours, and read by the session's user through its mount.
+        self.layer.chmod(0o755)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +106,21 @@ class Session:
         self.reason = reason
         self.settings = settings
         self.journal = journal
-        self.workspace = Workspace(folders.workspace)
+        owner = folders.identity
+        self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
+        self.quota = DiskQuota((folders.workspace, folders.scratch, folders.home), settings.disk_mb)
         self.turn = asyncio.Lock()
         self._start_kernel = start_kernel
         self._kernel: Kernel | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.ended_by = ""
+        """Why the kernel was ended from here while no cell ran."""
         self._loss: Loss | None = None
+        self.last_cause: str | None = None
         self._variables: tuple[str, ...] = ()
         self._executions: dict[str, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks_aside: set[asyncio.Task[None]] = set()
         self._count = 0
         self._created_at = time.time()
         self._used_at = time.time()
@@ -150,10 +167,35 @@ class Session:
     async def ready_kernel(self) -> Kernel:
         """The kernel, started if there is none."""
         if self._kernel is not None and not self._kernel.is_alive():
-            await self.bury_kernel("the kernel's process ended while no cell ran")
+            await self.bury_kernel(self._idle_death(self._kernel))
         if self._kernel is None:
             self._kernel = await self._start_kernel(self.folders)
+            watch = self.quota.watch(is_busy=lambda: self.is_busy, on_growth=self._on_growth)
+            self._watch = asyncio.get_running_loop().create_task(watch)
         return self._kernel
+
+    def _idle_death(self, kernel: Kernel) -> str:
+        fact = "the kernel's process ended while no cell ran"
+        hit = next((incident for incident in kernel.incidents() if incident.kind == "out_of_memory"), None)
+        cause = self.ended_by or (killed(hit) if hit else "")
+        self.last_cause = cause or fact
+        return f"{fact} ({cause})" if cause else fact
+
+    def _on_growth(self) -> None:
+        """The folder is over its limit and grows: stop the cell, or what a cell left running."""
+        running = next((execution for execution in self.running() if execution.has_started), None)
+        if running is not None:
+            running.stop_for_disk(at_once=self.quota.is_far_over)
+        elif self._kernel is not None:
+            self.ended_by = killed(Incident("disk_full", f"folder {self.quota.detail}, and grew between two cells"))
+            self._tasks_aside.add(task := asyncio.get_running_loop().create_task(self._kernel.kill()))
+            task.add_done_callback(self._tasks_aside.discard)
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        """Put a file into the folder, if there is room."""
+        self.workspace.check_name(name)
+        await self.quota.check_room(len(data))
+        await asyncio.to_thread(self.workspace.write, name, data)
 
     def take_loss(self) -> Loss | None:
         """What the last kernel took with it, told once."""
@@ -166,9 +208,8 @@ class Session:
 
     async def bury_kernel(self, cause: str) -> tuple[str, ...]:
         """The kernel died: release it and tell which variables are gone. The next turn starts a fresh one."""
-        if self._kernel is not None:
-            await self._kernel.aclose()
-        self._kernel = None
+        await self._release_kernel()
+        self.ended_by = ""
         names, self._variables = self._variables, ()
         gone = f"Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else "It held no variables."
         self._loss = Loss(
@@ -199,9 +240,16 @@ class Session:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._release_kernel()
+
+    async def _release_kernel(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
         if self._kernel is not None:
             await self._kernel.aclose()
-            self._kernel = None
+        self._kernel = None
 
     def remove_files(self) -> None:
         """Delete everything it kept on disk."""
@@ -239,6 +287,7 @@ class Session:
             files=len(self.workspace.list().entries),
             reason=self.reason,
             last_status=last.result().status if last else None,
+            last_cause=self.last_cause,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 
-Reason = Literal["timeout", "interrupted"]
+Reason = Literal["timeout", "interrupted", "disk_full"]
 
 
 class Stopper:
@@ -49,6 +49,14 @@ class Stopper:
         if self.reason is None:
             self.reason = reason
             self._stopping = asyncio.get_running_loop().create_task(self._interrupt_then_kill())
+
+    def kill(self, reason: Reason) -> None:
+        """End the cell's process now, also when its interrupt is on its way."""
+        if self._stopping is not None:
+            self._stopping.cancel()
+        self.reason = self.reason or reason
+        self.was_killed = True
+        self._stopping = asyncio.get_running_loop().create_task(self._kernel.kill())
 
     async def _interrupt_then_kill(self) -> None:
         try:

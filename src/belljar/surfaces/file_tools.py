@@ -68,7 +68,7 @@ class FileTools:
         session = self._sessions.get(session_id, current_principal())
         session.workspace.check_name(name)
         content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
-        await asyncio.to_thread(session.workspace.write, name, content)
+        await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
         file = _reference(session, shown, len(content))
         return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")

@@ -108,7 +108,7 @@ class InterpreterSurface:
             session = chosen_session(self._sessions, session_id)
             session_id = session.id
             if filename:
-                await asyncio.to_thread(session.workspace.write, filename, cell.code.encode())
+                await session.write_file(filename, cell.code.encode())
             execution = session.submit(cell)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx)

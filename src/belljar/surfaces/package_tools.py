@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
-from belljar.environments.packages import as_fields, check_installed, install
+from belljar.environments.packages import InstallOutcome, as_fields, check_installed, check_requirements
 from belljar.kernels.starting import KernelStarter
 from belljar.models import Model
+from belljar.sessions.packages import install_packages
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
 from belljar.surfaces.content import model_blocks
@@ -28,6 +29,7 @@ class PackageReport(Model):
 
     session_id: str | None = None
     packages: list[dict[str, JsonValue]]
+    restart_needed: list[str] = Field(default=[])
 
 
 class PackageTools:
@@ -48,19 +50,19 @@ class PackageTools:
         packages: Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2, humanize")],
         session_id: OptionalSession = "",
     ) -> Answer:
-        """Install packages for one session: answers each one's version, or the resolver's own words."""
+        """Install packages for one session: answers each one's version and import, or the resolver's words."""
+        check_requirements(packages)  # before a session is made for them
         session = chosen_session(self._sessions, session_id)
-        environment = await self._starter.environment(session.environment)
-        outcomes = await install(environment, session.folders.layer, packages)
-        lines = [
-            f"{outcome.name} {outcome.installed_version}"
-            if outcome.error is None
-            else f"{outcome.name}: {outcome.error}"
-            for outcome in outcomes
-        ]
-        report = PackageReport(session_id=session.id, packages=[as_fields(outcome) for outcome in outcomes])
+        installation = await install_packages(self._starter, session, packages)
+        lines = [_line(outcome) for outcome in installation.outcomes]
+        lines += [f"restart needed: {change}, imported before" for change in installation.restart_needed]
+        report = PackageReport(
+            session_id=session.id,
+            packages=[as_fields(outcome) for outcome in installation.outcomes],
+            restart_needed=installation.restart_needed,
+        )
         answer = model_blocks(report, "\n".join([*lines, f"[session_id: {session.id}]"]))
-        answer.is_error = any(outcome.error is not None for outcome in outcomes)
+        answer.is_error = any(outcome.error or outcome.import_error for outcome in installation.outcomes)
         return answer
 
     @refusals_as_results
@@ -76,3 +78,11 @@ class PackageTools:
         ]
         report = PackageReport(packages=[as_fields(status) for status in statuses])
         return model_blocks(report, "\n".join(lines))
+
+
+def _line(outcome: InstallOutcome) -> str:
+    if outcome.error is not None:
+        return f"{outcome.name}: {outcome.error}"
+    if outcome.import_error is not None:
+        return f"{outcome.name} {outcome.installed_version}, but it does not import: {outcome.import_error}"
+    return f"{outcome.name} {outcome.installed_version}{', imports' if outcome.imported else ''}"

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Completion
+from belljar.kernels.imports import ImportProof, proof_expression, read_proof
 from belljar.kernels.ipython import EXIT_GRACE_S, cause_of, plain_text
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
@@ -24,7 +25,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 # A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. Once the reply is
@@ -110,7 +111,8 @@ class JupyterKernel:
     def _finished(self, cell: "_Cell", cpu_s: float) -> Finished:
         if cell.execution_count is not None:
             self._execution_count = cell.execution_count
-        return Finished(cell.is_ok, self._execution_count, max(0.0, cpu_s), self._usage.peak_memory_mb())
+        peak_mb = max(self._usage.peak_memory_mb(), self._sandbox.memory_peak_mb())
+        return Finished(cell.is_ok, self._execution_count, max(0.0, cpu_s), peak_mb)
 
     def is_alive(self) -> bool:
         """See the contract."""
@@ -148,6 +150,17 @@ class JupyterKernel:
             case _:
                 return Completion()
 
+    async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
+        """See `ProvesImports`. Asked as an expression beside an empty, silent cell; only Python kernels answer."""
+        expressions = {"proof": proof_expression(modules, watched)}
+        request = {"code": "", "silent": True, "store_history": False, "user_expressions": expressions}
+        match (await self._channels.ask("execute_request", {**request, "allow_stdin": False})).content:
+            case messages.ExecuteReply(user_expressions={"proof": {"data": {"text/plain": str(text)}}}):
+                proof = read_proof(text)
+            case _:
+                proof = None
+        return proof or ImportProof(errors=dict.fromkeys(modules, "the kernel did not tell"))
+
     async def kill(self) -> None:
         """See the contract."""
         await self._sandbox.kill()
@@ -156,6 +169,10 @@ class JupyterKernel:
         """See the contract."""
         await self._resources.aclose()
         self._pidfd = None
+
+    def incidents(self) -> list[Incident]:
+        """See the contract."""
+        return self._sandbox.incidents()
 
     def memory_mb(self) -> float:
         """Resident set of the kernel's process."""

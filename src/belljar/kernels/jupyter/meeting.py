@@ -46,6 +46,9 @@ class Meeting:
         }
         descriptor = os.open(self._scratch / f"{self._token}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            folder = self._scratch.stat()
+            if folder.st_uid != os.geteuid():
+                os.fchown(descriptor, folder.st_uid, folder.st_gid)
             json.dump(told, file)
 
     def remove(self) -> None:

@@ -84,6 +84,7 @@ class ExecuteReply(Error):
     status: str
     execution_count: int | None = Field(default=None, ge=0, le=2**31)
     payload: list[Payload] = []
+    user_expressions: dict[str, dict[str, JsonValue]] = {}
 
 
 class CompleteReply(BaseModel):

@@ -10,7 +10,7 @@ from typing import Literal
 from jupyter_client.kernelspec import KernelSpecManager
 from pydantic import BaseModel, Field, ValidationError
 
-from belljar.environments.base import describe, inspect_interpreter
+from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.errors import EnvironmentBroken
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -74,6 +74,14 @@ def find_kernelspec(name: str, extra_folders: Iterable[Path] = ()) -> KernelSpec
 def kernel_readable(spec: KernelSpec) -> tuple[Path, ...]:
     """The trees a sandbox must show for this kernel to run; asks its interpreter, so it blocks for a moment."""
     return (*_program(Path(spec.executable)), spec.resources)
+
+
+def kernel_environment(spec: KernelSpec) -> Environment | None:
+    """The interpreter that the kernel runs on; None where that is not Python, or not known by its path."""
+    executable = Path(spec.executable)
+    if not executable.is_absolute() or not _PYTHON.fullmatch(executable.name):
+        return None
+    return describe(spec.name, inspect_interpreter(executable))
 
 
 def _read(name: str, folder: Path) -> KernelSpec:

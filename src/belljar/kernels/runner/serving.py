@@ -7,6 +7,7 @@ import asyncio
 import builtins
 import contextlib
 import getpass
+import importlib
 import itertools
 import os
 import resource
@@ -220,6 +221,28 @@ class Runner:
         self.channel.send(
             {"type": "completion", "id": message["id"], "matches": matches, "start": end - len(text), "end": end}
         )
+
+    def _on_import(self, message: dict[str, Any]) -> None:
+        loaded = [name for name in message["watched"] if name in sys.modules]
+        errors: dict[str, str] = {}
+        importlib.invalidate_caches()
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            for name in message["modules"]:
+                errors[name] = "interrupted"
+                errors[name] = _import_error(name)
+        self.streams.flush()
+        failed = {name: error for name, error in errors.items() if error}
+        self.channel.send({"type": "imported", "id": message["id"], "loaded": loaded, "errors": failed})
+
+
+def _import_error(name: str) -> str:
+    try:
+        importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"[:2_000]
+    return ""
 
 
 def _cpu_s() -> float:

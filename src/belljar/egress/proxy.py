@@ -1,0 +1,206 @@
+"""The host's end of a session's network: an HTTP proxy on a UNIX socket that reaches the allowed hosts only.
+
+It takes CONNECT and absolute-form http: requests. Names are resolved here and nowhere else, every address of a name is
+judged, and the connection goes to a judged address, so a name cannot change its mind in between. The client is code
+that may be hostile: heads, times and numbers are bounded. What is inside a tunnel is not looked at.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
+from belljar.egress.listening import listening
+from belljar.egress.refusals import Refused
+from belljar.egress.rules import Rule, authority
+from belljar.egress.traffic import Traffic
+
+log = logging.getLogger(__name__)
+
+Judge = Callable[[str], str]
+"""Why not to connect to an address; empty when it is fine."""
+
+# Apart from the loop's own threads: names that resolve slowly must not hold up the server's other work.
+_resolver = ThreadPoolExecutor(4, thread_name_prefix="egress-names")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """What one session may take of the proxy."""
+
+    connections: int = 64
+    head_bytes: int = 32_768
+    head_s: float = 15
+    connect_s: float = 10
+    idle_s: float = 300
+
+
+class Proxy:
+    """One session's way out; made by `open_proxy`."""
+
+    def __init__(self, session_id: str, rules: Sequence[Rule], judge: Judge, limits: ProxyLimits) -> None:
+        self.traffic = Traffic()
+        self._session_id = session_id
+        self._rules = rules
+        self._judge = judge
+        self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """End every connection."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except Refused as refused:
+            self._note(refused)
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(self._limits.head_s):
+                    writer.write(refused.answer())
+                    await writer.drain()
+                    await _hear_out(reader, writer)
+        except (OSError, TimeoutError, EOFError):
+            pass
+        finally:
+            # Not a graceful close: a client that never reads would hold it.
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) > self._limits.connections:
+            raise Refused(
+                503, "too many connections", f"This session has {self._limits.connections} open, the most there may be."
+            )
+        async with asyncio.timeout(self._limits.head_s):
+            head = await read_head(reader, self._limits.head_bytes)
+        request = parse_head(head)
+        self._check(request)
+        upstream_reader, upstream_writer = await self._connect(request)
+        self.traffic.connections += 1
+        for each in (writer, upstream_writer):
+            # Then `drain` means that nothing is left here, and an abort loses nothing.
+            each.transport.set_write_buffer_limits(high=0)
+        try:
+            if isinstance(request, Tunnel):
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                outgoing = None
+            else:
+                upstream_writer.write(request.head)
+                outgoing = request.body
+            await pump(
+                (reader, upstream_writer),
+                (upstream_reader, writer),
+                outgoing=outgoing,
+                traffic=self.traffic,
+                idle_s=self._limits.idle_s,
+            )
+        finally:
+            upstream_writer.transport.abort()
+
+    def _check(self, request: Request | Tunnel) -> None:
+        if any(rule.allows(request.host, request.port) for rule in self._rules):
+            return
+        place = authority(request.host, request.port)
+        allowed = ", ".join(map(str, self._rules)) or "none"
+        raise Refused(
+            403,
+            f"egress to {place} is not allowed: no entry of the setting egress covers it",
+            f'The operator allows it with "{place}" in the setting egress. Allowed now: {allowed}.',
+            place=place,
+        )
+
+    async def _connect(self, request: Request | Tunnel) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the first of the judged addresses that answers."""
+        place = authority(request.host, request.port)
+        reason = "it has no address"
+        for address in await self._addresses(request.host, request.port, place):
+            try:
+                async with asyncio.timeout(self._limits.connect_s):
+                    return await asyncio.open_connection(address, request.port)
+            except TimeoutError:
+                reason = f"no answer in {self._limits.connect_s:g} s"
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+        raise Refused(502, f"{place} could not be reached: {reason}", "It is allowed; try again.")
+
+    async def _addresses(self, host: str, port: int, place: str) -> list[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.connect_s):
+                found = await loop.run_in_executor(_resolver, _look_up, host, port)
+        except TimeoutError:
+            raise Refused(504, f"the name {host} was not resolved in time", "It is allowed; try again.") from None
+        except (OSError, ValueError):
+            raise Refused(
+                502, f"the name {host} is not known", "It is allowed, but the host cannot resolve it."
+            ) from None
+        for address in found:
+            # All of them: a name that mixes public and private addresses is up to something.
+            if reason := self._judge(address):
+                raise Refused(
+                    403,
+                    f"egress to {place} is not allowed: it resolves to {reason}",
+                    "The operator may allow private addresses with egress_allow_private; others are never reached.",
+                    place=place,
+                )
+        return found
+
+    def _note(self, refused: Refused) -> None:
+        """A line for every refused place, once: a cell that tries for ever must not fill the log."""
+        self.traffic.refusals += 1
+        if refused.place and refused.place not in self._told and len(self._told) < 100:
+            self._told.add(refused.place)
+            log.warning("session %s: %s", self._session_id, refused.fact)
+
+
+@asynccontextmanager
+async def open_proxy(
+    folder: Path,
+    name: str,
+    *,
+    session_id: str,
+    rules: Sequence[Rule],
+    judge: Judge,
+    limits: ProxyLimits | None = None,
+) -> AsyncGenerator[Proxy]:
+    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
+    limits = limits or ProxyLimits()
+    proxy = Proxy(session_id, rules, judge, limits)
+    with listening(folder, name) as listener:
+        server = await asyncio.start_unix_server(proxy.accept, sock=listener, limit=limits.head_bytes)
+        try:
+            yield proxy
+        finally:
+            server.close()
+            await proxy.aclose()
+            if proxy.traffic.connections or proxy.traffic.refusals:
+                log.info("session %s: egress %s", session_id, proxy.traffic)
+
+
+async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read what the client still sends, up to a bound: a reset would take our answer from its hands."""
+    writer.write_eof()
+    for _ in range(64):
+        if not await reader.read(65_536):
+            return
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(ip_address(str(address[0]))) for *_, address in found))

@@ -1,0 +1,127 @@
+"""Which hosts a session may reach: rules as the operator writes them, and names as they are compared.
+
+Every name is brought into one form before it is compared: lower case, ASCII, no final dot. Resolves nothing.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+PACKAGES = "packages"
+"""Stands for the hosts of the package index, wherever pip and uv are told that it is."""
+
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_MAX_NAME = 253
+_DEFAULT_PORTS = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One host and port, or every host below a name."""
+
+    host: str
+    port: int
+    covers_below: bool = False
+
+    def allows(self, host: str, port: int) -> bool:
+        """Whether it covers this host, as `plain_host` spells it."""
+        if port != self.port:
+            return False
+        return host.endswith(f".{self.host}") if self.covers_below else host == self.host
+
+    def __str__(self) -> str:
+        return f"{'*.' if self.covers_below else ''}{authority(self.host, self.port)}"
+
+
+def authority(host: str, port: int) -> str:
+    """Host and port as one word."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_rule(text: str) -> Rule:
+    """Read `host:port` or `*.example.org:port`; ValueError says what is wrong with anything else."""
+    if "/" in text or "@" in text:
+        raise ValueError(f"{text!r} is not HOST:PORT: no scheme, path, user or address range")
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{text!r} has no port: write HOST:PORT, like api.example.com:443")
+    number = parse_port(port)
+    if number is None:
+        raise ValueError(f"{text!r} names no port from 1 to 65535")
+    if "*" not in host:
+        return Rule(_checked(host, text), number)
+    return Rule(_checked_below(host, text), number, covers_below=True)
+
+
+def parse_rules(texts: Sequence[str]) -> list[Rule]:
+    """The rules among the entries of the setting; the alias is not one."""
+    return [parse_rule(text) for text in texts if text != PACKAGES]
+
+
+def rule_of_url(url: str) -> Rule | None:
+    """The rule that lets a URL be fetched; None for what is not HTTP, such as a file."""
+    try:
+        split = urlsplit(url)
+        port = split.port or _DEFAULT_PORTS.get(split.scheme)
+        host = plain_host(split.hostname or "")
+    except ValueError:
+        return None
+    return Rule(host, port) if host and port and split.scheme in _DEFAULT_PORTS else None
+
+
+def parse_port(text: str) -> int | None:
+    """A port in plain digits; None for what is none."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 5
+    return int(text) if is_number and 0 < int(text) < 65536 else None
+
+
+def plain_host(text: str) -> str:
+    """A host name or address in the one form that is compared and connected to; empty for what is neither."""
+    if text.startswith("[") != text.endswith("]"):
+        return ""
+    if text.startswith("["):
+        address = _address(text[1:-1])
+        return address if ":" in address else ""
+    if address := _address(text):
+        return address
+    try:
+        name = text.encode("idna").decode("ascii").lower().removesuffix(".")
+    except UnicodeError:
+        return ""
+    labels = name.split(".")
+    is_name = len(name) <= _MAX_NAME and all(_LABEL.fullmatch(label) for label in labels)
+    # 127.1, 0x7f000001 and 2130706433 are addresses to a resolver though no address to us.
+    return name if is_name and not _NUMBER.fullmatch(labels[-1]) else ""
+
+
+def _address(text: str) -> str:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return ""
+    is_scoped = isinstance(address, IPv6Address) and address.scope_id is not None
+    return "" if is_scoped else str(address)
+
+
+def _checked(host: str, text: str) -> str:
+    plain = plain_host(host)
+    if not plain:
+        raise ValueError(f"{text!r} names no host")
+    return plain
+
+
+def _checked_below(host: str, text: str) -> str:
+    below = host.removeprefix("*.")
+    if "*" in below and below != host:
+        raise ValueError(f"{text!r} has more than one *")
+    if below == host and host != "*":
+        raise ValueError(f"{text!r} has a * that does not stand for whole labels: write *.example.org:443")
+    plain = plain_host(below) if below != host else ""
+    if plain.count(".") < 1:
+        raise ValueError(f"{text!r} matches everything, or everything below a top-level domain")
+    if _address(plain):
+        raise ValueError(f"{text!r} names no host")
+    return plain

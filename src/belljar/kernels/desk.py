@@ -1,0 +1,137 @@
+"""Where code inside a session asks for packages: `pip install` in a cell ends up here.
+
+One JSON line comes in, one JSON object goes out, over a UNIX socket in the session's scratch folder. Whoever asks may
+be hostile: size, time and number are bounded, and requirements are checked as those of any caller are.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from belljar.egress.listening import listening
+from belljar.environments.base import Environment
+from belljar.environments.packages import Change, InstallOutcome, install, modules_of
+from belljar.environments.presence import NAME_LIMIT_CHARS
+from belljar.errors import BelljarError
+
+_LINE_BYTES = 65_536
+_LINE_S = 10
+_MAX_WAITING = 4
+
+log = logging.getLogger(__name__)
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    requirements: list[Annotated[str, Field(max_length=NAME_LIMIT_CHARS)]] = Field(min_length=1, max_length=100)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the asker shows on its two streams, and the modules it should try to import."""
+
+    lines: list[str] = field(default_factory=list[str])
+    errors: list[str] = field(default_factory=list[str])
+    modules: list[str] = field(default_factory=list[str])
+
+
+Fulfil = Callable[[Sequence[str]], Awaitable[Reply]]
+
+
+async def install_for(environment: Environment, layer: Path, requirements: Sequence[str]) -> Reply:
+    """Install what a session asks for into its layer."""
+    changes: list[Change] = []
+    outcomes = await install(environment, layer, requirements, on_change=changes.append)
+    there = [outcome.name for outcome in outcomes if outcome.error is None]
+    found = await asyncio.to_thread(modules_of, environment, layer, there)
+    return Reply(
+        lines=[*map(_told, (each for each in outcomes if each.error is None)), *restart_lines(changes)],
+        errors=[f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error is not None],
+        modules=[module for modules in found.values() for module in modules],
+    )
+
+
+def _told(outcome: InstallOutcome) -> str:
+    return f"{outcome.name} {outcome.installed_version} is installed"
+
+
+def restart_lines(changes: Sequence[Change]) -> list[str]:
+    """Packages of which there was another version before: code that imported that one still has it."""
+    return [
+        f"{change.name} changed from {change.before} to {change.after}: restart needed if it was imported before"
+        for change in changes
+        if change.before is not None and change.before != change.after
+    ]
+
+
+class Desk:
+    """One session's; made by `open_desk`."""
+
+    def __init__(self, session_id: str, fulfil: Fulfil) -> None:
+        self._session_id = session_id
+        self._fulfil = fulfil
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one asker."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Stop, whoever waits."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            reply = await self._answer(reader)
+            async with asyncio.timeout(_LINE_S):
+                writer.transport.set_write_buffer_limits(high=0)
+                writer.write(json.dumps(asdict(reply)).encode())
+                await writer.drain()
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Reply:
+        if len(self._tasks) > _MAX_WAITING:
+            return Reply(errors=[f"{_MAX_WAITING} requests for packages are waiting already"])
+        try:
+            async with asyncio.timeout(_LINE_S):
+                line = await reader.readline()
+            request = _Request.model_validate_json(line)
+        except (ValueError, ValidationError):
+            return Reply(errors=["the request cannot be read: name at most 100 packages"])
+        log.info("session %s asks for %d packages", self._session_id, len(request.requirements))
+        try:
+            async with self._turn:
+                return await self._fulfil(request.requirements)
+        except BelljarError as error:
+            return Reply(errors=[str(error)])
+
+
+@asynccontextmanager
+async def open_desk(folder: Path, name: str, *, session_id: str, fulfil: Fulfil) -> AsyncGenerator[Desk]:
+    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
+    desk = Desk(session_id, fulfil)
+    with listening(folder, name) as listener:
+        server = await asyncio.start_unix_server(desk.accept, sock=listener, limit=_LINE_BYTES)
+        try:
+            yield desk
+        finally:
+            server.close()
+            with contextlib.suppress(OSError):
+                await desk.aclose()

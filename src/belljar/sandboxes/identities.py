@@ -1,0 +1,100 @@
+"""Host users for sessions of a server that root runs: one each, that nobody else has.
+
+Only numbers: no account is made. They come from a range that neither accounts nor containers use, or, where the server
+itself lives in a user namespace with few of them, from the upper part of what it has. Unique among the live sessions
+of this process; among servers they are random, and a number that meets by chance still has its namespaces between.
+"""
+
+import grp
+import pwd
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import Identity
+
+# https://systemd.io/UIDS-GIDS: beyond what containers are given, below the numbers that are negative to some programs.
+_FREE = range(0x70000000, 0x7FFFFFFF)
+# Accounts of people and of the system; then homes, services and containers of systemd, nobody, and 16-bit minus one.
+_TAKEN = (range(10_000), range(60_000, 65_537))
+_FEWEST = 1_024
+_TRIES = 1_000
+
+_UID_MAP = Path("/proc/self/uid_map")
+_GID_MAP = Path("/proc/self/gid_map")
+
+
+class Identities:
+    """Gives them out. Not for several threads at once."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+        self._taken: set[int] = set()
+
+    def take(self) -> Identity:
+        """One that no live session has."""
+        for _ in range(_TRIES):
+            number = self._numbers.start + secrets.randbelow(len(self._numbers))
+            if number not in self._taken and (self._numbers == _FREE or not _has_account(number)):
+                self._taken.add(number)
+                return Identity(number, number)
+        raise SandboxUnavailable(
+            f"{len(self._taken)} of the {len(self._numbers)} host users for sessions are taken",
+            hint="End sessions, or give the server's user namespace more users",
+        )
+
+    def release(self, identity: Identity) -> None:
+        """It may be given out again; may be called twice."""
+        self._taken.discard(identity.uid)
+
+
+def find_identities() -> Identities | None:
+    """Where this process may take numbers from; None when its user namespace has too few."""
+    try:
+        numbers = usable_numbers(_UID_MAP.read_text(), _GID_MAP.read_text())
+    except OSError:
+        return None
+    return Identities(numbers) if numbers else None
+
+
+def usable_numbers(uid_map: str, gid_map: str) -> range | None:
+    """The numbers to take from, valid as uid and as gid; the maps are as user_namespaces(7) has them."""
+    mapped = [_overlap(uids, gids) for uids in _mapped(uid_map) for gids in _mapped(gid_map) if _overlap(uids, gids)]
+    if any(_overlap(numbers, _FREE) == _FREE for numbers in mapped):
+        return _FREE
+    candidates = (_upper_part(numbers) for numbers in mapped)
+    widest = max(candidates, key=len, default=range(0))
+    return widest if len(widest) >= _FEWEST else None
+
+
+def _mapped(text: str) -> Iterator[range]:
+    for line in text.splitlines():
+        inside, _, count = map(int, line.split())
+        yield range(inside, inside + count)
+
+
+def _overlap(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _upper_part(numbers: range) -> range:
+    """The upper half, below or above what is taken, whichever is wider."""
+    parts = [range((numbers.start + numbers.stop) // 2, min(numbers.stop, _FREE.stop))]
+    for taken in _TAKEN:
+        parts = [
+            piece
+            for part in parts
+            for piece in (range(part.start, min(part.stop, taken.start)), range(max(part.start, taken.stop), part.stop))
+        ]
+    return max(parts, key=len)
+
+
+def _has_account(number: int) -> bool:
+    for find in (pwd.getpwuid, grp.getgrgid):
+        try:
+            find(number)
+        except KeyError:
+            continue
+        return True
+    return False

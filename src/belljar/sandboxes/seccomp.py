@@ -1,0 +1,177 @@
+"""The system calls that code behind the glass does not get, as a program for the kernel of the operating system.
+
+It is a list of what is refused, not of what is allowed: sessions run every kind of software, and what they need is
+open-ended, while the ways into other processes, namespaces, mounts and rarely used corners of the kernel are known.
+Refusals are errors that programs expect of such calls, so that runtimes take their other path. Built once with
+libseccomp for the architecture of this machine; knows nothing of sandboxes.
+"""
+
+import errno
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+_REFUSED = {
+    "other processes": (
+        *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp"),
+    ),
+    "namespaces and mounts": (
+        *("setns", "unshare", "mount", "umount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree"),
+        *("fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "open_tree_attr"),
+    ),
+    "files past their path": ("open_by_handle_at", "name_to_handle_at", "fanotify_init"),
+    "keys": ("keyctl", "add_key", "request_key"),
+    "corners of the kernel that bugs are found in": (
+        *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "vmsplice"),
+        *("modify_ldt", "vm86", "vm86old", "lookup_dcookie", "uselib", "nfsservctl", "_sysctl"),
+    ),
+    "the machine": (
+        *("kexec_load", "kexec_file_load", "create_module", "init_module", "finit_module", "delete_module"),
+        *("reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog", "iopl", "ioperm", "vhangup"),
+        *("sethostname", "setdomainname"),
+    ),
+    "the clock": ("settimeofday", "stime", "clock_settime", "clock_settime64", "clock_adjtime", "adjtimex"),
+    "placement of memory": ("mbind", "migrate_pages", "move_pages", "set_mempolicy", "set_mempolicy_home_node"),
+}
+# The libseccomp of a distribution may be older than these; from 424 on, numbers are the same on every architecture.
+_NUMBERS = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "clone3": 435,
+    "pidfd_getfd": 438,
+    "process_madvise": 440,
+    "mount_setattr": 442,
+    "quotactl_fd": 443,
+    "set_mempolicy_home_node": 450,
+    "open_tree_attr": 467,
+}
+
+_NEW_NAMESPACES = (
+    0x00020000,  # mount
+    0x02000000,  # cgroup
+    0x04000000,  # uts
+    0x08000000,  # ipc
+    0x10000000,  # user
+    0x20000000,  # pid
+    0x40000000,  # network
+)
+# Typing into a terminal for another process to read, and loading a line discipline.
+_TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
+
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_FAMILIES = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
+
+# Linux, its 32-bit guise, its old version number, both; all ones asks and changes nothing. Left out: the ones that
+# switch address randomisation off or make all memory executable.
+_PERSONALITY_BITS = 0x0008 | 0x20000
+_UNKNOWN = -1
+_INT_BITS = 32
+_INT = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A program to load, or why there is none."""
+
+    program: bytes = b""
+    complaint: str = ""
+
+
+class _Condition(NamedTuple):
+    argument: int
+    comparison: str
+    value: int
+    masked_value: int = 0
+
+
+class _Rule(NamedTuple):
+    error: int
+    call: str
+    conditions: tuple[_Condition, ...] = ()
+
+
+@cache
+def load_filter() -> Filter:
+    """The filter for this machine, built at the first call."""
+    try:
+        # Its import looks for libseccomp, in 20 to 60 ms, and raises RuntimeError where there is none.
+        import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
+    except (ImportError, RuntimeError, OSError) as error:
+        return Filter(complaint=f"libseccomp cannot be loaded ({error})")
+    try:
+        return Filter(_build(pyseccomp))
+    except (OSError, ValueError) as error:
+        return Filter(complaint=f"libseccomp builds no filter on {platform.machine()} ({error})")
+
+
+def _build(library: Any) -> bytes:
+    program = library.SyscallFilter(library.ALLOW)
+    # 32-bit and x32 calls have other numbers, which would pass: none of them is answered.
+    program.set_attr(library.Attr.ACT_BADARCH, library.ERRNO(errno.ENOSYS))
+    for rule in _rules():
+        conditions = [library.Arg(a, getattr(library, how), v, m) for a, how, v, m in rule.conditions]
+        program.add_rule(library.ERRNO(rule.error), _number(library, rule.call), *conditions)
+    with os.fdopen(os.memfd_create("belljar-filter"), "w+b") as file:
+        program.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def _number(library: Any, call: str) -> int:
+    """A call's number; a negative one is a call that this architecture does not have, which libseccomp passes over."""
+    number: int = library.resolve_syscall(library.system_arch(), call)
+    if number != _UNKNOWN:
+        return number
+    if call not in _NUMBERS:
+        raise ValueError(f"it does not know {call}")
+    return _NUMBERS[call]
+
+
+def _rules() -> Iterator[_Rule]:
+    for calls in _REFUSED.values():
+        for call in calls:
+            yield _Rule(errno.EPERM, call)
+    yield from _clone_rules()
+    yield from _personality_rules()
+    yield from _socket_rules()
+    for request in _TERMINAL_REQUESTS.values():
+        # Masked, because the kernel looks at the lower half only: bits in the upper one would get past.
+        yield _Rule(errno.EPERM, "ioctl", (_Condition(1, "MASKED_EQ", _INT, request),))
+
+
+def _clone_rules() -> Iterator[_Rule]:
+    # The flags of clone3 are behind a pointer, out of a filter's sight: without it the C library falls back to clone.
+    yield _Rule(errno.ENOSYS, "clone3")
+    flags = 1 if platform.machine().startswith("s390") else 0
+    for flag in _NEW_NAMESPACES:
+        yield _Rule(errno.EPERM, "clone", (_Condition(flags, "MASKED_EQ", flag, flag),))
+
+
+def _personality_rules() -> Iterator[_Rule]:
+    top = 1 << (_INT_BITS - 1)
+    for bit in (1 << number for number in range(_INT_BITS - 1)):
+        if not bit & _PERSONALITY_BITS:
+            yield _Rule(errno.EPERM, "personality", (_Condition(0, "MASKED_EQ", top | bit, bit),))
+        # With the top bit set, only the question has all others set as well.
+        yield _Rule(errno.EPERM, "personality", (_Condition(0, "MASKED_EQ", top | bit, top),))
+
+
+def _socket_rules() -> Iterator[_Rule]:
+    for call in ("socket", "socketpair"):
+        for family in range(max(_FAMILIES)):
+            if family not in _FAMILIES:
+                yield _Rule(errno.EAFNOSUPPORT, call, (_Condition(0, "EQ", family),))
+        yield _Rule(errno.EAFNOSUPPORT, call, (_Condition(0, "GT", max(_FAMILIES)),))
+    # libzmq aborts without a netlink socket for routes; the others lead to parts of the kernel nobody needs here.
+    other_than_routes = (_Condition(0, "EQ", _AF_NETLINK), _Condition(2, "NE", 0))
+    yield _Rule(errno.EPROTONOSUPPORT, "socket", other_than_routes)

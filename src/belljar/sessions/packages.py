@@ -1,0 +1,80 @@
+"""Packages for a session, from the request to the proof: installed beside it, imported in its kernel, still sealed."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from belljar.environments.packages import Change, InstallOutcome, install, modules_of
+from belljar.errors import BelljarError, KernelDied
+from belljar.kernels.imports import ImportProof, ProvesImports
+from belljar.kernels.starting import KernelStarter
+from belljar.sessions.session import Session
+
+PROOF_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """One outcome a requirement, and the packages that changed under a kernel that has imported them."""
+
+    outcomes: list[InstallOutcome]
+    restart_needed: list[str]
+
+
+async def install_packages(starter: KernelStarter, session: Session, requirements: Sequence[str]) -> Installation:
+    """Install into the session's layer, then import in its kernel what was asked for."""
+    environment = await starter.package_environment(session.environment)
+    changes: list[Change] = []
+    layer = session.folders.layer
+    outcomes = await install(environment, layer, requirements, on_change=changes.append)
+    there = [outcome.name for outcome in outcomes if outcome.error is None]
+    replaced = [change for change in changes if change.before is not None and change.before != change.after]
+    names = [*there, *(change.name for change in replaced)]
+    modules = await asyncio.to_thread(modules_of, environment, layer, names) if names else {}
+    wanted = [module for name in there for module in modules[name]]
+    watched = [module for change in replaced for module in modules[change.name]]
+    proof = await _proof(session, wanted, watched) if wanted or watched else None
+    if proof is None:
+        return Installation(outcomes, [])
+    return Installation(
+        [_proven(outcome, modules.get(outcome.name, []), proof) for outcome in outcomes],
+        [_changed(change) for change in replaced if proof.loaded.intersection(modules[change.name])],
+    )
+
+
+async def _proof(session: Session, modules: list[str], watched: list[str]) -> ImportProof | None:
+    """What the kernel says; None where it is busy with a cell, or cannot be asked."""
+    if session.is_busy or session.turn.locked():
+        return None
+    async with session.turn:
+        try:
+            kernel = await session.ready_kernel()
+        except BelljarError:
+            return None
+        if not isinstance(kernel, ProvesImports):
+            return None
+        proving = asyncio.get_running_loop().create_task(kernel.prove_imports(modules, watched=watched))
+        try:
+            done, _ = await asyncio.wait([proving], timeout=PROOF_TIMEOUT_S)
+            if not done:
+                await kernel.interrupt()
+                done, _ = await asyncio.wait([proving], timeout=session.settings.interrupt_grace_s)
+            if not done:
+                await kernel.kill()
+            return await proving
+        except KernelDied as death:
+            await session.bury_kernel(f"importing {', '.join(modules)} ended the kernel: {death.message}")
+            return ImportProof(errors=dict.fromkeys(modules, f"it ended the kernel: {death.message}"))
+        finally:
+            proving.cancel()
+
+
+def _proven(outcome: InstallOutcome, modules: list[str], proof: ImportProof) -> InstallOutcome:
+    if outcome.error is not None or not modules:
+        return outcome
+    faults = [f"{module}: {proof.errors[module]}" for module in modules if module in proof.errors]
+    return replace(outcome, imported=not faults, import_error="; ".join(faults) or None)
+
+
+def _changed(change: Change) -> str:
+    return f"{change.name} {change.before} → {change.after}"

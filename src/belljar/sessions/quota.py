@@ -1,0 +1,84 @@
+"""The room a session may take on disk: measured by the host while the session lives, because no file system can be
+counted on to do it. What is written between two looks goes beyond the limit.
+
+Knows folders and a clock; who is stopped and what is said is the session's and the execution's.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from belljar.errors import TooLarge
+from belljar.files.volume import used_bytes
+
+MEBIBYTE = 1024 * 1024
+# As fast as a page cache takes what a cell writes: the less room is left, the sooner the next look.
+FASTEST_BYTES_S = 2_000_000_000
+SHORTEST_S = 0.05
+BUSY_S = 1.0
+IDLE_S = 5.0
+# Looking must stay a small part of what a large folder costs anyway.
+REST_PER_LOOK = 10
+
+
+class DiskQuota:
+    """One session's. A limit of 0 is none."""
+
+    def __init__(self, folders: Sequence[Path], limit_mb: int) -> None:
+        self._folders = folders
+        self._limit = limit_mb * MEBIBYTE
+        self.used = 0
+        """Bytes, when last measured."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last look found too much."""
+        return bool(self._limit) and self.used > self._limit
+
+    @property
+    def is_far_over(self) -> bool:
+        """Whether there is no time for an interrupt to be heard."""
+        return bool(self._limit) and self.used > 2 * self._limit
+
+    @property
+    def detail(self) -> str:
+        """The fact with its values."""
+        return f"holds {round(self.used / MEBIBYTE):,} MB, the limit is {self._limit // MEBIBYTE:,} MB"
+
+    async def look(self) -> None:
+        """Measure now."""
+        if self._limit:
+            self.used = await asyncio.to_thread(used_bytes, self._folders)
+
+    async def look_if_more_than_half(self, seen_bytes: int) -> None:
+        """Measure if what was seen on a passing glance makes it worth while."""
+        if self._limit and (self.is_over or 2 * seen_bytes > self._limit):
+            await self.look()
+
+    async def check_room(self, size: int) -> None:
+        """Refuse a file that would not fit."""
+        await self.look()
+        if self._limit and self.used + size > self._limit:
+            raise TooLarge(
+                f"disk_full: the session folder {self.detail}, and {size:,} bytes more do not fit",
+                hint="Delete files in the session folder first, with code such as os.remove(name)",
+            )
+
+    async def watch(self, *, is_busy: Callable[[], bool], on_growth: Callable[[], None]) -> None:
+        """Look until cancelled; call `on_growth` whenever the folder is over its limit and still growing."""
+        if not self._limit:
+            return
+        loop = asyncio.get_running_loop()
+        # What was written before anyone looked is nobody's growth.
+        await self.look()
+        while True:
+            before, began = self.used, loop.time()
+            await self.look()
+            cost_s = loop.time() - began
+            is_still = self.used == before
+            if self.is_over and self.used > before:
+                on_growth()
+            room_s = max(0, self._limit - self.used) / FASTEST_BYTES_S
+            longest_s = IDLE_S if is_still and not is_busy() else BUSY_S
+            pause_s = min(longest_s, longest_s if self.is_over and is_still else room_s)
+            await asyncio.sleep(max(SHORTEST_S, pause_s, REST_PER_LOOK * cost_s))

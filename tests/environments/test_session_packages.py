@@ -1,0 +1,280 @@
+"""Packages from the request to the proof, in real sessions, against an index of our own on loopback."""
+
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_index import LocalIndex
+from uv import find_uv_bin
+
+from belljar.api import LocalSession, open_engine, open_session
+from belljar.egress.rules import Rule
+from belljar.environments import Environment
+from belljar.environments.index import index_variables, package_rules
+from belljar.environments.packages import InstallOutcome
+from belljar.runtime import open_runtime
+from belljar.sandboxes import open_provider
+from belljar.sessions.packages import install_packages
+from shared_environment import settings_with
+
+pytestmark = pytest.mark.anyio
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of an index, which pip and uv are configured for."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    index = LocalIndex(folder)
+    index.add_wheel("house", "1.0", {"house.py": "floors = 1\n"})
+    index.add_wheel("house", "2.0", {"house.py": "floors = 2\n"})
+    index.add_wheel("loud", "1.0", {"loud/__init__.py": "print('LOUD')\n"})
+    index.add_wheel("ruin", "1.0", {"ruin.py": "raise RuntimeError('fell down')\n"})
+    index.add_wheel("bomb", "1.0", {"bomb.py": "import os; os._exit(3)\n"})
+    index.add_wheel("odd-name", "1.0", {"space/thing/__init__.py": "", "tests/__init__.py": "1/0"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://localhost:{server.server_address[1]}"
+        for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS", "UV_INDEX", "PIP_EXTRA_INDEX_URL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@asynccontextmanager
+async def session(environment: Environment, folder: Path, **flags: Any) -> AsyncGenerator[LocalSession]:
+    for check in open_provider("namespace").check():
+        if not check.is_ok:
+            pytest.skip(f"{check.name}: {check.detail}")
+    settings = settings_with(environment=str(environment.python), data_directory=folder / "data", **flags)
+    async with open_engine(settings) as engine, engine.open_session() as handle:
+        assert isinstance(handle, LocalSession)
+        yield handle
+
+
+async def said(handle: LocalSession, code: str) -> str:
+    result = await handle.execute(code, timeout_s=100)
+    assert result.success, (result.error, result.output)
+    return "".join(result.output) + (result.result or "")
+
+
+async def test_a_package_is_installed_proven_and_at_hand_in_the_same_session(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    async with session(default_environment, tmp_path) as handle:
+        assert await said(handle, "answer = 42; answer") == "42"
+
+        outcomes = await handle.install(["house", "loud", "nowhere-to-be-found"])
+
+        assert outcomes[:2] == [
+            InstallOutcome("house", "2.0", None, imported=True),
+            InstallOutcome("loud", "1.0", None, imported=True),
+        ]
+        assert "nowhere-to-be-found was not found" in (outcomes[2].error or "")
+        assert outcomes[2].imported is None
+        # What the package printed is not the next cell's output; variables and the count of cells are as they were.
+        result = await handle.execute("import house; house.floors + answer")
+        assert (result.output, result.result, result.execution_count) == ([], "44", 2)
+        # And the session is sealed as before.
+        direct = await handle.execute(f"import socket; socket.create_connection(('127.0.0.1', {town}), timeout=3)")
+        assert "ConnectionRefused" in (direct.error or "")
+
+
+async def test_a_package_that_does_not_import_is_told(town: int, default_environment: Environment, tmp_path: Path):
+    async with session(default_environment, tmp_path) as handle:
+        (ruin, odd) = await handle.install(["ruin", "odd-name"])
+
+        assert ruin == InstallOutcome("ruin", "1.0", None, False, "ruin: RuntimeError: fell down")
+        assert odd.imported is True
+
+
+async def test_a_package_that_ends_the_kernel_is_told_and_the_session_goes_on(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    async with session(default_environment, tmp_path) as handle:
+        (bomb,) = await handle.install(["bomb"])
+
+        assert bomb.imported is False
+        assert "ended the kernel" in (bomb.import_error or "")
+        result = await handle.execute("1 + 1")
+        assert (result.result, result.state) == ("2", "lost")
+
+
+async def test_packages_that_changed_under_a_kernel_are_named(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    settings = settings_with(environment=str(default_environment.python), data_directory=tmp_path / "data")
+    async with open_runtime(settings) as runtime:
+        session = runtime.sessions.create("local")
+        first = await install_packages(runtime.starter, session, ["house==1.0"])
+        second = await install_packages(runtime.starter, session, ["house==2.0"])
+
+    assert first.restart_needed == []
+    assert second.restart_needed == ["house 1.0 → 2.0"]
+
+
+async def test_a_jupyter_kernel_installs_and_proves_too(town: int, default_environment: Environment):
+    if not (default_environment.python.parents[1] / "share" / "jupyter" / "kernels" / "python3").is_dir():
+        pytest.skip("the default environment has no Jupyter kernel")
+    data = default_environment.python.parents[3]
+    async with open_session("kernel:python3", settings_with(data_directory=data)) as handle:
+        assert await handle.install(["house==1.0", "ruin"]) == [
+            InstallOutcome("house", "1.0", None, imported=True),
+            InstallOutcome("ruin", "1.0", None, False, "ruin: RuntimeError: fell down"),
+        ]
+        result = await handle.execute("%pip install loud\nimport house, loud; house.floors", timeout_s=100)
+        assert "loud 1.0 is installed" in result.stdout
+        assert (result.result, result.execution_count) == ("1", 1)
+
+
+async def test_pip_in_a_cell_asks_the_host(town: int, default_environment: Environment, tmp_path: Path):
+    async with session(default_environment, tmp_path) as handle:
+        assert "house 1.0 is installed" in await said(handle, "!pip install 'house<2'")
+        assert "loud 1.0 is installed" in await said(handle, "%pip install -q loud")
+        assert "house 2.0 is installed\nhouse changed from 1.0 to 2.0: restart needed" in await said(
+            handle, "!uv pip install house==2.0"
+        )
+        module = (
+            "import subprocess, sys; subprocess.run([sys.executable, '-m', 'pip', 'install', 'odd_name']).returncode"
+        )
+        assert (await said(handle, module)).endswith("0")
+        assert await said(handle, "import house, loud, space.thing; house.floors") == "LOUD\n2"
+
+
+async def test_a_requirements_file_is_read_inside(town: int, default_environment: Environment, tmp_path: Path):
+    async with session(default_environment, tmp_path) as handle:
+        await handle.upload("requirements.txt", "# what we need\nhouse==1.0  # old\n\nloud\n")
+        assert "house 1.0 is installed\nloud 1.0 is installed" in await said(handle, "!pip install -r requirements.txt")
+        await handle.upload("requirements.txt", "--index-url http://evil.test\nhouse\n")
+        assert "has an option" in await said(handle, "!pip install -r requirements.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("castle", 1, "castle was not found"),
+        ("ruin", 1, "ruin is installed but does not import: RuntimeError: fell down"),
+        ("--index-url http://evil.test house", 2, "the option --index-url cannot be used"),
+        ("--extra-index-url=http://evil.test house", 2, "the option --extra-index-url=http://evil.test cannot be used"),
+        ("-e .", 2, "the option -e cannot be used"),
+        ("--no-deps house", 2, "the option --no-deps cannot be used"),
+        ("./house", 1, "not a package to install: './house'"),
+        ("git+https://evil.test/house", 1, "not a package to install"),
+        ("'house @ https://evil.test/house.whl'", 1, "not a package to install"),
+        ("'house --pre'", 1, "not a package to install"),
+        ("", 2, "nothing to install"),
+        ("-r missing.txt", 2, "missing.txt cannot be read"),
+    ],
+)
+async def test_pip_in_a_cell_says_what_it_cannot_do(
+    town: int, default_environment: Environment, tmp_path: Path, arguments: str, status: int, words: str
+):
+    async with session(default_environment, tmp_path) as handle:
+        answer = await said(handle, f"!pip install {arguments}\n_exit_code")
+        assert words in answer
+        assert answer.endswith(str(status))
+
+
+async def test_requests_at_the_desk_may_be_hostile(town: int, default_environment: Environment, tmp_path: Path):
+    async with session(default_environment, tmp_path) as handle:
+        attack = """
+import json, os, socket
+def ask(content):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30)
+        sock.connect(os.environ["BELLJAR_PACKAGES"])
+        try:
+            sock.sendall(content)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        try:
+            answer = json.loads(sock.makefile("rb").read() or b'{"errors": ["cut off"], "lines": []}')
+        except ConnectionResetError:
+            return True
+        return bool(answer["errors"]) and not answer["lines"]
+line = lambda value: json.dumps(value).encode() + b"\\n"
+print([ask(each) for each in (
+    b"", b"\\n", b"{", b"[" * 100_000 + b"\\n", b"x" * 10_000_000, b"\\xff\\xfe\\n", line([]), line({}),
+    line({"requirements": []}),
+    line({"requirements": "house"}), line({"requirements": [1]}), line({"requirements": ["house"] * 101}),
+    line({"requirements": ["h" * 501]}), line({"requirements": ["house"], "layer": "/etc"}),
+    line({"requirements": ["--target=/etc"]}), line({"requirements": ["house\\n--pre"]}),
+    line({"requirements": ["\\ud800"]}),
+)])
+"""
+        assert "False" not in await said(handle, attack)
+        assert "house 2.0" in await said(handle, "!pip install house")
+
+
+async def test_pip_and_uv_of_the_session_work_through_the_proxy(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    async with session(default_environment, tmp_path, egress=["packages"], egress_allow_private=True) as handle:
+        # Loopback is inside for NO_PROXY's sake; here it stands for a host outside.
+        await said(handle, "import os, sys\nfor name in ('NO_PROXY', 'no_proxy'): os.environ.pop(name)")
+        assert "Successfully installed house-2.0" in await said(handle, "!pip install --target there house 2>&1")
+        await handle.upload("bin/uv", Path(find_uv_bin()).read_bytes())
+        uv = "!chmod +x bin/uv; ./bin/uv --no-cache pip install --python {sys.executable} --target here loud 2>&1"
+        assert "+ loud==1.0" in await said(handle, uv)
+        assert await said(handle, "sys.path.append('there'); import house; house.floors") == "2"
+
+
+async def test_the_alias_means_what_pip_and_uv_are_told(town: int):
+    assert await package_rules() == [Rule("localhost", town)]
+    assert index_variables() == {
+        "PIP_INDEX_URL": f"http://localhost:{town}",
+        "UV_DEFAULT_INDEX": f"http://localhost:{town}",
+    }
+
+
+async def test_the_alias_covers_the_hosts_that_the_index_sends_one_to(
+    town: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = LocalIndex(tmp_path / "index")
+    files.add_wheel("ipython", "9.0", {"IPython/__init__.py": ""})
+    page = tmp_path / "index" / "ipython" / "index.html"
+    page.write_text(page.read_text().replace('href="', f'href="http://127.0.0.1:{town}/ipython/'))
+
+    assert await package_rules() == [Rule("localhost", town), Rule("127.0.0.1", town)]
+
+
+async def test_an_index_with_a_password_is_not_told_to_sessions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://user:secret@mirror.test/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.test/simple")
+
+    assert index_variables() == {"PIP_INDEX_URL": "https://mirror.test/simple"}
+
+
+async def test_configuration_files_count_too(town: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "pip.conf").write_text(
+        f"[global]\nindex-url = http://localhost:{town}\nextra-index-url =\n  https://a.test/x\n  file:///b\n"
+    )
+    (tmp_path / "uv.toml").write_text(
+        'find-links = ["https://links.test/"]\n[[index]]\nurl = "https://uv.test:8443/s"\n'
+    )
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
+
+    assert {str(rule) for rule in await package_rules()} == {
+        *(f"localhost:{town}", "a.test:443", "links.test:443", "uv.test:8443")
+    }
+    assert index_variables()["PIP_INDEX_URL"] == f"http://localhost:{town}"

@@ -1,0 +1,63 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from belljar.files import volume
+from belljar.files.volume import used_bytes
+
+MEBIBYTE = 1 << 20
+
+
+def test_files_and_folders_count_with_their_blocks(tmp_path: Path) -> None:
+    (tmp_path / "below" / ".hidden").mkdir(parents=True)
+    (tmp_path / "one").write_bytes(bytes(MEBIBYTE))
+    (tmp_path / "below" / ".hidden" / "two").write_bytes(bytes(MEBIBYTE))
+    assert 2 * MEBIBYTE <= used_bytes([tmp_path]) < 2.1 * MEBIBYTE
+    assert used_bytes([tmp_path / "one", tmp_path / "gone"]) == 0, "not folders"
+
+
+def test_a_sparse_file_counts_for_what_it_fills_and_a_hard_link_once(tmp_path: Path) -> None:
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 40)
+    (tmp_path / "full").write_bytes(bytes(MEBIBYTE))
+    (tmp_path / "same").hardlink_to(tmp_path / "full")
+    assert used_bytes([tmp_path]) < 1.1 * MEBIBYTE
+
+
+def test_symlinks_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(bytes(MEBIBYTE))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "own" / "loop").symlink_to(tmp_path / "own")
+    assert used_bytes([tmp_path / "own"]) < MEBIBYTE
+    assert used_bytes([tmp_path / "own" / "link"]) == 0
+
+
+def test_names_alone_take_room_too(tmp_path: Path) -> None:
+    for number in range(1_000):
+        (tmp_path / str(number)).touch()
+    assert used_bytes([tmp_path]) >= 1_000 * 512
+
+
+def test_a_tree_too_deep_to_walk_is_measured_all_the_same(tmp_path: Path) -> None:
+    script = "for _ in $(seq 3000); do mkdir d; cd d; done; head -c 1048576 /dev/zero > file"
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True)
+    assert used_bytes([tmp_path]) > MEBIBYTE
+    subprocess.run(["rm", "-rf", "d"], cwd=tmp_path, check=True)
+
+
+def test_a_folder_with_very_many_files_is_left_to_du(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(bytes(MEBIBYTE))
+    (tmp_path / "more").touch()
+    monkeypatch.setattr(volume, "_MAX_ENTRIES", 1)
+    assert used_bytes([tmp_path]) >= MEBIBYTE
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    used_bytes([tmp_path])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

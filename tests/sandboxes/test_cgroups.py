@@ -1,0 +1,227 @@
+"""Groups: the v1 writer against this host where it can, the v2 writer against a made-up tree of files.
+
+A folder is no cgroupfs: it tells which files are written with what, not whether a kernel obeys.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from belljar.sandboxes.base import Limits
+from belljar.sandboxes.cgroups import PREFIX, Group, Groups, OldGroup
+from belljar.sandboxes.hierarchy import LEAF, ControlGroups, read_control_groups
+from belljar.sandboxes.limits import Enforcer
+
+LIMITS = Limits(memory_mb=100, cpus=1.5, processes=20)
+FILES = {
+    "cgroup.procs": "",
+    "cgroup.subtree_control": "",
+    "cgroup.kill": "",
+    "memory.max": "max",
+    "memory.swap.max": "max",
+    "memory.peak": "0",
+    "memory.events": "low 0\nmax 3\noom 2\noom_kill 1\n",
+    "memory.stat": "anon 10\nfile 5000\nshmem 1000\n",
+    "cpu.max": "max 100000",
+    "pids.max": "max",
+    "pids.events": "max 4\n",
+}
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeTree:
+    """A folder whose new folders have the files that a kernel would put there, and can be removed with them."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch, lacking: frozenset[str] = frozenset()) -> None:
+        self.top = top
+        self._files = {name: text for name, text in FILES.items() if name not in lacking}
+        make, remove = Path.mkdir, Path.rmdir
+        self.fill(top)
+
+        def mkdir(path: Path, *arguments: object, **options: object) -> None:
+            make(path, *arguments, **options)  # pyright: ignore[reportArgumentType]
+            if path.is_relative_to(top):
+                self.fill(path)
+
+        def rmdir(path: Path) -> None:
+            if path.is_relative_to(top) and not any(below.is_dir() for below in path.iterdir()):
+                for file in path.iterdir():
+                    file.unlink()
+            remove(path)
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        monkeypatch.setattr(Path, "rmdir", rmdir)
+
+    def fill(self, folder: Path) -> None:
+        for name, text in self._files.items():
+            if not (folder / name).exists():
+                (folder / name).write_text(text)
+
+    def offer(self, tenants: tuple[int, ...] = ()) -> ControlGroups:
+        return ControlGroups("v2", dict.fromkeys(("memory", "cpu", "pids"), self.top), is_unified=True, tenants=tenants)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTree:
+    return FakeTree(tmp_path, monkeypatch)
+
+
+def only(group: Group) -> Path:
+    (folder,) = set(group.folders.values())
+    return folder
+
+
+async def test_a_unified_group_is_written_with_its_limits_and_no_swap(tree: FakeTree) -> None:
+    groups = Groups(tree.offer())
+    group = groups.make("ab-c", LIMITS)
+    assert group is not None
+    folder = only(group)
+    assert (folder.parent.parent, folder.name) == (tree.top, "abc-1")
+    written = {name: (folder / name).read_text() for name in ("memory.swap.max", "cpu.max", "pids.max")}
+    assert written == {"memory.swap.max": "0ax", "cpu.max": "150000 100000", "pids.max": "20x"}, "written over in place"
+    assert (folder / "memory.max").read_text() == str(100 << 20)
+    assert (folder.parent / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+    assert group.entrances() == [str(folder / "cgroup.procs")]
+    await groups.remove(group)
+    assert [path for path in tree.top.iterdir() if path.is_dir()] == []
+
+
+async def test_a_unified_group_tells_what_was_hit(tree: FakeTree) -> None:
+    enforcement = Enforcer(tree.offer()).enforce("s", LIMITS)
+    assert enforcement.group is not None
+    folder = only(enforcement.group)
+    (folder / "memory.peak").write_text(str(90 << 20))
+    kinds = {incident.kind: incident.detail for incident in enforcement.incidents()}
+    assert kinds["out_of_memory"] == "used 90 MB, the limit is 100 MB"
+    assert "more than 20 processes" in kinds["too_many_processes"]
+    assert enforcement.incidents() == []
+    assert 89 < enforcement.memory_peak_mb() < 90, "without the file cache, which the kernel takes back"
+    (folder / "memory.events").write_text("oom_kill 2\n")
+    assert [incident.kind for incident in enforcement.incidents()] == ["out_of_memory"]
+    await enforcement.release()
+
+
+async def test_a_unified_group_is_killed_in_one_stroke(tree: FakeTree) -> None:
+    groups = Groups(tree.offer())
+    group = groups.make("s", LIMITS)
+    assert group is not None
+    group.kill()
+    assert (only(group) / "cgroup.kill").read_text() == "1"
+    await groups.remove(group)
+
+
+async def test_older_kernels_lack_files_and_a_group_is_made_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = frozenset({"memory.peak", "memory.swap.max", "cgroup.kill", "pids.events"})
+    groups = Groups(FakeTree(tmp_path, monkeypatch, lacking).offer())
+    group = groups.make("s", LIMITS)
+    assert group is not None
+    assert (group.take_peak_bytes(), group.refused_forks(), group.oom_kills()) == (0, 0, 1)
+    group.kill()
+    assert not (only(group) / "cgroup.kill").exists()
+    await groups.remove(group)
+
+
+async def test_who_is_in_a_unified_group_moves_into_a_leaf_before_it_passes_controllers_on(tree: FakeTree) -> None:
+    groups = Groups(tree.offer(tenants=(71,)))
+    group = groups.make("s", LIMITS)
+    assert group is not None
+    assert (tree.top / LEAF / "cgroup.procs").read_text() == "71"
+    assert (tree.top / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+    await groups.remove(group)
+
+
+async def test_only_controllers_with_a_limit_get_a_group(tree: FakeTree) -> None:
+    groups = Groups(tree.offer())
+    assert groups.make("s", Limits(disk_mb=1, open_files=1)) is None
+    group = groups.make("s", Limits(processes=7))
+    assert group is not None
+    assert [*group.folders] == ["pids"]
+    await groups.remove(group)
+
+
+async def test_groups_of_a_server_that_was_killed_are_removed_and_those_of_a_living_one_stay(tree: FakeTree) -> None:
+    dead, alive = tree.top / f"{PREFIX}1-dead", tree.top / f"{PREFIX}2-alive"
+    (dead / "session-1").mkdir(parents=True)
+    (alive / "session-1").mkdir(parents=True)
+    (tree.top / "others").mkdir()
+    lock = os.open(alive, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    groups = Groups(tree.offer())
+    group = groups.make("s", LIMITS)
+    assert group is not None
+    assert (dead.exists(), (alive / "session-1").exists(), (tree.top / "others").exists()) == (False, True, True)
+    await groups.remove(group)
+    os.close(lock)
+
+
+async def test_a_host_that_refuses_what_it_promised_is_one_without_groups(
+    tree: FakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tree.top / "cgroup.subtree_control").unlink()
+    (tree.top / "cgroup.subtree_control").mkdir()
+    groups = Groups(tree.offer(tenants=(71,)))
+    assert groups.make("s", LIMITS) is None
+    assert groups.make("s", LIMITS) is None
+    assert groups.controllers == []
+    assert len(caplog.records) == 1
+
+
+async def test_a_host_without_groups_makes_none_and_says_so() -> None:
+    enforcer = Enforcer(ControlGroups("none"))
+    enforcement = enforcer.enforce("s", LIMITS)
+    assert (enforcement.group, enforcement.incidents(), enforcement.memory_peak_mb()) == (None, [], 0)
+    assert enforcement.guarded(["true"]) == ["true"]
+    assert "per process only" in enforcer.warning
+    assert enforcer.check().is_ok
+    assert "per process only" in enforcer.check().detail
+    await enforcement.release()
+
+
+# The real thing
+
+
+@pytest.fixture
+def real() -> Iterator[Groups]:
+    offer = read_control_groups()
+    if {*offer.usable()} != {"memory", "cpu", "pids"}:
+        pytest.skip(f"control groups cannot be written here: {offer.kind}")
+    before = _ours(offer)
+    yield Groups(offer)
+    assert _ours(offer) - before == set()
+
+
+def _ours(offer: ControlGroups) -> set[Path]:
+    mine = f"{PREFIX}{os.getpid()}-"
+    return {path for folder in offer.usable().values() for path in folder.glob(f"{mine}*")}
+
+
+async def test_a_group_on_this_host_has_its_limits_and_is_removed(real: Groups) -> None:
+    group = real.make("s", LIMITS)
+    assert group is not None
+    if isinstance(group, OldGroup):
+        read = {file: int((group.folders[name] / file).read_text()) for name, file in _V1.items()}
+        assert read == {"memory.memsw.limit_in_bytes": 100 << 20, "cpu.cfs_quota_us": 150_000, "pids.max": 20}
+    assert (group.oom_kills(), group.refused_forks(), group.members()) == (0, 0, set())
+    await real.remove(group)
+    assert group.folders == {}
+
+
+_V1 = {"memory": "memory.memsw.limit_in_bytes", "cpu": "cpu.cfs_quota_us", "pids": "pids.max"}
+
+
+async def test_two_groups_live_side_by_side_and_the_servers_own_goes_with_the_last(real: Groups) -> None:
+    one, two = real.make("s", LIMITS), real.make("s", LIMITS)
+    assert one is not None
+    assert two is not None
+    run = one.folders["memory"].parent
+    assert two.folders["memory"].parent == run
+    await real.remove(one)
+    assert run.exists()
+    await real.remove(two)
+    assert not run.exists()
