@@ -24,7 +24,7 @@ class Person:
 
     async def __call__(self, context: Any, params: Any) -> ElicitResult:
         assert isinstance(params, ElicitRequestFormParams)
-        self.asked.append(params.message)
+        self.asked.append(params.message.strip())
         self.schemas.append(params.requested_schema)
         answer = self.answers.pop(0)
         if answer is None:
@@ -117,7 +117,7 @@ async def test_two_looks_at_one_question_never_answer_the_next_one_with_it(runti
     both = anyio.Event()
 
     async def person(context: Any, params: Any) -> ElicitResult:
-        asked.append(params.message)
+        asked.append(params.message.strip())
         # The modern protocol hands the question to everyone who looks: let both be asked before either answers.
         if era == LEGACY or len(asked) == 2:
             both.set()

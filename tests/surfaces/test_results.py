@@ -220,7 +220,8 @@ async def test_output_within_the_budget_is_whole_and_still_a_resource(caller: Ca
 
 async def test_text_shown_with_display_is_in_the_whole_output_too(caller: Caller, shared_session: str):
     result = await caller.execute("print('a')\ndisplay('shown')\nprint('b')", shared_session)
-    assert result.stdout == "a\n'shown'\nb\n"
+    assert "".join(result.output) == "a\n'shown'\nb\n"
+    assert result.stdout == "a\nb\n"
     assert await caller.read_text(f"execution://{result.execution_id}/output") == "a\n'shown'\nb\n"
 
 

@@ -69,7 +69,7 @@ async def test_everything_works_over_the_wire(
     progress: list[float] = []
 
     async def person(context: Any, params: Any) -> ElicitResult:
-        asked.append(params.message)
+        asked.append(params.message.strip())
         return ElicitResult(action="accept", content={"answer": "Ada"})
 
     async def on_progress(done: float, total: float | None, message: str | None) -> None:
