@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -129,7 +130,7 @@ async def test_code_that_ignores_the_interrupt_is_killed_and_its_variables_are_l
 
 async def test_interrupting_what_has_ended_says_that_nothing_ran(caller: Caller, shared_session: str):
     done = await caller.execute("1", shared_session)
-    nothing = {"interrupted": [], "message": "Nothing was running."}
+    nothing: dict[str, Any] = {"interrupted": [], "message": "Nothing was running."}
     assert await caller.fields("interrupt_execution", execution_id=done.execution_id) == nothing
     assert await caller.fields("interrupt_execution", session_id=shared_session) == nothing
 

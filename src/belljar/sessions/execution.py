@@ -68,6 +68,7 @@ class Execution:
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._is_cancelled = False
+        self._result: ExecutionResult | None = None
         self._changed = asyncio.Event()
         self._answer: asyncio.Future[str | None] | None = None
         self.question: InputRequest | None = None
@@ -102,6 +103,8 @@ class Execution:
 
     def result(self) -> ExecutionResult:
         """The result, or as much of it as there is."""
+        if self._result is not None:
+            return self._result.model_copy()
         segments = self._summary.segments()
         outcome = self._outcome
         now = self._ended_at or time.monotonic()
@@ -274,7 +277,8 @@ class Execution:
             return
         self._ended_at = time.monotonic()
         self._stopper = None
-        self.session.journal.finish(self.result())
+        self._result = self.result()
+        self.session.journal.finish(self._result)
         self._notify()
 
     def _notify(self) -> None:
