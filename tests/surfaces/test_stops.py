@@ -237,10 +237,11 @@ async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(run
         "  os._exit(9)\n"
     )
     first = await caller.execute(code + "threading.Thread(target=end).start()")
-    session = runtime.sessions.get(first.session_id, "local")
+    kernel = runtime.sessions.get(first.session_id, "local")._kernel  # pyright: ignore[reportPrivateUsage]
+    assert kernel is not None
     await caller.release(first.session_id)
     with anyio.fail_after(30):
-        while session.info().memory_mb > 0:
+        while kernel.is_alive():
             await anyio.lowlevel.checkpoint()
     after = await caller.execute("'ran'", first.session_id)
     assert (after.status, after.state, after.result) == ("ok", "lost", "'ran'")
