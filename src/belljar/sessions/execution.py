@@ -7,6 +7,8 @@ top to bottom; each line is a room of the house.
 import asyncio
 import logging
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,7 @@ class Cell:
     code: str
     timeout_s: float
     allow_input: bool = False
+    filename: str = ""
 
 
 @dataclass(slots=True)
@@ -71,7 +74,9 @@ class Execution:
         self._result: ExecutionResult | None = None
         self._changed = asyncio.Event()
         self._answer: asyncio.Future[str | None] | None = None
+        self._is_being_asked = False
         self.question: InputRequest | None = None
+        self.questions = 0
 
     # What callers see
 
@@ -79,6 +84,11 @@ class Execution:
     def is_finished(self) -> bool:
         """Whether the result is final."""
         return self._ended_at is not None
+
+    @property
+    def sequence(self) -> int:
+        """The number of its latest event."""
+        return self._recorder.sequence
 
     async def wait(self, wait_s: float) -> None:
         """Until it has finished, asks a question, or `wait_s` have passed."""
@@ -153,11 +163,26 @@ class Execution:
             self._stopper.stop("interrupted")
             self.answer(None)
 
-    def answer(self, text: str | None) -> None:
-        """Answer the pending question; None declines it."""
+    def answer(self, text: str | None, number: int | None = None) -> None:
+        """Answer the pending question; None declines it. An answer to an earlier `number` is none to this one."""
+        if number not in (None, self.questions):
+            return
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(text)
             self.question = None
+
+    @contextmanager
+    def asking(self) -> Generator[bool]:
+        """For whoever wants to put the question to a person: False while another does."""
+        if self._is_being_asked:
+            yield False
+            return
+        self._is_being_asked = True
+        try:
+            yield True
+        finally:
+            self._is_being_asked = False
+            self._notify()
 
     # The way through
 
@@ -190,8 +215,13 @@ class Execution:
             self._outcome.state, self._outcome.lost = "lost", loss.names
             self._keep(self._recorder.notice(loss.notice))
         before = await self._look()
+        if self.cell.filename:
+            # In its turn: written earlier, it would count as the doing of the cell that runs then.
+            await asyncio.to_thread(self.session.workspace.write, self.cell.filename, self.cell.code.encode())
         self._stopper = Stopper(kernel, timeout_s=self.cell.timeout_s, grace_s=self.session.settings.interrupt_grace_s)
         with self._stopper.watching():
+            if self._is_cancelled:  # while the folder was looked at
+                self._stopper.stop("interrupted")
             await self._consume(kernel, self._stopper)
         after = await self._look()
         self._files = [
@@ -229,6 +259,7 @@ class Execution:
             return
         self._answer = asyncio.get_running_loop().create_future()
         self.question = question
+        self.questions += 1
         self._notify()
         try:
             with stopper.paused():

@@ -7,6 +7,7 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
 from belljar.environments.packages import as_fields, check_installed, install
+from belljar.errors import BelljarError
 from belljar.kernels.starting import KernelStarter
 from belljar.models import Model
 from belljar.sessions.registry import Registry
@@ -50,8 +51,13 @@ class PackageTools:
     ) -> Answer:
         """Install packages for one session: answers each one's version, or the resolver's own words."""
         session = chosen_session(self._sessions, session_id)
-        environment = await self._starter.environment(session.environment)
-        outcomes = await install(environment, session.folders.layer, packages)
+        try:
+            environment = await self._starter.environment(session.environment)
+            outcomes = await install(environment, session.folders.layer, packages)
+        except BelljarError:
+            if session.id != session_id:  # made for this call, and nobody was told of it
+                await self._sessions.clear(session.id, session.principal)
+            raise
         lines = [
             f"{outcome.name} {outcome.installed_version}"
             if outcome.error is None
