@@ -43,7 +43,12 @@ def settings_for(environment: Environment, folder: Path, **chosen: Any) -> Setti
             patch.delenv(name, raising=False)
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         patch.chdir(folder)
-        values = {"data_directory": folder, "download_directory": folder / "downloads", "log_level": "ERROR", **chosen}
+        values: dict[str, Any] = {
+            "data_directory": folder,
+            "download_directory": folder / "downloads",
+            "log_level": "ERROR",
+            **chosen,
+        }
         return Settings(environment=str(environment.python), **values)
 
 

@@ -44,7 +44,7 @@ async def test_ten_megabytes_of_code_are_refused(runtime: Runtime, shared_sessio
     assert result.status == "rejected"
     assert result.error is not None
     assert result.error.startswith("invalid-argument: code has 10,000,000 bytes, the limit is 1,048,576")
-    assert "upload_file" in result.error
+    assert "Upload data as a file" in result.error
 
 
 async def test_a_megabyte_of_code_runs(caller: Caller, shared_session: str):
@@ -141,7 +141,6 @@ async def test_an_execution_that_is_none_is_refused(caller: Caller, execution_id
         ("execute_code", {"code": "1", "timeout_s": "soon"}),
         ("execute_code", {"code": "1", "timeout_s": 0}),
         ("execute_code", {"code": "1", "timeout_s": -1}),
-        ("execute_code", {"code": "1", "timeout_s": float("nan")}),
         ("execute_code", {"code": "1", "wait_s": -1}),
         ("execute_code", {"code": "1", "wait_s": 1e9}),
         ("execute_code", {"code": "1", "wait_s": {}}),

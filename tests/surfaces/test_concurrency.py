@@ -161,15 +161,22 @@ async def test_a_client_that_gives_up_waiting_does_not_stop_the_execution(runtim
                 await caller.execute(held() + "survived = 'yes'", session_id)
 
             tasks.start_soon(call)
-            with anyio.fail_after(30):
-                while not (running := runtime.sessions.get(session_id, "local").running()):
-                    await anyio.lowlevel.checkpoint()
-            await until_said(runtime, running[0].id, "held")
+            running = await first_running(runtime, session_id)
+            await until_said(runtime, running, "held")
             tasks.cancel_scope.cancel()
-        assert (await caller.get(running[0].id)).status == "running"
+        (running,) = [execution.id for execution in runtime.sessions.get(session_id, "local").running()]
+        assert (await caller.get(running)).status == "running"
         await caller.release(session_id)
-        assert (await caller.ended(running[0].id)).status == "ok"
+        assert (await caller.ended(running)).status == "ok"
         assert (await caller.execute("survived", session_id)).result == "'yes'"
+
+
+async def first_running(runtime: Runtime, session_id: str) -> str:
+    session = runtime.sessions.get(session_id, "local")
+    with anyio.fail_after(30):
+        while not session.running():
+            await anyio.lowlevel.checkpoint()
+    return session.running()[0].id
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from calls import ERAS, LEGACY, MODERN, Caller, connected, until_said
-from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult
+from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult, InputResponses
 
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
@@ -145,11 +145,13 @@ async def test_an_answer_sent_again_does_not_answer_the_next_question(runtime: R
         arguments = {"code": "first = input('one?')\nsecond = input('two?')\nfirst, second"}
 
         async def call(state: str | None = None, answer: str | None = None) -> CallToolResult | InputRequiredResult:
-            responses = {"input": ElicitResult(action="accept", content={"answer": answer})} if answer else None
+            responses: InputResponses = {}
+            if answer is not None:
+                responses["input"] = ElicitResult(action="accept", content={"answer": answer})
             return await caller.client.session.call_tool(
                 "execute_code",
                 arguments,
-                input_responses=responses,
+                input_responses=responses or None,
                 request_state=state,
                 allow_input_required=True,
             )

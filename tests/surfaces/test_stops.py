@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -129,7 +130,7 @@ async def test_code_that_ignores_the_interrupt_is_killed_and_its_variables_are_l
 
 async def test_interrupting_what_has_ended_says_that_nothing_ran(caller: Caller, shared_session: str):
     done = await caller.execute("1", shared_session)
-    nothing = {"interrupted": [], "message": "Nothing was running."}
+    nothing: dict[str, Any] = {"interrupted": [], "message": "Nothing was running."}
     assert await caller.fields("interrupt_execution", execution_id=done.execution_id) == nothing
     assert await caller.fields("interrupt_execution", session_id=shared_session) == nothing
 
@@ -236,10 +237,11 @@ async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(run
         "  os._exit(9)\n"
     )
     first = await caller.execute(code + "threading.Thread(target=end).start()")
-    session = runtime.sessions.get(first.session_id, "local")
+    kernel = runtime.sessions.get(first.session_id, "local")._kernel  # pyright: ignore[reportPrivateUsage]
+    assert kernel is not None
     await caller.release(first.session_id)
     with anyio.fail_after(30):
-        while session.info().memory_mb > 0:
+        while kernel.is_alive():
             await anyio.lowlevel.checkpoint()
     after = await caller.execute("'ran'", first.session_id)
     assert (after.status, after.state, after.result) == ("ok", "lost", "'ran'")

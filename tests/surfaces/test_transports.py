@@ -66,14 +66,14 @@ async def test_everything_works_over_the_wire(
     default_environment: Environment, tmp_path: Path, http_url: str, transport: str, era: str
 ):
     asked: list[str] = []
-    progress: list[float] = []
+    done: list[float] = []
 
     async def person(context: Any, params: Any) -> ElicitResult:
         asked.append(params.message.strip())
         return ElicitResult(action="accept", content={"answer": "Ada"})
 
-    async def on_progress(done: float, total: float | None, message: str | None) -> None:
-        progress.append(done)
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        done.append(progress)
 
     async with client_over(
         transport, default_environment, tmp_path, http_url, era, elicitation_callback=person
@@ -92,8 +92,8 @@ async def test_everything_works_over_the_wire(
             "session_id": session_id,
         }
         await caller.client.call_tool("execute_code", arguments, progress_callback=on_progress)
-        assert progress == sorted({*progress})
-        assert progress
+        assert done == sorted({*done})
+        assert done
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('p.png')\nplt.show()"
         answer = await caller.call("execute_code", code=code, session_id=session_id)
         assert len(images(answer)) == 1
@@ -118,7 +118,7 @@ async def test_giving_up_a_call_over_the_wire_leaves_the_cell_running(
         session_id = await caller.new_session()
         said = anyio.Event()
 
-        async def on_progress(done: float, total: float | None, message: str | None) -> None:
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             said.set()
 
         async def call() -> None:
@@ -175,7 +175,12 @@ def test_bad_lines_on_stdin_are_answered_and_survived(default_environment: Envir
         "method": "initialize",
         "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "0"}},
     }
-    call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": {"name": "list_sessions", "arguments": {}}}
+    call: dict[str, Any] = {
+        "jsonrpc": "2.0",
+        "id": 8,
+        "method": "tools/call",
+        "params": {"name": "list_sessions", "arguments": {}},
+    }
     lines = [
         b"not json",
         b"{",

@@ -8,6 +8,7 @@ from belljar.runtime import open_runtime
 from belljar.settings import Settings
 from belljar.surfaces.http import check_bind, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
+from belljar.surfaces.stdio import serve_stdio
 
 
 async def serve(settings: Settings) -> None:
@@ -20,7 +21,7 @@ async def serve(settings: Settings) -> None:
         await _serve_http(settings)
     else:
         async with open_runtime(settings) as runtime:
-            await build_server(runtime, settings.surfaces).run_stdio_async()
+            await serve_stdio(build_server(runtime, settings.surfaces))
 
 
 async def _serve_http(settings: Settings) -> None:

@@ -131,6 +131,7 @@ class Wire:
         self._buffer = bytearray()
         self._is_flowing = False
         self._is_ended = False
+        self._sending = asyncio.Lock()
         self._woken: asyncio.Future[None] | None = None
         self._is_listening = False
         self.peer_pid = 0
@@ -160,7 +161,9 @@ class Wire:
         """Send one message; KernelDied when there is no peer."""
         frame = json.dumps(message).encode()
         try:
-            await asyncio.get_running_loop().sock_sendall(self._sock, _LENGTH.pack(len(frame)) + frame)
+            # One at a time: an interrupt must not land in the middle of a long cell's code.
+            async with self._sending:
+                await asyncio.get_running_loop().sock_sendall(self._sock, _LENGTH.pack(len(frame)) + frame)
         except OSError as error:
             raise KernelDied(GONE) from error
 

@@ -206,7 +206,9 @@ class IPythonKernel:
             self._is_asking = False
             await self._wire.send({"op": "input", "is_interrupt": True})
             return
-        with contextlib.suppress(ProcessLookupError):
+        # The message first: a cell that has not begun when the signal comes finds it there and does not begin.
+        with contextlib.suppress(ProcessLookupError, KernelDied):
+            await self._wire.send({"op": "interrupt", "id": self._last_id})
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
             else:

@@ -140,7 +140,9 @@ class KernelStarter:
         # jupyter_client and zmq take 150 ms to import: only sessions that use them pay.
         from belljar.kernels import jupyter
 
-        environment = await self.environment("default")
+        # The configured environment, unless that is itself a kernel's name: preparing another may take a minute.
+        name = self._settings.environment
+        environment = await self.environment("default" if name.startswith(KERNEL_PREFIX) else name)
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, RUNNER, folders.layer)

@@ -1,5 +1,6 @@
 """What callers may ask a session to run: the checks that every surface and the Python API make alike."""
 
+import math
 import re
 
 from belljar.errors import InvalidArgument
@@ -9,9 +10,16 @@ from belljar.settings import Settings
 _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
 
 
-def make_cell(settings: Settings, code: str, *, timeout_s: float | None = None, allow_input: bool = False) -> Cell:
+def make_cell(
+    settings: Settings, code: str, *, timeout_s: float | None = None, allow_input: bool = False, filename: str = ""
+) -> Cell:
     """The cell for a caller's code, within the limits of the settings."""
-    size = len(code.encode(errors="replace"))
+    try:
+        size = len(code.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"code has a lone surrogate at character {error.start}", hint="Write it as an escape in the code"
+        ) from error
     if size > settings.max_code_bytes:
         raise InvalidArgument(
             f"code has {size:,} bytes, the limit is {settings.max_code_bytes:,}",
@@ -20,10 +28,10 @@ def make_cell(settings: Settings, code: str, *, timeout_s: float | None = None, 
     code = stripped(code)
     if not code.strip():
         raise InvalidArgument("code is empty", hint="Pass the Python to run")
-    if timeout_s is not None and not timeout_s > 0:
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise InvalidArgument(f"timeout_s is {timeout_s:g}", hint="Pass a number of seconds above 0")
     limit_s = settings.execution_timeout_s
-    return Cell(code, timeout_s=min(timeout_s or limit_s, limit_s), allow_input=allow_input)
+    return Cell(code, timeout_s=min(timeout_s or limit_s, limit_s), allow_input=allow_input, filename=filename)
 
 
 def stripped(code: str) -> str:

@@ -7,6 +7,8 @@ top to bottom; each line is a room of the house.
 import asyncio
 import logging
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,7 @@ class Cell:
     code: str
     timeout_s: float
     allow_input: bool = False
+    filename: str = ""
 
 
 @dataclass(slots=True)
@@ -70,9 +73,12 @@ class Execution:
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._is_cancelled = False
+        self._result: ExecutionResult | None = None
         self._changed = asyncio.Event()
         self._answer: asyncio.Future[str | None] | None = None
+        self._is_being_asked = False
         self.question: InputRequest | None = None
+        self.questions = 0
 
     # What callers see
 
@@ -85,6 +91,11 @@ class Execution:
     def has_started(self) -> bool:
         """Whether its turn has come."""
         return self._started_at is not None
+
+    @property
+    def sequence(self) -> int:
+        """The number of its latest event."""
+        return self._recorder.sequence
 
     async def wait(self, wait_s: float) -> None:
         """Until it has finished, asks a question, or `wait_s` have passed."""
@@ -109,6 +120,8 @@ class Execution:
 
     def result(self) -> ExecutionResult:
         """The result, or as much of it as there is."""
+        if self._result is not None:
+            return self._result.model_copy()
         segments = self._summary.segments()
         outcome = self._outcome
         now = self._ended_at or time.monotonic()
@@ -157,8 +170,10 @@ class Execution:
             self._stopper.stop("interrupted")
             self.answer(None)
 
-    def answer(self, text: str | None) -> None:
-        """Answer the pending question; None declines it."""
+    def answer(self, text: str | None, number: int | None = None) -> None:
+        """Answer the pending question; None declines it. An answer to an earlier `number` is none to this one."""
+        if number not in (None, self.questions):
+            return
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(text)
             self.question = None
@@ -172,6 +187,19 @@ class Execution:
         else:
             self._stopper.stop("disk_full")
         self.answer(None)
+
+    @contextmanager
+    def asking(self) -> Generator[bool]:
+        """For whoever wants to put the question to a person: False while another does."""
+        if self._is_being_asked:
+            yield False
+            return
+        self._is_being_asked = True
+        try:
+            yield True
+        finally:
+            self._is_being_asked = False
+            self._notify()
 
     # The way through
 
@@ -204,8 +232,13 @@ class Execution:
             self._outcome.state, self._outcome.lost = "lost", loss.names
             self._keep(self._recorder.notice(loss.notice))
         before = await self._look()
+        if self.cell.filename:
+            # In its turn: written earlier, it would count as the doing of the cell that runs then.
+            await self.session.write_file(self.cell.filename, self.cell.code.encode())
         self._stopper = Stopper(kernel, timeout_s=self.cell.timeout_s, grace_s=self.session.settings.interrupt_grace_s)
         with self._stopper.watching():
+            if self._is_cancelled:  # while the folder was looked at
+                self._stopper.stop("interrupted")
             await self._consume(kernel, self._stopper)
         after = await self._look()
         await self._tell_limits(kernel, after)
@@ -256,6 +289,7 @@ class Execution:
             return
         self._answer = asyncio.get_running_loop().create_future()
         self.question = question
+        self.questions += 1
         self._notify()
         try:
             with stopper.paused():
@@ -320,7 +354,8 @@ class Execution:
         self._ended_at = time.monotonic()
         self._stopper = None
         self.session.last_cause = self._outcome.cause or self.session.last_cause
-        self.session.journal.finish(self.result())
+        self._result = self.result()
+        self.session.journal.finish(self._result)
         self._notify()
 
     def _notify(self) -> None:

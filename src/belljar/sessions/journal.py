@@ -76,6 +76,8 @@ class Journal:
 
     def find(self, execution_id: str) -> Record | None:
         """One execution by its id."""
+        if not execution_id.isascii():  # SQLite would refuse a lone surrogate by raising
+            return None
         row = self._connection.execute(
             "SELECT id, session_id, principal, code, result FROM executions WHERE id = ?", (execution_id,)
         ).fetchone()

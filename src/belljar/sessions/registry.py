@@ -164,12 +164,15 @@ class Registry:
 
     async def sweep(self) -> list[str]:
         """End the sessions that were idle too long; what runs is never swept."""
-        now = time.time()
-        expired = [session for session in self._sessions.values() if not session.is_busy and session.expires_at <= now]
-        for session in expired:
-            minutes = self.settings.session_idle_s / 60
-            await self._end(session, f"expired at {iso(now)} after {minutes:g} idle minutes")
-        return [session.id for session in expired]
+        minutes = self.settings.session_idle_s / 60
+        ended: list[str] = []
+        for session in self.all():
+            # Looked at one by one: while the last one ended, this one may have been used or cleared.
+            now = time.time()
+            if session.id in self._sessions and not session.is_busy and session.expires_at <= now:
+                await self._end(session, f"expired at {iso(now)} after {minutes:g} idle minutes")
+                ended.append(session.id)
+        return ended
 
     async def _end(self, session: Session, end: str) -> None:
         self._sessions.pop(session.id, None)

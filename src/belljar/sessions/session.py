@@ -146,9 +146,10 @@ class Session:
 
     def _remember_execution(self, execution: Execution) -> None:
         self._executions[execution.id] = execution
-        finished = [key for key, kept in self._executions.items() if kept.is_finished]
-        for key in finished[: max(0, len(self._executions) - KEPT_EXECUTIONS)]:
-            del self._executions[key]
+        if len(self._executions) > KEPT_EXECUTIONS:
+            oldest = next((key for key, kept in self._executions.items() if kept.is_finished), None)
+            if oldest is not None:
+                del self._executions[oldest]
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -60,9 +60,13 @@ class Stopper:
 
     async def _interrupt_then_kill(self) -> None:
         try:
-            await self._kernel.interrupt()
+            # A kernel that takes no messages must not keep us from killing it.
+            async with asyncio.timeout(self._grace_s):
+                await self._kernel.interrupt()
         except KernelDied:
             return
+        except TimeoutError:
+            pass
         await asyncio.sleep(self._grace_s)
         self.was_killed = True
         await self._kernel.kill()

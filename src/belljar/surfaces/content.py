@@ -142,13 +142,14 @@ def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int
 
 def asked_structure(ctx: Context[Any, Any], default: Structured) -> Structured:
     """What the request's `_meta` asks for beside text, or the setting; our own client asks for everything."""
-    for choice in ("auto", "always", "never"):
-        if wants(ctx, "belljar/structured", choice):
-            return choice
-    return default
+    asked = _meta(ctx).get("belljar/structured")
+    return asked if asked in ("auto", "always", "never") else default
 
 
 def wants(ctx: Context[Any, Any], key: str, value: object) -> bool:
     """Whether the request's `_meta` asks for something of ours."""
-    meta = ctx.request_context.meta
-    return meta is not None and cast("Mapping[str, object]", meta).get(key) == value
+    return _meta(ctx).get(key) == value
+
+
+def _meta(ctx: Context[Any, Any]) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", ctx.request_context.meta or {})

@@ -20,6 +20,7 @@ from belljar.surfaces.tools import FETCHES, READS, Answer, FileName, SessionId, 
 
 EMBEDDED_LIMIT_BYTES = 32 * 1024 * 1024
 SHOWN_FILES = 500
+LISTED_CHARS = 300_000
 
 
 class SessionFiles(Model):
@@ -48,11 +49,12 @@ class FileTools:
         """Files in the session folder, sub-folders included. None listed: the folder is empty."""
         session = self._sessions.get(session_id, current_principal())
         listing = await asyncio.to_thread(session.workspace.list, path)
-        files = [_reference(session, entry.name, entry.size) for entry in listing.entries]
+        files = _listed([_reference(session, entry.name, entry.size) for entry in listing.entries])
+        is_complete = listing.is_complete and len(files) == len(listing.entries)
         lines = [f"{file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}" for file in files[:SHOWN_FILES]]
-        if len(files) > len(lines) or not listing.is_complete:
+        if len(files) > len(lines) or not is_complete:
             lines.append("There are more; pass a path to list one folder.")
-        report = SessionFiles(session_id=session_id, files=files, is_complete=listing.is_complete)
+        report = SessionFiles(session_id=session_id, files=files, is_complete=is_complete)
         return model_blocks(report, "\n".join(lines) or "No files.")
 
     @refusals_as_results
@@ -93,6 +95,16 @@ class FileTools:
             content=[TextContent(type="text", text=told), _embedded(file, content)],
             structured_content=None,
         )
+
+
+def _listed(files: list[FileReference]) -> list[FileReference]:
+    """As many as fit into one message beside their text."""
+    left = LISTED_CHARS
+    for count, file in enumerate(files):
+        left -= len(file.uri) + len(file.name) + 100
+        if left < 0:
+            return files[:count]
+    return files
 
 
 def _reference(session: Session, name: str, size: int) -> FileReference:

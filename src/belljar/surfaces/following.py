@@ -17,6 +17,7 @@ MODERN = "2026-07-28"
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_CHARS = 200
 ANSWER_KEY = "input"
+STATE_MARK = "#"
 
 
 class Answer(BaseModel):
@@ -39,19 +40,23 @@ async def follow(
     A client that streams is answered as soon as there is something new.
     """
     deadline = time.monotonic() + wait_s
-    sent = 0
+    sent, told = 0, execution.sequence
     while not execution.is_finished:
         if execution.question is not None and can_ask(ctx):
             if (ctx.protocol_version or "") >= MODERN:
                 return _question(execution)
-            await _ask_now(execution, ctx)
+            with execution.asking() as is_ours:
+                if is_ours:
+                    await _ask_now(execution, ctx)
         left = deadline - time.monotonic()
         if left <= 0:
             return None
-        if await execution.wait_for_change(min(left, 15)) and not execution.is_finished:
+        # What it said while we let it settle is news too.
+        is_news = told < execution.sequence or await execution.wait_for_change(min(left, 15))
+        if is_news and not execution.is_finished:
             if is_streaming and execution.question is None:
                 return None
-            sent += 1
+            sent, told = sent + 1, execution.sequence
             await ctx.report_progress(sent, None, " ".join(execution.latest_text()[-PROGRESS_CHARS:].split()))
             await execution.settle(min(PROGRESS_INTERVAL_S, max(left, 0)))
     return None
@@ -60,7 +65,13 @@ async def follow(
 def resume(execution: Execution, ctx: Context[Any, Any]) -> None:
     """A modern client came back with the person's answer."""
     response = (ctx.input_responses or {}).get(ANSWER_KEY)
-    execution.answer(_text(response) if isinstance(response, ElicitResult) else None)
+    _, _, number = (ctx.request_state or "").partition(STATE_MARK)
+    execution.answer(_text(response) if isinstance(response, ElicitResult) else None, int(number or 0))
+
+
+def asked_execution(ctx: Context[Any, Any]) -> str:
+    """The id of the execution that a modern client's answer is for."""
+    return (ctx.request_state or "").partition(STATE_MARK)[0]
 
 
 def _question(execution: Execution) -> InputRequiredResult:
@@ -68,12 +79,14 @@ def _question(execution: Execution) -> InputRequiredResult:
         method="elicitation/create",
         params=ElicitRequestFormParams(message=_prompt(execution), requested_schema=Answer.model_json_schema()),
     )
-    return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=execution.id)
+    state = f"{execution.id}{STATE_MARK}{execution.questions}"
+    return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=state)
 
 
 async def _ask_now(execution: Execution, ctx: Context[Any, Any]) -> None:
+    number = execution.questions
     outcome = await ctx.elicit(_prompt(execution), Answer)
-    execution.answer(outcome.data.answer if outcome.action == "accept" else None)
+    execution.answer(outcome.data.answer if outcome.action == "accept" else None, number)
 
 
 def _prompt(execution: Execution) -> str:

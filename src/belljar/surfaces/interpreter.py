@@ -8,15 +8,16 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult
 from pydantic import Field
 
-from belljar.errors import BelljarError, InvalidArgument
+from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
+from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
 from belljar.surfaces.file_tools import FileTools
-from belljar.surfaces.following import can_ask, follow, resume
+from belljar.surfaces.following import asked_execution, can_ask, follow, resume
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.resources import InterpreterResources
 from belljar.surfaces.tools import (
@@ -35,7 +36,10 @@ from belljar.surfaces.tools import (
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
 Code = Annotated[str, Field(description="Python; IPython magics, !shell and top-level await work")]
-Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, description="Most seconds to wait for the result")]
+Wait = Annotated[
+    float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Most seconds to wait for the result")
+]
+Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt the cell after this long")]
 
 
 class Sessions(Model):
@@ -90,7 +94,7 @@ class InterpreterSurface:
         code: Code,
         session_id: OptionalSession = "",
         filename: Annotated[str, Field(description="Also keep the code under this name in the session folder")] = "",
-        timeout_s: Annotated[float | None, Field(gt=0, description="Interrupt the cell after this long")] = None,
+        timeout_s: Timeout = None,
         wait_s: Wait = 45,
     ) -> Answer:
         """Run Python in a session. Variables, imports and files stay for the next call with the same session_id.
@@ -99,16 +103,18 @@ class InterpreterSurface:
         network. A cell that takes longer than wait_s goes on in the background: get_execution returns the rest.
         """
         if ctx.request_state is not None:
-            execution = self._sessions.execution(ctx.request_state, current_principal())
-            if execution is not None:
-                resume(execution, ctx)
-                return await self._answer(execution, ctx, wait_s)
+            execution = self._sessions.execution(asked_execution(ctx), current_principal())
+            if execution is None:
+                gone = ExecutionNotFound("the execution that asked is gone with its session", hint=NEW_SESSION_HINT)
+                return self._rejected(session_id, gone, ctx)
+            resume(execution, ctx)
+            return await self._answer(execution, ctx, wait_s)
         try:
-            cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx))
+            cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
             session = chosen_session(self._sessions, session_id)
             session_id = session.id
             if filename:
-                await session.write_file(filename, cell.code.encode())
+                session.workspace.check_name(filename)
             execution = session.submit(cell)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx)

@@ -7,6 +7,7 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
 from belljar.environments.packages import InstallOutcome, as_fields, check_installed, check_requirements
+from belljar.errors import BelljarError
 from belljar.kernels.starting import KernelStarter
 from belljar.models import Model
 from belljar.sessions.packages import install_packages
@@ -53,7 +54,12 @@ class PackageTools:
         """Install packages for one session: answers each one's version and import, or the resolver's words."""
         check_requirements(packages)  # before a session is made for them
         session = chosen_session(self._sessions, session_id)
-        installation = await install_packages(self._starter, session, packages)
+        try:
+            installation = await install_packages(self._starter, session, packages)
+        except BelljarError:
+            if session.id != session_id:  # made for this call, and nobody was told of it
+                await self._sessions.clear(session.id, session.principal)
+            raise
         lines = [_line(outcome) for outcome in installation.outcomes]
         lines += [f"restart needed: {change}, imported before" for change in installation.restart_needed]
         report = PackageReport(

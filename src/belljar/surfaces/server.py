@@ -6,6 +6,8 @@ from typing import Any
 
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared._stream_protocols import ReadStream, WriteStream
+from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, InputRequiredResult
 from pydantic import AnyUrl
 from starlette.applications import Starlette
@@ -26,6 +28,10 @@ class BelljarServer(MCPServer[Any]):
     """The SDK's server with the right media type for each file, and no structured content where none is wanted."""
 
     structured: Structured = "auto"
+
+    async def run_on(self, read: ReadStream[SessionMessage | Exception], write: WriteStream[SessionMessage]) -> None:
+        """Serve one client over streams of ours."""
+        await self._lowlevel_server.run(read, write, self._lowlevel_server.create_initialization_options())
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -54,7 +60,7 @@ class BelljarServer(MCPServer[Any]):
         ]
 
 
-def build_server(runtime: Runtime, surfaces: Sequence[str]) -> MCPServer[Any]:
+def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
     """One MCP server with the given surfaces."""
     server = BelljarServer(
         "belljar",

@@ -1,5 +1,6 @@
 """What the tools of all surfaces share: how they are added, which arguments recur, how refusals are told."""
 
+import inspect
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
@@ -32,7 +33,8 @@ Tool = Callable[..., Coroutine[Any, Any, Answer]]
 def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> None:
     """Add tools that shape their own answers: no output schema, see `content.py`."""
     for tool, annotations in tools:
-        server.add_tool(tool, annotations=annotations, structured_output=False)
+        description = inspect.cleandoc(tool.__doc__ or "")  # the indentation of our source costs tokens
+        server.add_tool(tool, description=description, annotations=annotations, structured_output=False)
 
 
 def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:

@@ -5,6 +5,7 @@ Owns framing and nothing else; the host's side of the same form is `kernels/fram
 
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -54,6 +55,10 @@ class Channel:
     def fileno(self) -> int:
         """For selecting on."""
         return self._sock.fileno()
+
+    def has_message(self) -> bool:
+        """Whether bytes of a message are here or in the socket, without waiting for any."""
+        return self.has_buffered() or bool(select.select([self._sock], [], [], 0)[0])
 
     def has_buffered(self) -> bool:
         """Whether bytes of a message are already here, so that selecting on the socket would miss them."""

@@ -11,6 +11,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._is_cell = False
+        self._is_preparing = False
         self._held = 0
         self._is_pending = False
 
@@ -22,21 +23,33 @@ class Interrupts:
         __tracebackhide__ = True  # the cell's traceback ends where the cell was, not here
         if not self._is_cell:
             return
-        if self._held:
+        if self._held or self._is_preparing:
             self._is_pending = True
             return
         raise KeyboardInterrupt
 
     @contextmanager
     def cell(self) -> Generator[None, None, None]:
-        """While a cell runs, an interrupt raises in it."""
+        """While a cell runs, an interrupt raises in it: from `begin` on.
+
+        Before its code begins IPython runs callbacks, and swallows whatever is raised in them.
+        """
         self.install()
         self._is_pending = False
-        self._is_cell = True
+        self._is_preparing = True
         try:
+            self._is_cell = True
             yield
         finally:
-            self._is_cell = False
+            self._is_cell = self._is_preparing = False
+
+    def begin(self) -> bool:
+        """The cell's own code begins, and an interrupt that came before it raises now; False when it had begun."""
+        if not self._is_preparing:
+            return False
+        self._is_preparing = False
+        self._raise_pending()
+        return True
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
@@ -46,6 +59,10 @@ class Interrupts:
             yield
         finally:
             self._held -= 1
-        if self._is_pending and not self._held and self._is_cell:
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        __tracebackhide__ = True
+        if self._is_pending and not self._held and not self._is_preparing and self._is_cell:
             self._is_pending = False
             raise KeyboardInterrupt

@@ -5,11 +5,13 @@ network. The picture needs kaleido and a browser it can start; without one there
 """
 
 import base64
+import hashlib
 import importlib
+import json
 from typing import Any
 
 PLOTLY = "application/vnd.plotly.v1+json"
-_state = {"has_picture": True}
+_state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
 
 def prepared(data: dict[str, Any]) -> dict[str, Any]:
@@ -27,10 +29,22 @@ def _encoded(value: Any) -> Any:
 def _drawn(figure: dict[str, Any]) -> dict[str, Any]:
     io = importlib.import_module("plotly.io")
     figure = {key: figure[key] for key in ("data", "layout", "frames") if key in figure}
-    drawn: dict[str, Any] = {"text/html": io.to_html(figure, include_plotlyjs=True, full_html=True, validate=False)}
-    if _state["has_picture"]:
+    # `chart.show()` and then `chart`: the same figure must give the same bytes, or it would be shown twice.
+    digest = hashlib.sha256(json.dumps(figure, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    page = io.to_html(figure, include_plotlyjs=True, full_html=True, validate=False, div_id=f"plot-{digest}")
+    drawn: dict[str, Any] = {"text/html": page}
+    if _state["has_picture"] and (picture := _pictured(io, figure, digest)) is not None:
+        drawn["image/png"] = picture
+    return drawn
+
+
+def _pictured(io: Any, figure: dict[str, Any], digest: str) -> Any:
+    """The figure as PNG; the last one is kept, because drawing takes a browser and seconds."""
+    if _state["pictured"] != digest:
         try:
-            drawn["image/png"] = io.to_image(figure, format="png", validate=False)
+            _state["picture"] = io.to_image(figure, format="png", validate=False)
         except Exception:
             _state["has_picture"] = False
-    return drawn
+            return None
+        _state["pictured"] = digest
+    return _state["picture"]

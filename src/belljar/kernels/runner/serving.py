@@ -51,6 +51,7 @@ class Runner:
         self.loop = asyncio.new_event_loop()
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
+        self.shell.on_begin = self._begin
         builtins.input = self._input
         getpass.getpass = self._getpass
         self.channel.send({"type": "ready", "python": sys.version.split()[0]})
@@ -209,6 +210,16 @@ class Runner:
             lines = traceback.format_exc().splitlines()
             self.emit({"type": "error", "name": type(error).__name__, "message": str(error), "traceback": lines})
         return False
+
+    def _begin(self) -> None:
+        """The cell's own code begins. An interrupt may have overtaken it: the signal is past, its message is here."""
+        if not self.interrupts.begin():
+            return
+        while self.channel.has_message():
+            message = self.channel.receive()
+            if message.get("op") == "interrupt" and message.get("id") == self._execution:
+                raise KeyboardInterrupt
+            self._waiting.append(message)
 
     def _variables(self) -> list[str]:
         hidden = self.shell.user_ns_hidden

@@ -28,6 +28,10 @@ def _nobody(_message: dict[str, Any]) -> None:
     """Before a host is attached, outputs go nowhere."""
 
 
+def _nothing() -> None:
+    """Before a host is attached, nobody wants to know."""
+
+
 class Publisher(DisplayPublisher):
     """`display()`, `update_display()`, `clear_output()`."""
 
@@ -76,6 +80,7 @@ class Shell(InteractiveShell):
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(Publisher)
     emit: Emit = staticmethod(_nobody)
+    on_begin: Callable[[], None] = staticmethod(_nothing)
 
     def _tee(self, channel: Any) -> Any:
         # IPython 9 copies every printed string into its history; memory would grow with output.
@@ -98,6 +103,22 @@ class Shell(InteractiveShell):
         lines = [line for block in stb for line in str(block).splitlines()]
         self.emit({"type": "error", "name": _name(etype), "message": _text(evalue), "traceback": lines})
 
+    def show_usage_error(self, exc: Any) -> None:
+        """A magic that is none or was called wrongly: an error like any other."""
+        line = f"UsageError: {_text(exc)}"
+        self.emit({"type": "error", "name": "UsageError", "message": _text(exc), "traceback": [line]})
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
+        """Run a part of the cell; all of IPython's own preparations are over."""
+        self.on_begin()
+        return await super().run_code(code_obj, result, async_=async_)
+
+    def _get_exc_info(self, exc_tuple: Any = None) -> Any:
+        kind, value, trace = super()._get_exc_info(exc_tuple)
+        if isinstance(value, KeyboardInterrupt):
+            _end_at_the_cell(trace)
+        return kind, value, trace
+
     def system(self, cmd: str) -> None:
         """`!command` and `%pip`: the child writes straight to descriptors 1 and 2."""
         sys.stdout.flush()
@@ -115,6 +136,14 @@ class Shell(InteractiveShell):
         self.user_ns["_exit_code"] = status
 
     system_piped = system_raw = system
+
+
+def _end_at_the_cell(trace: Any) -> None:
+    """The traceback of an interrupt ends where the cell was, not in our own code that raised it there."""
+    while trace is not None and trace.tb_next is not None:
+        if str(trace.tb_next.tb_frame.f_globals.get("__name__")).startswith(f"{__package__}."):
+            trace.tb_next = None
+        trace = trace.tb_next
 
 
 def _print_page(_shell: Any, content: Any, start: int = 0, screen_lines: int = 0) -> None:

@@ -63,7 +63,7 @@ class Streams:
         if previous is None or previous is pipe or self._turns >= MAX_TURNS:
             return
         self._last = previous  # flushing writes to the previous pipe, which is no turn
-        other = sys.__stdout__ if previous.fileno() == 1 else sys.__stderr__
+        other = sys.__stdout__ if previous.descriptor == 1 else sys.__stderr__
         if other is not None and not other.closed:
             other.flush()
         self._last = pipe
@@ -76,6 +76,7 @@ class _Pipe(io.FileIO):
 
     def __init__(self, descriptor: int, streams: Streams) -> None:
         super().__init__(descriptor, "w", closefd=False)
+        self.descriptor = descriptor  # `fileno()` raises once a cell has closed the stream
         self._streams = streams
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
