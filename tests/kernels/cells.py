@@ -25,6 +25,7 @@ from belljar.sandboxes import providers
 from belljar.sandboxes.base import Provider, Sandbox, SandboxSpec
 
 DEADLINE_S = 60
+REPEAT_S = 5.0
 JUPYTER = "jupyter:"
 OnEvent = Callable[[Event], Awaitable[None]]
 
@@ -86,16 +87,27 @@ async def run(kernel: Kernel, code: str, *, allow_input: bool = False, on_event:
 
 
 async def interrupt_when_started(kernel: Kernel, code: str) -> Outcome:
-    """Run a cell and interrupt it once, as soon as it says `started`."""
-    is_interrupted = False
+    """Run a cell and interrupt it as soon as it says `started`.
 
-    async def on_event(event: Event) -> None:
-        nonlocal is_interrupted
-        if isinstance(event, Stream) and "started" in event.text and not is_interrupted:
-            is_interrupted = True
+    ipykernel can lose a signal that comes while it sends that word, so for it a second one may have to follow.
+    """
+    repeating: list[asyncio.Task[None]] = []
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(REPEAT_S)
             await kernel.interrupt()
 
-    return await run(kernel, code, on_event=on_event)
+    async def on_event(event: Event) -> None:
+        if isinstance(event, Stream) and "started" in event.text and not repeating:
+            await kernel.interrupt()
+            repeating.append(asyncio.create_task(repeat()))
+
+    try:
+        return await run(kernel, code, on_event=on_event)
+    finally:
+        for task in repeating:
+            task.cancel()
 
 
 async def speak_between_cells(kernel: Kernel, workspace: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from belljar.errors import KernelDied
@@ -59,17 +59,22 @@ class Stopper:
         self._stopping = asyncio.get_running_loop().create_task(self._kernel.kill())
 
     async def _interrupt_then_kill(self) -> None:
-        try:
-            # A kernel that takes no messages must not keep us from killing it.
-            async with asyncio.timeout(self._grace_s):
-                await self._kernel.interrupt()
-        except KernelDied:
-            return
-        except TimeoutError:
-            pass
-        await asyncio.sleep(self._grace_s)
+        # Twice: ipykernel can lose a signal that comes while it is busy with its own affairs.
+        for _ in range(2):
+            try:
+                await self._interrupt(self._grace_s / 2)
+            except KernelDied:
+                return
         self.was_killed = True
         await self._kernel.kill()
+
+    async def _interrupt(self, patience_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + patience_s
+        # A kernel that takes no messages must not keep us from killing it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._kernel.interrupt()
+        await asyncio.sleep(max(0, deadline - asyncio.get_running_loop().time()))
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()
