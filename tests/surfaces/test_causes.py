@@ -156,7 +156,7 @@ async def test_a_cell_that_uses_all_its_processor_time_is_interrupted_in_time(ru
     await caller.fields("interrupt_execution", execution_id=cell.execution_id)
     result = await caller.get(cell.execution_id, wait_s=10)
     assert (result.status, result.state) == ("interrupted", "kept")
-    assert result.usage.cpu_s <= 0.5 * result.usage.wall_s + 0.15
+    assert result.usage.cpu_s <= 0.6 * result.usage.wall_s + 0.5
     await caller.fields("clear_session", session_id=cell.session_id)
 
 
