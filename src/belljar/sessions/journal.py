@@ -1,9 +1,11 @@
 """What happened, on disk: executions, their numbered output events, their results.
 
 One SQLite file. Writing an event takes some 20 µs, so it happens on the event loop's thread, in order, with no queue
-between what a caller is told and what is kept.
+between what a caller is told and what is kept. A finished execution is committed before anyone is told of it; what a
+running one says is committed within `COMMIT_S`.
 """
 
+import asyncio
 import json
 import sqlite3
 import sys
@@ -14,6 +16,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from belljar.models import ExecutionResult, OutputEvent
+
+COMMIT_S = 0.05
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS executions (
@@ -53,26 +57,40 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
         self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN")
+            self._timer = asyncio.get_running_loop().call_later(COMMIT_S, self.commit)
+        self._connection.execute(statement, values)
+
+    def commit(self) -> None:
+        """Make what was written visible to other readers, and safe from the end of this process."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
 
     def begin(self, record: Record, submitted_at: float) -> None:
         """An execution was submitted."""
-        self._connection.execute(
+        self._write(
             "INSERT INTO executions (id, session_id, principal, code, submitted_at) VALUES (?, ?, ?, ?, ?)",
             (record.id, record.session_id, record.principal, record.code, submitted_at),
         )
 
     def append(self, execution_id: str, event: OutputEvent) -> None:
         """An execution said something."""
-        self._connection.execute(
+        self._write(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
             (execution_id, event.sequence, event.kind, event.text, json.dumps(event.data)),
         )
 
     def finish(self, result: ExecutionResult) -> None:
         """An execution is over."""
-        self._connection.execute(
-            "UPDATE executions SET result = ? WHERE id = ?", (result.model_dump_json(), result.execution_id)
-        )
+        self._write("UPDATE executions SET result = ? WHERE id = ?", (result.model_dump_json(), result.execution_id))
+        self.commit()
 
     def find(self, execution_id: str) -> Record | None:
         """One execution by its id."""
@@ -141,6 +159,10 @@ def open_journal(path: Path) -> Generator[Journal]:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(_SCHEMA)
-        yield Journal(path, connection)
+        journal = Journal(path, connection)
+        try:
+            yield journal
+        finally:
+            journal.commit()
     finally:
         connection.close()

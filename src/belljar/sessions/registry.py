@@ -146,6 +146,7 @@ class Registry:
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
         """All stream text of the caller's execution, or a part of it."""
         self.result(execution_id, principal)
+        self.journal.commit()
         return await asyncio.to_thread(self.journal.read_output, execution_id, offset, limit)
 
     def history(self, session: Session) -> list[tuple[str, ExecutionResult | None, list[OutputEvent]]]:
