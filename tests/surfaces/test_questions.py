@@ -10,6 +10,7 @@ from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, Inp
 
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
+from belljar.sessions.execution import Cell
 
 pytestmark = pytest.mark.anyio
 
@@ -240,3 +241,25 @@ async def test_another_session_is_not_kept_waiting_by_a_question(runtime: Runtim
         looked = await caller.get(running.execution_id)
         assert looked.status == "running"
         await caller.fields("clear_session", session_id=running.session_id)
+
+
+async def test_a_kernel_that_dies_while_its_question_waits_is_noticed(runtime: Runtime):
+    code = (
+        "import os, threading, time\n"
+        "def die():\n"
+        "    while not os.path.exists('now'): time.sleep(0.005)\n"
+        "    os._exit(7)\n"
+        "threading.Thread(target=die).start()\n"
+        "input('never answered')"
+    )
+    session = runtime.sessions.create("local")
+    execution = session.submit(Cell(code, timeout_s=60, allow_input=True))
+    with anyio.fail_after(60):
+        await execution.wait(60)
+        assert execution.question is not None
+        session.workspace.write("now", b"")
+        while not execution.is_finished:
+            await execution.wait_for_change(60)
+    result = execution.result()
+    assert (result.status, result.state) == ("died", "lost")
+    assert "exit status 7" in str(result.error)

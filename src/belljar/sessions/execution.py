@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from belljar.sessions.session import Session
 
 SMALL_FOLDER = 100
+ALIVE_CHECK_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -293,15 +294,20 @@ class Execution:
         self._notify()
         try:
             with stopper.paused():
-                async with asyncio.timeout(self.session.settings.execution_timeout_s):
-                    text = await self._answer
-        except TimeoutError:
-            text = None
+                text = await self._answered(kernel, self._answer)
         finally:
             self.question = None
             self._answer = None
-        if stopper.reason is None:
+        # A kernel that died meanwhile takes no answer: the next look at its events tells how it ended.
+        if stopper.reason is None and kernel.is_alive():
             await kernel.reply_input(text)
+
+    async def _answered(self, kernel: Kernel, answer: asyncio.Future[str | None]) -> str | None:
+        """What the person says; None when nobody does in time, or when there is no one left to tell."""
+        deadline = time.monotonic() + self.session.settings.execution_timeout_s
+        while not answer.done() and kernel.is_alive() and time.monotonic() < deadline:
+            await asyncio.wait([answer], timeout=min(ALIVE_CHECK_S, max(0, deadline - time.monotonic())))
+        return answer.result() if answer.done() else None
 
     def _conclude(self, finished: Finished, stopper: Stopper) -> None:
         outcome = self._outcome
