@@ -106,6 +106,13 @@ def _rank(mime: str) -> int:
 
 
 def _form(mime: str, value: JsonValue, store: DisplayStore) -> Display:
+    try:
+        return _kept(mime, value, store)
+    except OSError as error:  # a full disk costs the picture, not the cell
+        return Display(mime=mime, text=f"<not kept: {error.strerror or error}>")
+
+
+def _kept(mime: str, value: JsonValue, store: DisplayStore) -> Display:
     content = _binary(mime, value)
     if content is not None:
         return Display(mime=mime, uri=store.keep(mime, content), size=len(content))

@@ -1,5 +1,7 @@
 """Kernel events to numbered output events: what an execution has said, in the form that is journalled and replayed."""
 
+from contextlib import suppress
+
 from pydantic import JsonValue
 
 from belljar.models import OutputEvent
@@ -73,7 +75,8 @@ class Recorder:
             data["display"] = display.model_dump(mode="json")
         if text is not None and len(text) > self._text_chars:
             whole = text.encode(errors="replace")
-            data |= {"uri": self._store.keep("text/plain", whole), "size": len(whole)}
+            with suppress(OSError):  # on a full disk the cut result is all there is
+                data |= {"uri": self._store.keep("text/plain", whole), "size": len(whole)}
             text = clip(text, self._text_chars)
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 

@@ -220,7 +220,10 @@ class Execution:
         except Exception as error:
             # The last boundary: a fault of ours must not leave an execution that runs for ever.
             log.exception("execution %s failed inside belljar", self.id)
-            self._outcome = Outcome(status="rejected", cause=f"internal-error: {type(error).__name__}")
+            # The cell may still run in there, and the next one would be answered with its words.
+            lost = await self.session.bury_kernel("belljar itself failed while a cell ran")
+            cause = f"internal-error: {type(error).__name__}"
+            self._outcome = Outcome(status="rejected", state="lost", lost=lost, cause=cause)
         finally:
             self._finish()
 

@@ -7,10 +7,11 @@ running one says is committed within `COMMIT_S`.
 
 import asyncio
 import json
+import logging
 import sqlite3
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +19,8 @@ from urllib.parse import quote
 from belljar.models import ExecutionResult, OutputEvent
 
 COMMIT_S = 0.05
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS executions (
@@ -58,20 +61,37 @@ class Journal:
         self._path = path
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
+        self._is_failing = False
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
-        if not self._connection.in_transaction:
-            self._connection.execute("BEGIN")
-            self._timer = asyncio.get_running_loop().call_later(COMMIT_S, self.commit)
-        self._connection.execute(statement, values)
+        try:
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN")
+                self._timer = asyncio.get_running_loop().call_later(COMMIT_S, self.commit)
+            self._connection.execute(statement, values)
+        except sqlite3.Error as error:
+            self._give_up(error)
 
     def commit(self) -> None:
         """Make what was written visible to other readers, and safe from the end of this process."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._connection.in_transaction:
+        if not self._connection.in_transaction:
+            return
+        try:
             self._connection.execute("COMMIT")
+            self._is_failing = False
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        """A full disk must not take results with it: callers are still told, only nothing is kept meanwhile."""
+        with suppress(sqlite3.Error):
+            self._connection.rollback()
+        if not self._is_failing:
+            log.error("the journal cannot be written, so executions are not kept: %s", error)
+        self._is_failing = True
 
     def begin(self, record: Record, submitted_at: float) -> None:
         """An execution was submitted."""
@@ -139,10 +159,10 @@ class Journal:
 
     def forget_session(self, session_id: str) -> None:
         """A session was cleared by its owner."""
-        self._connection.execute(
+        self._write(
             "DELETE FROM events WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )
-        self._connection.execute("DELETE FROM executions WHERE session_id = ?", (session_id,))
+        self._write("DELETE FROM executions WHERE session_id = ?", (session_id,))
 
 
 def _record(row: tuple[str, str, str, str, str | None]) -> Record:

@@ -96,13 +96,15 @@ class Registry:
     def result(self, execution_id: str, principal: str, since: int = 0) -> ExecutionResult:
         """What an execution gave, from event number `since` on."""
         live = self.execution(execution_id, principal)
+        if live is not None:
+            return self._replayed(live.result(), since) if since > 0 else live.result()
         record = self.journal.find(execution_id)
         if record is None or record.principal != principal:
             raise ExecutionNotFound(
                 f"execution {execution_id[:64]!r} does not exist",
                 hint="Use the execution_id that execute_code answered with; executions go with their cleared session",
             )
-        whole = live.result() if live is not None else record.result
+        whole = record.result
         if whole is None:
             raise ExecutionNotFound(f"execution {execution_id!r} ended with the server that ran it")
         return self._replayed(whole, since) if since > 0 else whole
