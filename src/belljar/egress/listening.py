@@ -1,10 +1,11 @@
 """Listening sockets in a session's scratch folder, where its code can reach them."""
 
+import asyncio
 import contextlib
 import os
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,28 @@ def listening(folder: Path, name: str) -> Generator[socket.socket]:
             finally:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()
+
+
+class Conversations:
+    """The connections that are being served, ended together."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self, conversation: Coroutine[None, None, None]) -> None:
+        """Serve one connection."""
+        task = asyncio.get_running_loop().create_task(conversation)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """End every one of them."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
-from belljar.egress.listening import listening
+from belljar.egress.listening import Conversations, listening
 from belljar.egress.refusals import Refused
 from belljar.egress.rules import Rule, authority
 from belljar.egress.traffic import Traffic
@@ -51,20 +51,16 @@ class Proxy:
         self._rules = rules
         self._judge = judge
         self._limits = limits
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._conversations = Conversations()
         self._told: set[str] = set()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._conversations.begin(self._serve(reader, writer))
 
     async def aclose(self) -> None:
         """End every connection."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._conversations.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -83,7 +79,7 @@ class Proxy:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) > self._limits.connections:
+        if len(self._conversations) > self._limits.connections:
             raise Refused(
                 503, "too many connections", f"This session has {self._limits.connections} open, the most there may be."
             )

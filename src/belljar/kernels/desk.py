@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from belljar.egress.listening import listening
+from belljar.egress.listening import Conversations, listening
 from belljar.environments.base import Environment
 from belljar.environments.packages import Change, InstallOutcome, install, modules_of
 from belljar.environments.presence import NAME_LIMIT_CHARS
@@ -79,20 +79,16 @@ class Desk:
     def __init__(self, session_id: str, fulfil: Fulfil) -> None:
         self._session_id = session_id
         self._fulfil = fulfil
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._conversations = Conversations()
         self._turn = asyncio.Lock()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one asker."""
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._conversations.begin(self._serve(reader, writer))
 
     async def aclose(self) -> None:
         """Stop, whoever waits."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._conversations.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -107,7 +103,7 @@ class Desk:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Reply:
-        if len(self._tasks) > _MAX_WAITING:
+        if len(self._conversations) > _MAX_WAITING:
             return Reply(errors=[f"{_MAX_WAITING} requests for packages are waiting already"])
         try:
             async with asyncio.timeout(_LINE_S):
