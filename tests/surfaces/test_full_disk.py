@@ -35,3 +35,18 @@ async def test_a_display_that_cannot_be_kept_says_so(default_environment: Enviro
         result = execution.result()
         assert (result.status, result.result) == ("ok", "'shown'")
         assert str(result.displays[0].text).startswith("<not kept: ")
+
+
+async def test_a_flood_of_tiny_displays_is_capped_like_any_output(default_environment: Environment, tmp_path: Path):
+    code = (
+        "from IPython.display import clear_output\nfor n in range(2_000):\n  display({'text/html': str(n)}, raw=True)"
+    )
+    code += "\n  display({'image/png': 'aGVsbG8%05d' % n}, raw=True); clear_output(wait=True)\n'end'"
+    async with opened_runtime(default_environment, tmp_path, output_cap_bytes=200_000) as runtime:
+        session = runtime.sessions.create("local")
+        execution = session.submit(Cell(code, timeout_s=60))
+        with anyio.fail_after(60):
+            await execution.wait(60)
+        assert execution.result().result == "'end'"
+        assert execution.sequence < 200
+        assert len(list((session.folders.displays / execution.id).iterdir())) < 60

@@ -18,6 +18,7 @@ from belljar.models import Display
 from belljar.outputs.budget import clip
 
 INLINE_CHARS = 4_000
+BLOCK_BYTES = 4_096
 MAX_FORMS = 12
 # The form a person would rather look at comes first.
 _PREFERENCE = (
@@ -79,7 +80,8 @@ class DisplayStore:
             name = f"{len(self._kept) + 1}{_extension(mime)}"
             (self._folder / name).write_bytes(content)
             self._kept[digest] = display_uri(self._execution_id, name)
-            self.total_bytes += len(content)
+            # A file takes a block at least: a million tiny pictures are no small thing.
+            self.total_bytes += max(len(content), BLOCK_BYTES)
         return self._kept[digest]
 
 

@@ -6,9 +6,11 @@ from pydantic import JsonValue
 
 from belljar.models import OutputEvent
 from belljar.outputs.budget import clip
-from belljar.outputs.displays import DisplayStore, display_of, plain_of
+from belljar.outputs.displays import INLINE_CHARS, DisplayStore, display_of, plain_of
 from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
 
+# What an event takes in the journal beside its text: a cell that says nothing very often is capped too.
+EVENT_BYTES = 256
 MAX_TRACEBACK_LINES = 400
 MAX_LINE_CHARS = 2_000
 MAX_MESSAGE_CHARS = 8_000
@@ -21,21 +23,24 @@ class Recorder:
         self._store = store
         self._text_chars = text_chars
         self._cap_bytes = cap_bytes
-        self._stream_bytes = 0
+        self._said_bytes = 0
         self._is_capped = False
         self.sequence = 0
 
     def record(self, event: Event) -> OutputEvent | None:
         """The numbered form of an event; None for what leaves no trace."""
-        if isinstance(event, Stream | DisplayData):
+        kept_bytes = self._said_bytes + self._store.total_bytes
+        if kept_bytes > 2 * self._cap_bytes:
+            return None  # results and errors without end: an honest cell has one of each
+        if isinstance(event, Stream | DisplayData | ClearOutput):
             if self._is_capped:
                 return None
-            if self._stream_bytes + self._store.total_bytes > self._cap_bytes:
+            if kept_bytes > self._cap_bytes:
                 self._is_capped = True
                 return self.notice(f"output past {self._cap_bytes:,} bytes is not kept; the cell goes on")
         match event:
             case Stream():
-                self._stream_bytes += len(event.text.encode(errors="replace"))
+                self._said_bytes += len(event.text.encode(errors="replace"))
                 return self._number(OutputEvent(sequence=0, kind=event.name, text=event.text))
             case DisplayData():
                 return self._display(event)
@@ -56,10 +61,12 @@ class Recorder:
 
     def _number(self, event: OutputEvent) -> OutputEvent:
         self.sequence += 1
+        self._said_bytes += EVENT_BYTES
         return event.model_copy(update={"sequence": self.sequence})
 
     def _display(self, event: DisplayData) -> OutputEvent:
         display = display_of(event.data, self._store, event.display_id)
+        self._said_bytes += sum(min(len(form), INLINE_CHARS) for form in event.data.values() if isinstance(form, str))
         plain = plain_of(event.data) or ""
         data: dict[str, JsonValue] = {"update": event.update, "display_id": event.display_id}
         if display is not None:
@@ -78,6 +85,7 @@ class Recorder:
             with suppress(OSError):  # on a full disk the cut result is all there is
                 data |= {"uri": self._store.keep("text/plain", whole), "size": len(whole)}
             text = clip(text, self._text_chars)
+        self._said_bytes += len(text or "")
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 
     def _raised(self, event: Raised) -> OutputEvent:
@@ -85,6 +93,7 @@ class Recorder:
         if len(lines) > MAX_TRACEBACK_LINES:
             half = MAX_TRACEBACK_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
+        self._said_bytes += sum(map(len, lines))
         message = event.message[:MAX_MESSAGE_CHARS]
         text = f"{event.name[:MAX_LINE_CHARS]}: {message}" if message else event.name[:MAX_LINE_CHARS]
         return self._number(OutputEvent(sequence=0, kind="error", text=text, data={"traceback": [*lines]}))
