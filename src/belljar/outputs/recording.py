@@ -24,20 +24,20 @@ class Recorder:
         self._text_chars = text_chars
         self._cap_bytes = cap_bytes
         self._said_bytes = 0
+        self._ended_bytes = 0
         self._is_capped = False
         self.sequence = 0
 
     def record(self, event: Event) -> OutputEvent | None:
         """The numbered form of an event; None for what leaves no trace."""
-        kept_bytes = self._said_bytes + self._store.total_bytes
-        if kept_bytes > 2 * self._cap_bytes:
-            return None  # results and errors without end: an honest cell has one of each
         if isinstance(event, Stream | DisplayData | ClearOutput):
             if self._is_capped:
                 return None
-            if kept_bytes > self._cap_bytes:
+            if self._said_bytes + self._store.total_bytes > self._cap_bytes:
                 self._is_capped = True
                 return self.notice(f"output past {self._cap_bytes:,} bytes is not kept; the cell goes on")
+        elif self._ended_bytes > self._cap_bytes:
+            return None  # results, errors and questions without end: an honest cell has a few
         match event:
             case Stream():
                 self._said_bytes += len(event.text.encode(errors="replace"))
@@ -62,6 +62,7 @@ class Recorder:
     def _number(self, event: OutputEvent) -> OutputEvent:
         self.sequence += 1
         self._said_bytes += EVENT_BYTES
+        self._ended_bytes += EVENT_BYTES if event.kind in ("result", "error", "input") else 0
         return event.model_copy(update={"sequence": self.sequence})
 
     def _display(self, event: DisplayData) -> OutputEvent:
@@ -85,7 +86,7 @@ class Recorder:
             with suppress(OSError):  # on a full disk the cut result is all there is
                 data |= {"uri": self._store.keep("text/plain", whole), "size": len(whole)}
             text = clip(text, self._text_chars)
-        self._said_bytes += len(text or "")
+        self._ended_bytes += len(text or "")
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 
     def _raised(self, event: Raised) -> OutputEvent:
@@ -93,7 +94,7 @@ class Recorder:
         if len(lines) > MAX_TRACEBACK_LINES:
             half = MAX_TRACEBACK_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
-        self._said_bytes += sum(map(len, lines))
+        self._ended_bytes += sum(map(len, lines))
         message = event.message[:MAX_MESSAGE_CHARS]
         text = f"{event.name[:MAX_LINE_CHARS]}: {message}" if message else event.name[:MAX_LINE_CHARS]
         return self._number(OutputEvent(sequence=0, kind="error", text=text, data={"traceback": [*lines]}))

@@ -74,9 +74,7 @@ class Journal:
 
     def commit(self) -> None:
         """Make what was written visible to other readers, and safe from the end of this process."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         if not self._connection.in_transaction:
             return
         try:
@@ -85,8 +83,14 @@ class Journal:
         except sqlite3.Error as error:
             self._give_up(error)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _give_up(self, error: sqlite3.Error) -> None:
         """A full disk must not take results with it: callers are still told, only nothing is kept meanwhile."""
+        self._stop_timer()
         with suppress(sqlite3.Error):
             self._connection.rollback()
         if not self._is_failing:
