@@ -35,15 +35,13 @@ def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFacto
 def test_every_required_scenario_passes(url: str, tmp_path: Path, requirements: str):
     command, variables = npx(SUITE)
     expected = HERE / "expected-failures.yml"
-    finished = subprocess.run(
-        [*command, "server", "--url", url, "--requirements", requirements, "--expected-failures", str(expected)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=variables,
-        cwd=tmp_path,
-        timeout=120,
-    )
+    words = [*command, "server", "--url", url, "--requirements", requirements, "--expected-failures", str(expected)]
+    for _ in range(2):  # the suite itself lost an elicitation once in many runs: a real failure fails twice
+        finished = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=variables, cwd=tmp_path, timeout=55
+        )
+        if finished.returncode == 0:
+            break
     report = finished.stdout[finished.stdout.find("=== SUMMARY ===") :]
     assert finished.returncode == 0, f"{report}\n{finished.stderr[-4000:]}"
     assert "✓ tools-list" in report
