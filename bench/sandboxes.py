@@ -1,13 +1,18 @@
-"""What the glass costs, limits included: a process and a kernel started in it, and cells of three kinds of work."""
+"""What the glass costs, limits included: a process, a kernel and a first result in it, and three kinds of work.
+
+The first result is measured for every provider that this host has; what it lacks is said and left out.
+"""
 
 import os
 import secrets
+import sys
 import time
 from functools import partial
 
+from belljar.errors import BelljarError
 from belljar.kernels.ipython import session_environment
 from belljar.kernels.starting import limits_of
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import open_provider, providers
 from belljar.sandboxes.base import SandboxSpec
 from belljar.sessions.session import SessionFolders
 from bench.figures import Figure, Round, paired
@@ -39,8 +44,53 @@ async def measure(stage: Stage) -> list[Figure]:
     return [
         *paired("sandbox", "python -c pass, start → end", [start], target=START_TARGET, note=note),
         *paired("sandbox", "kernel, start → ready", [kernel], target=START_TARGET),
+        *await _first_results(stage),
         *await _work(stage),
     ]
+
+
+async def _first_results(stage: Stage) -> list[Figure]:
+    """From nothing to the result of `1+1`, each provider in turn with the peer."""
+    taken = {name: Round() for name in _usable(stage)}
+    for _ in stage.rounds(stage.pick(6, 3), within_s=stage.pick(40, 15)):
+        peer = await _first_result(stage, "process")
+        for name in [*taken]:
+            try:
+                took = await _first_result(stage, name)
+            except BelljarError as error:
+                _leave_out(name, str(error))
+                del taken[name]
+            else:
+                taken[name].peer.append(peer)
+                taken[name].ours.append(took)
+    return [
+        figure
+        for name, samples in taken.items()
+        for figure in paired("sandbox", f"start → 1+1, {name}", [samples], note=f"n={len(samples.ours)}")
+    ]
+
+
+def _usable(stage: Stage) -> list[str]:
+    """The providers that isolate and can run here."""
+    usable: list[str] = []
+    for name, provider in providers(stage.settings()).items():
+        failed = [check for check in provider.check() if not check.is_ok]
+        if failed:
+            _leave_out(name, f"{failed[0].name}: {failed[0].detail}")
+        elif provider.isolates:
+            usable.append(name)
+    return usable
+
+
+def _leave_out(name: str, why: str) -> None:
+    print(f"sandbox: {name} is left out: {why}", file=sys.stderr, flush=True)
+
+
+async def _first_result(stage: Stage, name: str) -> float:
+    began = time.perf_counter()
+    async with stage.open_kernel(name) as kernel:
+        await consume(kernel, "1+1")
+        return time.perf_counter() - began
 
 
 async def _process(stage: Stage, name: str) -> float:
@@ -54,7 +104,7 @@ async def _process(stage: Stage, name: str) -> float:
         readable=(*stage.environment.readable, folders.layer),
         limits=limits_of(stage.settings(name)),
     )
-    provider = open_provider(name)
+    provider = open_provider(stage.settings(name))
     nothing = os.open(os.devnull, os.O_WRONLY)
     began = time.perf_counter()
     sandbox = await provider.open(spec)

@@ -20,7 +20,9 @@ from belljar.kernels.base import Kernel
 from belljar.kernels.starting import KernelStarter
 from belljar.sandboxes import open_provider
 from belljar.sessions.session import SessionFolders
-from belljar.settings import Settings
+from belljar.settings import Settings, load_settings
+
+ENGINES = ("container_engine", "container_image", "runsc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,9 @@ class Stage:
     is_quick: bool
 
     def settings(self, sandbox: str = "namespace") -> Settings:
-        """Settings of this run; those of the user's files and variables do not count."""
-        return Settings.model_validate(
-            {"data_directory": self.folder, "environment": "default", "sandbox": sandbox, "log_level": "ERROR"}
-        )
+        """Settings of this run; of the user's files and variables only those count that say where an engine is."""
+        own = {"data_directory": self.folder, "environment": "default", "sandbox": sandbox, "log_level": "ERROR"}
+        return Settings.model_validate({**_host(), **own})
 
     def pick(self, full: int, quick: int) -> int:
         """How many."""
@@ -52,7 +53,8 @@ class Stage:
     @asynccontextmanager
     async def open_kernel(self, sandbox: str = "namespace") -> AsyncGenerator[Kernel]:
         """A kernel with nothing above it: no session, no journal."""
-        starter = KernelStarter(self.settings(sandbox), open_provider(sandbox))
+        settings = self.settings(sandbox)
+        starter = KernelStarter(settings, open_provider(settings))
         identifier = secrets.token_hex(8)
         folders = SessionFolders(identifier, self.folder / "kernels" / identifier)
         folders.make()
@@ -62,6 +64,11 @@ class Stage:
         finally:
             await kernel.aclose()
             await starter.aclose()
+
+
+def _host() -> dict[str, object]:
+    found = load_settings()
+    return {name: getattr(found, name) for name in ENGINES}
 
 
 @asynccontextmanager

@@ -229,24 +229,67 @@ def test_a_variable_that_is_no_setting_is_found(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("memory_mb", 0),
+        ("memory_mb", "0"),
         ("memory_mb", -1),
         ("memory_mb", 8),
         ("memory_mb", 10**12),
+        ("cpus", 0),
+        ("cpus", 0.0),
         ("cpus", -0.5),
         ("cpus", 0.001),
         ("cpus", float("nan")),
         ("cpus", float("inf")),
+        ("max_processes", 0),
         ("max_processes", 1),
+        ("disk_mb", 0),
         ("disk_mb", -5),
+        ("temporary_mb", 0),
         ("temporary_mb", -1),
+        ("max_open_files", 0),
         ("max_open_files", 3),
     ],
 )
 def test_a_limit_that_nothing_could_live_with_is_refused(name: str, value: float) -> None:
-    with pytest.raises(SettingsError, match=f"^{name} = .*0 for no limit"):
+    with pytest.raises(SettingsError, match=f'^{name} = .* it should be .*, or "none" for no limit') as caught:
         load_settings({name: value})
+    assert ("a limit of 0 leaves nothing to work with" in caught.value.message) == (float(value) == 0)
+    assert '"none"' in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["memory_mb", "cpus", "max_processes", "disk_mb", "temporary_mb", "max_open_files"])
-def test_a_limit_of_zero_is_none(name: str) -> None:
-    assert getattr(load_settings({name: 0}), name) == 0
+LIMITS = ["memory_mb", "cpus", "max_processes", "disk_mb", "temporary_mb", "max_open_files"]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("spelling", ["none", "None", " NONE ", None])
+def test_a_limit_that_is_none_is_no_limit(name: str, spelling: str | None) -> None:
+    assert getattr(load_settings({name: spelling}), name) is None
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_no_limit_can_be_written_in_a_file_and_in_a_variable(
+    empty_place: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("belljar.toml").write_text(f'{name} = "none"')
+    assert getattr(load_settings(), name) is None
+    Path("belljar.toml").write_text(f"{name} = 100")
+    monkeypatch.setenv(table.variable(name), "none")
+    assert getattr(load_settings(), name) is None
+    assert next(each.value for each in table.explain() if each.name == name) == "none"
+
+
+def test_only_limits_may_be_none(empty_place: Path) -> None:
+    assert load_settings({"max_sessions": None, "http": None}) == load_settings()
+    for line in ('max_sessions = "none"', 'memory_mb = "much"', 'memory_mb = "100"'):
+        Path("belljar.toml").write_text(line)
+        assert "it has the wrong type" in refusal().message
+
+
+def test_a_limit_of_zero_in_a_file_is_refused_with_what_to_write_instead(empty_place: Path) -> None:
+    Path("belljar.toml").write_text("memory_mb = 0")
+    error = refusal()
+    assert error.message == (
+        f"memory_mb = 0 from {Path('belljar.toml').absolute()}: a limit of 0 leaves nothing to work with: "
+        'it should be 64 to 16,777,216, or "none" for no limit'
+    )
+    assert error.hint == 'memory_mb takes a whole number of megabytes from 64, or "none" for no limit'

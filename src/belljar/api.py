@@ -20,7 +20,7 @@ from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
 from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, given_flags, load_settings
 
 PRINCIPAL = "local"
 MAX_DOWNLOAD_BYTES = 1 << 30
@@ -41,7 +41,7 @@ async def open_session(
 @asynccontextmanager
 async def open_engine(settings: Settings | None = None, **flags: object) -> AsyncGenerator["Engine"]:
     """An engine for several sessions, which end with it; settings not given are found as the command finds them."""
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = given_flags(flags)
     if settings is None or given:
         settings = load_settings({**(dict(settings) if settings else {}), **given})
     async with open_runtime(settings) as runtime:

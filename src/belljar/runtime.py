@@ -36,7 +36,7 @@ class Runtime:
 @asynccontextmanager
 async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     """Open the engine; everything it made is gone or released when it closes."""
-    provider = open_provider(settings.sandbox)
+    provider = open_provider(settings)
     if provider.warning:
         log.warning("%s", provider.warning)
     starter = KernelStarter(settings, provider)

@@ -33,6 +33,8 @@ from belljar.errors import SettingsError
 MEBIBYTE = 1024 * 1024
 CONFIG_FILE = "belljar.toml"
 MASK = "********"
+NONE = "none"
+"""Written for a limit that there is not; in Python, None."""
 
 _PREFIX = "BELLJAR_"
 _CONFIG_VARIABLE = "BELLJAR_CONFIG"
@@ -101,6 +103,13 @@ def _checked_address(value: str) -> str:
     return value
 
 
+def _checked_image(value: str) -> str:
+    # On the engine's command line a dash in front would make it an option.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", value):
+        raise ValueError("it is not the name of an image, like belljar:latest")
+    return value
+
+
 def _checked_rule(entry: str) -> str:
     return entry if entry == PACKAGES else str(parse_rule(entry))
 
@@ -125,18 +134,25 @@ def _user_downloads() -> Path:
 
 
 def _limit(least: float, most: float) -> AfterValidator:
-    """A limit that is 0, for none, or large enough to work with and small enough to mean something."""
+    """A limit that is large enough to work with and small enough to mean something, unless it is none."""
 
-    def check(value: float) -> float:
-        if value and not least <= value <= most:
-            raise ValueError(f"it should be 0 for no limit, or {least:,} to {most:,}")
+    def check(value: float | None) -> float | None:
+        if value is not None and not least <= value <= most:
+            zero = "a limit of 0 leaves nothing to work with: " if value == 0 else ""
+            raise ValueError(f'{zero}it should be {least:,} to {most:,}, or "{NONE}" for no limit')
         return value
 
     return AfterValidator(check)
 
 
+def _none_spelled(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() == NONE else value
+
+
 Directory = Annotated[Path, AfterValidator(_absolute)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int | None, BeforeValidator(_none_spelled)]
+Share = Annotated[float | None, BeforeValidator(_none_spelled)]
 
 
 class Settings(BaseSettings):
@@ -146,9 +162,19 @@ class Settings(BaseSettings):
         env_prefix=_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
     )
 
-    sandbox: Literal["namespace", "process"] = Field(
+    sandbox: Literal["namespace", "container", "gvisor", "microvm", "process"] = Field(
         "namespace",
-        description="How sessions are sealed off: Linux namespaces, or plain processes that isolate nothing.",
+        description="How sessions are sealed off: Linux namespaces, containers of docker or podman, gVisor's own "
+        "kernel, virtual machines of microsandbox, or plain processes that isolate nothing.",
+    )
+    runsc: str = Field("runsc", description="gVisor's program for the `gvisor` sandbox: a name on the PATH, or a path.")
+    container_engine: Literal["auto", "podman", "docker"] = Field(
+        "auto", description="What makes the containers of the `container` sandbox: `auto` takes the first that answers."
+    )
+    container_image: Annotated[str, AfterValidator(_checked_image)] = Field(
+        "belljar:latest",
+        description="The image of those containers, a Linux with glibc; it has to be there, nothing is ever pulled.",
+        json_schema_extra={"allowed": "the name of an image"},
     )
     environment: str = Field(
         "default",
@@ -214,37 +240,37 @@ class Settings(BaseSettings):
     interrupt_grace_s: Seconds = Field(
         5, description="A cell that ignores its interrupt for this long is killed with its process."
     )
-    memory_mb: Annotated[int, _limit(64, 1_048_576 * 16)] = Field(
+    memory_mb: Annotated[Count, _limit(64, 1_048_576 * 16)] = Field(
         2048,
         description="Memory that all processes of a session may use together, swap included; what goes beyond it is "
         "killed, and the result says `out_of_memory`.",
-        json_schema_extra={"allowed": "0 for no limit, or a whole number of megabytes from 64"},
+        json_schema_extra={"allowed": 'a whole number of megabytes from 64, or "none" for no limit'},
     )
-    cpus: Annotated[float, _limit(0.05, 4096)] = Field(
-        0,
+    cpus: Annotated[Share, _limit(0.05, 4096)] = Field(
+        None,
         description="Processors that a session may keep busy, fractions allowed; code inside sees that many.",
-        json_schema_extra={"allowed": "0 for all of them, or a number from 0.05", "default": "`0`"},
+        json_schema_extra={"allowed": 'a number from 0.05, or "none" for all of them'},
     )
-    max_processes: Annotated[int, _limit(16, 4_194_304)] = Field(
+    max_processes: Annotated[Count, _limit(16, 4_194_304)] = Field(
         256,
         description="Processes and threads that a session may have at once; three of them are the sandbox's own.",
-        json_schema_extra={"allowed": "0 for no limit, or a whole number from 16"},
+        json_schema_extra={"allowed": 'a whole number from 16, or "none" for no limit'},
     )
-    disk_mb: Annotated[int, _limit(1, 1_048_576 * 1024)] = Field(
+    disk_mb: Annotated[Count, _limit(1, 1_048_576 * 1024)] = Field(
         2048,
         description="What a session may keep in its folder; a cell that goes beyond it is interrupted, uploads are "
         "refused, and no single file can become larger.",
-        json_schema_extra={"allowed": "0 for no limit, or a whole number of megabytes"},
+        json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    temporary_mb: Annotated[int, _limit(1, 1_048_576 * 16)] = Field(
+    temporary_mb: Annotated[Count, _limit(1, 1_048_576 * 16)] = Field(
         512,
         description="Size of `/tmp`, of the home folder and of `/dev/shm`, each; what is in them counts as memory.",
-        json_schema_extra={"allowed": "0 for no limit, or a whole number of megabytes"},
+        json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    max_open_files: Annotated[int, _limit(64, 1_073_741_816)] = Field(
+    max_open_files: Annotated[Count, _limit(64, 1_073_741_816)] = Field(
         1024,
         description="Files and sockets that one process of a session may have open.",
-        json_schema_extra={"allowed": "0 for no limit of ours, or a whole number from 64"},
+        json_schema_extra={"allowed": 'a whole number from 64, or "none" for no limit of ours'},
     )
     start_timeout_s: Seconds = Field(60, description="How long a kernel may take to get ready.")
     output_budget_chars: int = Field(
@@ -281,8 +307,8 @@ class Settings(BaseSettings):
 
 
 def load_settings(flags: Mapping[str, object] = {}) -> Settings:
-    """The settings in force; a flag that is None was not given."""
-    given = _given(flags)
+    """The settings in force; a flag that is None was not given, unless it is a limit: then there is none."""
+    given = given_flags(flags)
     try:
         return Settings(**given)
     except ValidationError as error:
@@ -292,7 +318,7 @@ def load_settings(flags: Mapping[str, object] = {}) -> Settings:
 def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
     """Every setting with its value, secrets masked, and where the value came from."""
     settings = load_settings(flags)
-    layers = [_Layer(_given(flags), flag), *_layers()]
+    layers = [_Layer(given_flags(flags), flag), *_layers()]
     return [
         SettingOrigin(name, _shown(getattr(settings, name)), _source(name, layers)[1], field.description or "")
         for name, field in Settings.model_fields.items()
@@ -397,7 +423,7 @@ def _check_from_file(name: str, value: Any, origin: str) -> None:
         raise _unknown(name, origin)
     kind = _kind(Settings.model_fields[name].annotation)
     fitting = {int, float} if kind is float else {kind}
-    if type(value) not in fitting:
+    if type(value) not in fitting and not (value == NONE and _may_be_none(name)):
         raise _unusable(name, value, origin, "it has the wrong type")
     if name == "api_keys" and not all(isinstance(entry, str) and _is_hashed(entry) for entry in value):
         raise SettingsError(
@@ -410,8 +436,9 @@ def _is_hashed(entry: str) -> bool:
     return entry.partition(":")[2].startswith(_HASH_MARK)
 
 
-def _given(flags: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None}
+def given_flags(flags: Mapping[str, object]) -> dict[str, Any]:
+    """Those that say something: None does of limits only."""
+    return {name: value for name, value in flags.items() if value is not None or _may_be_none(name)}
 
 
 def _source(name: str, layers: list[_Layer]) -> tuple[Any, str]:
@@ -446,6 +473,8 @@ def _unusable(name: str, value: object, origin: str, reason: str) -> SettingsErr
 def _shown(value: Any) -> JsonValue:
     if isinstance(value, list):
         return [_shown(item) for item in cast("list[Any]", value)]
+    if value is None:
+        return NONE
     if isinstance(value, SecretStr):
         return _masked(value.get_secret_value())
     return str(value) if isinstance(value, Path) else value
@@ -458,9 +487,15 @@ def _masked(entry: str) -> str:
     return f"{name}:{_HASH_MARK}{MASK}" if _is_hashed(entry) else f"{name}:{MASK}"
 
 
+def _may_be_none(name: str) -> bool:
+    return name in Settings.model_fields and type(None) in get_args(Settings.model_fields[name].annotation)
+
+
 def _kind(annotation: Any) -> type:
     if get_origin(annotation) is list:
         return list
+    if type(None) in get_args(annotation):
+        (annotation,) = (kind for kind in get_args(annotation) if kind is not type(None))
     return annotation if annotation in (bool, int, float) else str
 
 

@@ -16,14 +16,15 @@ from belljar.api import open_session
 from belljar.environments import Environment
 from belljar.handles import SessionHandle
 from belljar.models import ExecutionResult
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import providers
+from belljar.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
 def isolated() -> None:
-    for check in open_provider("namespace").check():
+    for check in providers(Settings())["namespace"].check():
         if not check.is_ok:
             pytest.skip(f"{check.name}: {check.detail}")
 
@@ -193,7 +194,7 @@ async def test_a_jupyter_kernel_gets_the_same_way_out(default_environment: Envir
 
 
 async def test_the_process_provider_says_that_rules_do_not_hold():
-    assert "egress rules are not enforced" in open_provider("process").warning
+    assert "egress rules are not enforced" in providers(Settings())["process"].warning
 
 
 async def test_httpx_works_untouched(default_environment: Environment, tmp_path: Path):

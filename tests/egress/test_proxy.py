@@ -28,7 +28,7 @@ async def proxied(
         "egress",
         session_id="s1",
         rules=[parse_rule(rule) for rule in rules],
-        judge=lambda address: refusal(ip_address(address), allow_private=allow_private),
+        judge=lambda address, _: refusal(ip_address(address), allow_private=allow_private),
         limits=ProxyLimits(**limits),
     ) as proxy:
         yield proxy, folder / "egress"

@@ -10,6 +10,8 @@ from belljar.settings import load_settings
     [
         ("api.example.com:443", Rule("api.example.com", 443)),
         ("API.Example.COM.:443", Rule("api.example.com", 443)),
+        ("*.bbc.co.uk:443", Rule("bbc.co.uk", 443, covers_below=True)),
+        ("*.t.co:443", Rule("t.co", 443, covers_below=True)),
         ("*.example.org:8443", Rule("example.org", 8443, covers_below=True)),
         ("localhost:80", Rule("localhost", 80)),
         ("bücher.example:443", Rule("xn--bcher-kva.example", 443)),
@@ -22,7 +24,9 @@ def test_a_rule_is_read_and_spelled_in_one_way(text: str, rule: Rule):
     assert parse_rule(str(rule)) == rule
 
 
-@pytest.mark.parametrize("text", ["*", "*:443", "*.*:443", "*.com:443", "*.:443", "**:443", "*.com.:443"])
+@pytest.mark.parametrize(
+    "text", ["*", "*:443", "*.*:443", "*.com:443", "*.:443", "**:443", "*.com.:443", "*.co.uk:443", "*.COM.au:443"]
+)
 def test_a_rule_that_matches_everything_is_refused(text: str):
     with pytest.raises(ValueError):
         parse_rule(text)

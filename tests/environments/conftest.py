@@ -23,7 +23,10 @@ class Indexed:
 
 @pytest.fixture(scope="session")
 def indexed(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
-    packages = LocalIndex(tmp_path_factory.mktemp("index"))
+    folder = tmp_path_factory.mktemp("index")
+    # For the user of its own that uv has in a sandbox of a server run by root.
+    folder.chmod(0o755)
+    packages = LocalIndex(folder)
     packages.add_wheel("house", "1.0", {"house.py": "floors = 1\n"})
     cache = str(tmp_path_factory.mktemp("uv-cache"))
     return Indexed(packages, {"UV_DEFAULT_INDEX": packages.url, "UV_CACHE_DIR": cache})

@@ -1,15 +1,31 @@
+"""Installs into a layer, with uv on the host and with uv in a sandbox of its own: the same in every respect."""
+
 import subprocess
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
+from confined import open_workshop
 from local_index import LocalIndex
 
+from belljar.environments import packages
 from belljar.environments.base import Environment
-from belljar.environments.packages import InstallOutcome, as_fields, check_installed, install
+from belljar.environments.packages import InstallOutcome, as_fields, check_installed
 from belljar.errors import InvalidArgument
 
 pytestmark = pytest.mark.anyio
+
+Install = Callable[..., Awaitable[list[InstallOutcome]]]
+
+
+@pytest.fixture(params=["host", "sandbox"])
+def install(request: pytest.FixtureRequest, index: LocalIndex) -> Install:
+    """uv's two places."""
+    if request.param == "host":
+        return packages.install
+    return partial(packages.install, open_uv=open_workshop().uv_for("s1"))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +53,9 @@ def tree(folder: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_a_package_and_what_it_needs_go_into_the_layer(small_environment: Environment, layer: Path) -> None:
+async def test_a_package_and_what_it_needs_go_into_the_layer(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     before = tree(small_environment.python.parent.parent)
 
     assert await install(small_environment, layer, ["street"]) == [InstallOutcome("street", "1.0", None)]
@@ -53,19 +71,25 @@ async def test_a_package_and_what_it_needs_go_into_the_layer(small_environment: 
     assert {path.name for path in layer.parent.iterdir()} == {"layer", ".layer.lock"}
 
 
-async def test_what_the_environment_has_is_not_installed_again(small_environment: Environment, layer: Path) -> None:
+async def test_what_the_environment_has_is_not_installed_again(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     assert await install(small_environment, layer, ["House"]) == [InstallOutcome("House", "1.0", None)]
 
     assert not layer.exists()
 
 
-async def test_a_version_the_environment_lacks_covers_its_own(small_environment: Environment, layer: Path) -> None:
+async def test_a_version_the_environment_lacks_covers_its_own(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     assert await install(small_environment, layer, ["house==2.0"]) == [InstallOutcome("house", "2.0", None)]
 
     assert run(small_environment, layer, "import house; print(house.floors)") == "2"
 
 
-async def test_the_version_of_the_environment_can_be_had_again(small_environment: Environment, layer: Path) -> None:
+async def test_the_version_of_the_environment_can_be_had_again(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     await install(small_environment, layer, ["house==2.0"])
 
     assert await install(small_environment, layer, ["house<2"]) == [InstallOutcome("house", "1.0", None)]
@@ -73,7 +97,9 @@ async def test_the_version_of_the_environment_can_be_had_again(small_environment
     assert run(small_environment, layer, "import house; print(house.floors)") == "1"
 
 
-async def test_what_the_layer_has_stays_when_it_is_good_enough(small_environment: Environment, layer: Path) -> None:
+async def test_what_the_layer_has_stays_when_it_is_good_enough(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     await install(small_environment, layer, ["house==2.0", "lamp==1.0"])
 
     assert await install(small_environment, layer, ["street", "house"]) == [
@@ -84,7 +110,9 @@ async def test_what_the_layer_has_stays_when_it_is_good_enough(small_environment
     assert run(small_environment, layer, "import house, lamp; print(house.floors, lamp.watts)") == "2 1"
 
 
-async def test_what_the_layer_has_gives_way_to_what_is_needed(small_environment: Environment, layer: Path) -> None:
+async def test_what_the_layer_has_gives_way_to_what_is_needed(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     await install(small_environment, layer, ["house==2.0"])
 
     await install(small_environment, layer, ["tower"])
@@ -95,7 +123,9 @@ async def test_what_the_layer_has_gives_way_to_what_is_needed(small_environment:
     assert run(small_environment, layer, "import house; print(house.floors)") == "1"
 
 
-async def test_an_upgrade_takes_the_old_files_away(small_environment: Environment, layer: Path) -> None:
+async def test_an_upgrade_takes_the_old_files_away(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     await install(small_environment, layer, ["lamp==1.0"])
     (layer / "lamp" / "own_notes.txt").write_text("mine")
 
@@ -106,7 +136,9 @@ async def test_an_upgrade_takes_the_old_files_away(small_environment: Environmen
     assert files == ["__init__.py", "led.py", "own_notes.txt"]
 
 
-async def test_one_that_cannot_be_had_does_not_stop_the_others(small_environment: Environment, layer: Path) -> None:
+async def test_one_that_cannot_be_had_does_not_stop_the_others(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     street, castle, lamp = await install(small_environment, layer, ["street", "castle", "lamp<2"])
 
     assert (street, lamp) == (InstallOutcome("street", "1.0", None), InstallOutcome("lamp", "1.0", None))
@@ -122,7 +154,9 @@ async def test_one_that_cannot_be_had_does_not_stop_the_others(small_environment
     }
 
 
-async def test_of_two_that_do_not_go_together_the_first_wins(small_environment: Environment, layer: Path) -> None:
+async def test_of_two_that_do_not_go_together_the_first_wins(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     tower, hut = await install(small_environment, layer, ["tower", "hut"])
 
     assert tower == InstallOutcome("tower", "1.0", None)
@@ -132,7 +166,7 @@ async def test_of_two_that_do_not_go_together_the_first_wins(small_environment: 
 
 
 async def test_a_source_package_is_refused_and_its_code_never_runs(
-    small_environment: Environment, layer: Path, tmp_path: Path
+    install: Install, small_environment: Environment, layer: Path, tmp_path: Path
 ) -> None:
     (outcome,) = await install(small_environment, layer, ["ruin"])
 
@@ -141,7 +175,9 @@ async def test_a_source_package_is_refused_and_its_code_never_runs(
     assert not (tmp_path / "it-ran").exists()
 
 
-async def test_a_condition_that_does_not_hold_is_told(small_environment: Environment, layer: Path) -> None:
+async def test_a_condition_that_does_not_hold_is_told(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     assert await install(small_environment, layer, ["lamp; python_version < '3'"]) == [
         InstallOutcome("lamp", None, 'its condition does not hold here: python_version < "3"')
     ]
@@ -154,7 +190,9 @@ async def test_a_condition_that_does_not_hold_is_told(small_environment: Environ
         *("lamp @ file:///tmp/lamp", "git+https://evil.test/lamp", "https://evil.test/lamp.whl", "lamp\n--pre"),
     ],
 )
-async def test_what_is_no_plain_requirement_is_refused(small_environment: Environment, layer: Path, text: str) -> None:
+async def test_what_is_no_plain_requirement_is_refused(
+    install: Install, small_environment: Environment, layer: Path, text: str
+) -> None:
     with pytest.raises(InvalidArgument) as caught:
         await install(small_environment, layer, ["house", text])
 
@@ -162,14 +200,18 @@ async def test_what_is_no_plain_requirement_is_refused(small_environment: Enviro
     assert not layer.exists()
 
 
-async def test_too_many_and_too_long_names_are_refused(small_environment: Environment, layer: Path) -> None:
+async def test_too_many_and_too_long_names_are_refused(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     with pytest.raises(InvalidArgument, match="201 packages"):
         await install(small_environment, layer, ["house"] * 201)
     with pytest.raises(InvalidArgument, match="501 characters"):
         await install(small_environment, layer, ["h" * 501])
 
 
-async def test_a_name_that_looks_like_a_file_is_a_name(small_environment: Environment, layer: Path) -> None:
+async def test_a_name_that_looks_like_a_file_is_a_name(
+    install: Install, small_environment: Environment, layer: Path
+) -> None:
     (outcome,) = await install(small_environment, layer, ["lamp.whl"])
 
     assert outcome.error is not None
@@ -177,7 +219,7 @@ async def test_a_name_that_looks_like_a_file_is_a_name(small_environment: Enviro
 
 
 async def test_links_planted_in_the_layer_lead_nowhere(
-    small_environment: Environment, layer: Path, tmp_path: Path
+    install: Install, small_environment: Environment, layer: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -194,7 +236,7 @@ async def test_links_planted_in_the_layer_lead_nowhere(
 
 
 async def test_a_forged_list_of_files_removes_nothing_outside(
-    small_environment: Environment, layer: Path, tmp_path: Path
+    install: Install, small_environment: Environment, layer: Path, tmp_path: Path
 ) -> None:
     victim = tmp_path / "session" / "victim.py"
     victim.write_text("precious")
@@ -209,7 +251,7 @@ async def test_a_forged_list_of_files_removes_nothing_outside(
     assert victim.read_text() == "precious"
 
 
-async def test_two_at_once_both_land(small_environment: Environment, layer: Path) -> None:
+async def test_two_at_once_both_land(install: Install, small_environment: Environment, layer: Path) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(install, small_environment, layer, ["lamp"])
         tasks.start_soon(install, small_environment, layer, ["tower"])
@@ -219,7 +261,7 @@ async def test_two_at_once_both_land(small_environment: Environment, layer: Path
 
 
 async def test_the_time_limit_ends_it(
-    small_environment: Environment, layer: Path, silent_index: str, monkeypatch: pytest.MonkeyPatch
+    install: Install, small_environment: Environment, layer: Path, silent_index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", silent_index)
     monkeypatch.setenv("UV_NO_CACHE", "1")
@@ -233,7 +275,7 @@ async def test_the_time_limit_ends_it(
 
 
 async def test_nothing_is_written_to_stdout(
-    small_environment: Environment, layer: Path, capfd: pytest.CaptureFixture[str]
+    install: Install, small_environment: Environment, layer: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await install(small_environment, layer, ["lamp"])
 

@@ -6,7 +6,8 @@ import pytest
 from belljar.api import open_session
 from belljar.environments.base import Environment
 from belljar.environments.packages import InstallOutcome, install
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import providers
+from belljar.settings import Settings
 
 
 @pytest.mark.anyio
@@ -30,7 +31,7 @@ async def test_the_users_own_index_serves_a_session_by_every_way(
     default_environment: Environment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The host's installer, pip in a cell, and the session's own pip through the proxy."""
-    for check in open_provider("namespace").check():
+    for check in providers(Settings())["namespace"].check():
         if not check.is_ok:
             pytest.skip(f"{check.name}: {check.detail}")
     async with open_session(

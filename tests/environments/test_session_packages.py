@@ -18,8 +18,9 @@ from belljar.environments import Environment
 from belljar.environments.index import index_variables, package_rules
 from belljar.environments.packages import InstallOutcome
 from belljar.runtime import open_runtime
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import providers
 from belljar.sessions.packages import install_packages
+from belljar.settings import Settings
 from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +60,7 @@ def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 @asynccontextmanager
 async def session(environment: Environment, folder: Path, **flags: Any) -> AsyncGenerator[LocalSession]:
-    for check in open_provider("namespace").check():
+    for check in providers(Settings())["namespace"].check():
         if not check.is_ok:
             pytest.skip(f"{check.name}: {check.detail}")
     settings = settings_with(environment=str(environment.python), data_directory=folder / "data", **flags)

@@ -2,7 +2,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from belljar.files.addresses import refusal
+from belljar.files.addresses import refusal, refusal_of_chosen
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "20.60.0.1", "2606:4700::1111", "64:ff9b::808:808"])
@@ -66,3 +66,19 @@ def test_private_addresses_are_fine_only_where_the_site_says_so(address: str):
 def test_metadata_and_addresses_that_are_no_host_are_never_fine(address: str):
     assert refusal(ip_address(address), allow_private=False)
     assert refusal(ip_address(address), allow_private=True)
+
+
+@pytest.mark.parametrize("text", ["10.1.2.3", "127.0.0.1", "::1", "203.0.113.80", "8.8.8.8", "2606:4700::1", "fd12::1"])
+def test_a_host_that_the_operator_chose_may_be_anywhere(text: str) -> None:
+    assert refusal_of_chosen(ip_address(text)) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("169.254.169.254", "169.254.1.1", "fe80::1", "168.63.129.16", "100.100.100.200", "fd00:ec2::254"),
+        *("0.0.0.0", "::", "224.0.0.1", "ff02::1", "64:ff9b::a9fe:a9fe"),
+    ],
+)
+def test_but_no_metadata_service_and_no_other_link(text: str) -> None:
+    assert refusal_of_chosen(ip_address(text))

@@ -23,6 +23,7 @@ from belljar.outputs.events import (
 )
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import Provider, Sandbox, SandboxSpec
+from belljar.settings import Settings
 
 DEADLINE_S = 60
 REPEAT_S = 5.0
@@ -134,7 +135,7 @@ def shared_id(kind: str) -> str:
 
 def usable(name: str) -> Provider:
     """The provider of that name, or a skipped test that says what the host lacks."""
-    provider = providers()[name]
+    provider = providers(Settings())[name]
     for check in provider.check():
         if not check.is_ok:
             pytest.skip(f"{name}: {check.detail}")

@@ -15,7 +15,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["process", "namespace"])
+@pytest.fixture(scope="module", params=["process", "namespace", "gvisor"])
 def place(
     request: pytest.FixtureRequest, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> Place:

@@ -4,19 +4,19 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from trials import READABLE, Opener, usable
+from trials import READABLE, Opener, tight, usable
 
 from belljar.sandboxes.base import Identity, Provider, Sandbox, SandboxSpec
 
 
-@pytest.fixture(params=["process", "namespace"])
+@pytest.fixture(params=["process", "namespace", "gvisor", "container"])
 def provider(request: pytest.FixtureRequest) -> Provider:
     return usable(request.param)
 
 
-@pytest.fixture(params=["namespace"])
+@pytest.fixture(params=["namespace", "gvisor", "container"])
 def isolating(request: pytest.FixtureRequest) -> Provider:
-    return usable(request.param)
+    return tight(request.param)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ class Attempt:
     """What the host must have for the attempt to mean something."""
 
 
-DEVICES = "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+DEVICES = "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
 
 ATTEMPTS = [
     # Files of the host
@@ -38,7 +38,7 @@ ATTEMPTS = [
         "everyone",
     ),
     Attempt("read kernel tables that are root's", "breach(open('/proc/slabinfo').read())", "root", "/proc/slabinfo"),
-    Attempt("read the kernel's keys", "breach(open('/proc/keys').read())", None),
+    Attempt("read the kernel's keys", "n = open('/proc/keys').read()\nif n: breach(n)", None),
     # Processes of the host
     Attempt(
         "read the server's environment",
@@ -80,6 +80,20 @@ for path in glob.glob('/proc/[0-9]*/environ'):
             f"write to {path}", f"if not os.statvfs({path!r}).f_flag & os.ST_RDONLY: breach('writable')", "everyone"
         )
         for path in ("/", "/usr", "/etc", "/proc")
+    ),
+    Attempt(
+        "write to a file of /proc that is no process's",
+        """
+for folder, folders, files in os.walk('/proc'):
+    # Linux lets everyone ask to be told of pressure, by writing.
+    folders[:] = [name for name in folders if not (folder == '/proc' and (name.isdigit() or name == 'pressure'))]
+    for path in (folder + '/' + name for name in files):
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+            if stat.S_ISREG(os.stat(path).st_mode): breach(path)  # what is masked is /dev/null
+        except OSError: pass
+""",
+        None,
     ),
     Attempt(
         "change the interpreter", "if os.access(os.path.dirname(os.__file__), os.W_OK): breach('writable')", "root"
@@ -125,7 +139,7 @@ for path in glob.glob('/proc/[0-9]*/environ'):
     Attempt("climb out by dots", "breach(open('/'.join(['..'] * 40) + E['SECRET']).read())", "everyone"),
     Attempt("link a file of the host here", "os.link(E['SECRET'], 'link'); breach(open('link').read())", "everyone"),
     Attempt("link the interpreter here", "os.link(os.__file__, 'link'); breach('linked')", None),
-    Attempt("look at the hardware", "breach(os.listdir('/sys'))", "everyone", "/sys"),
+    Attempt("look at the hardware", "breach(os.listdir('/sys/class'))", "everyone", "/sys"),
     Attempt("read the kernel's log", "os.close(os.open('/proc/kmsg', os.O_RDONLY)); breach(1)", "root", "/proc/kmsg"),
     Attempt("ask for the kernel's log", "reach('syslog', 10, 0, 0)", "root"),
     Attempt(
@@ -212,7 +226,9 @@ for family in {*range(60)} - {1, 2, 10, 16}:
         "take a capability", "system('capset', header(), struct.pack('6I', 128, 128, 0, 0, 0, 0)); breach(1)", "root"
     ),
     Attempt("be more important than others", "os.setpriority(os.PRIO_PROCESS, 0, -5); breach('raised')", "root"),
-    Attempt("be spared when memory runs out", "open('/proc/self/oom_score_adj', 'w').write('-999'); breach(1)", None),
+    Attempt(
+        "be spared when memory runs out", "open('/proc/self/oom_score_adj', 'wb', 0).write(b'-999'); breach(1)", None
+    ),
     Attempt("enter a namespace", "call('setns', os.open('/proc/self/ns/uts', 0), 0); breach('entered')", "root"),
     *(
         Attempt(f"make a {name} namespace by the call {call}", f"namespace({call!r}, {flag:#x})", None)

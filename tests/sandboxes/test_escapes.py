@@ -1,6 +1,7 @@
 """No attempt of `escape_attempts` gets out of a provider that isolates, and each can: without glass it does."""
 
 import base64
+import json
 import os
 import secrets
 import socket
@@ -12,11 +13,37 @@ from pathlib import Path
 
 import pytest
 from escape_attempts import ATTEMPTS, PRELUDE, Attempt
-from trials import ENVIRONMENT, PYTHON, Opener, run, usable
+from trials import ENVIRONMENT, PYTHON, Opener, run, tight, usable
 
 from belljar.sandboxes.base import Provider
 
 pytestmark = pytest.mark.anyio
+OWN_KERNEL = {
+    *("find a device of the host", "change a device's mode", "change a device's owner", "look at the hardware"),
+    *("honour set-user-ID files", "honour devices", "gain privileges by exec", "become root"),
+    *("make a user namespace", "make a user namespace by clone", "ask for the kernel's log", "trace a child"),
+    *("make a user namespace by the call clone", "make a user namespace by the call clone3", "be traced"),
+    *("read memory of a process", "write memory of a process", "read the first process's variables"),
+    *("hear of the kernel's devices", "be more important than others", "type into a terminal, upper bits"),
+    *("speak to the console", "load a line discipline", "ask for a keyring", "find a key", "place memory"),
+}
+"""What a sandbox with a kernel of its own may grant: that kernel answers, and the host's never hears of it."""
+LEFT_BY_ENGINES = {"write to /proc"}
+"""The mount is writable in containers; what is in it and concerns others is not, which another attempt tries."""
+LEFT_BY_DOCKER = {*LEFT_BY_ENGINES, "honour set-user-ID files", "honour devices"}
+"""It has no such options for mounts; with no-new-privileges and a list of devices neither gains anything."""
+SOLITARY = {"see other processes", "signal everybody"}
+TOGETHER = """
+import json, os, subprocess, sys, tempfile
+said = {}
+for name, code in json.load(open('programs.json')).items():
+    with tempfile.TemporaryDirectory(dir='.') as folder:
+        answer = subprocess.run(
+            [sys.executable, '-ISB', '-c', code], cwd=folder, stdin=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    said[name] = answer.stdout.decode() + ('' if answer.returncode == 0 else 'BREACH: status %d' % answer.returncode)
+print(json.dumps(said))
+"""
 is_root = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -59,6 +86,10 @@ async def _try(attempt: Attempt, provider: Provider, host: dict[str, str], open_
     return outcome.output
 
 
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
 def _host() -> dict[str, object]:
     """What an attempt that got through might have changed."""
     devices = [Path("/dev") / name for name in ("full", "null", "random", "tty", "urandom", "zero")]
@@ -67,20 +98,57 @@ def _host() -> dict[str, object]:
         **{str(path): (path.stat().st_mode, path.stat().st_uid, path.stat().st_gid) for path in devices},
         **{str(path): path.read_text() for path in settings},
         **{kind: Path(f"/proc/self/ns/{kind}").readlink() for kind in ("mnt", "net", "pid", "user", "uts")},
-        "mounts": Path("/proc/self/mounts").read_text(),
+        # Those of containers that are on their way out are their engine's.
+        "mounts": [line for line in _lines("/proc/self/mounts") if not {"containers", "docker"} & {*line.split("/")}],
         "swap": Path("/proc/swaps").read_text(),
         "ids": (os.getresuid(), os.getresgid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0)),
     }
 
 
+@pytest.fixture(params=["namespace", "gvisor"])
+def quick(request: pytest.FixtureRequest) -> Provider:
+    """Those that have a sandbox for every attempt."""
+    return tight(request.param)
+
+
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
 async def test_the_glass_holds(
-    attempt: Attempt, isolating: Provider, hostile_host: dict[str, str], open_sandbox: Opener
+    attempt: Attempt, quick: Provider, hostile_host: dict[str, str], open_sandbox: Opener
 ) -> None:
     before = _host()
-    assert "BREACH" not in await _try(attempt, isolating, hostile_host, open_sandbox)
+    outcome = await _try(attempt, quick, hostile_host, open_sandbox)
+    assert "BREACH" not in outcome or (quick.name == "gvisor" and attempt.name in OWN_KERNEL)
     assert _host() == before
     assert Path(hostile_host["SECRET"]).read_text() == "hunter2"
+
+
+async def test_the_glass_of_a_container_holds(hostile_host: dict[str, str], open_sandbox: Opener) -> None:
+    """All attempts in one: it takes half a second to make. Only those that look for others are by themselves."""
+    provider = usable("container")
+    before = _host()
+    solitary = [attempt for attempt in ATTEMPTS if attempt.name in SOLITARY]
+    outcomes = {attempt.name: await _try(attempt, provider, hostile_host, open_sandbox) for attempt in solitary}
+    outcomes |= await _try_together([a for a in ATTEMPTS if a not in solitary], provider, hostile_host, open_sandbox)
+    left = LEFT_BY_DOCKER if provider.check()[0].detail.startswith("docker") else LEFT_BY_ENGINES
+    if outcomes["become root"] == "BREACH: 0\n" and not is_root:
+        # It is that already, and nobody's but its own: the one user of a user namespace, without capabilities.
+        left = {*left, "become root"}
+    assert {name for name, said in outcomes.items() if "BREACH" in said} == left
+    assert outcomes.keys() == {attempt.name for attempt in ATTEMPTS}
+    assert _host() == before
+    assert Path(hostile_host["SECRET"]).read_text() == "hunter2"
+
+
+async def _try_together(
+    attempts: list[Attempt], provider: Provider, host: dict[str, str], open_sandbox: Opener
+) -> dict[str, str]:
+    """What each said, one after the other, in a process and a folder of its own."""
+    sandbox, spec = await open_sandbox(provider)
+    programs = {a.name: PRELUDE.format(attempt=textwrap.indent(a.code, "    ")) for a in attempts}
+    (spec.workspace / "programs.json").write_text(json.dumps(programs))
+    outcome = await run(sandbox, "", environment=host, command=[PYTHON, "-ISB", "-c", TOGETHER])
+    assert outcome.status == 0, outcome.output
+    return json.loads(outcome.output)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +175,7 @@ async def test_what_is_written_to_tmp_stays_inside(isolating: Provider, open_san
 
 def test_there_are_attempts_enough() -> None:
     assert len({attempt.name for attempt in ATTEMPTS}) == len(ATTEMPTS) >= 60
+    assert {attempt.name for attempt in ATTEMPTS} > OWN_KERNEL
 
 
 async def test_one_session_cannot_reach_another(isolating: Provider, open_sandbox: Opener) -> None:
@@ -119,7 +188,7 @@ async def test_one_session_cannot_reach_another(isolating: Provider, open_sandbo
     code = f"""
 import glob, os
 print([os.path.exists(path) for path in ({str(secret)!r}, {str(their_spec.scratch)!r}, '/mnt/data/secret')])
-print(sorted(int(path[6:]) for path in glob.glob('/proc/[0-9]*')) == [1, os.getpid()])
+print(sorted(int(path[6:]) for path in glob.glob('/proc/[0-9]*')) == sorted({{1, os.getpid()}}))
 """
     assert (await run(mine, code)).output == "[False, False, False]\nTrue\n"
     owners = [spec.workspace.stat().st_uid for spec in (their_spec, my_spec)]

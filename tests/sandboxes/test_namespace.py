@@ -21,10 +21,12 @@ SERVER = """
 import asyncio, os, pathlib, sys
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import SandboxSpec
+from belljar.settings import Settings
 
 async def main():
     folder, python, *readable = map(pathlib.Path, sys.argv[2:])
-    sandbox = await open_provider("namespace").open(SandboxSpec("s", folder, folder, folder, readable))
+    provider = open_provider(Settings(sandbox="namespace"))
+    sandbox = await provider.open(SandboxSpec("s", folder, folder, folder, readable))
     pipe = int(sys.argv[1])
     code = f"import os, signal; os.fork() or os.setsid(); os.write({pipe}, b'x'); signal.pause()"
     await sandbox.spawn([str(python), "-c", code], environment={}, stdout=1, stderr=2, pass_fds=[pipe])

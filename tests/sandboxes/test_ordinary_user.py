@@ -1,6 +1,8 @@
 """Run by root, the tests of this folder are run once more as a user who owns nothing."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +23,18 @@ def test_everything_holds_for_an_ordinary_user() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, NOBODY, NOBODY)
         arguments = ["-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/pytest", "--deselect", __file__]
+        # Containers take long, and their contract is the same for everyone; the escapes are not.
+        arguments += ["-k", "not (container and (test_contract or a_kernel))"]
         outcome = _run_as_nobody([python, "-m", "pytest", *arguments, str(HERE)], folder)
+        _end_podman(Path(folder))
     assert outcome.returncode == 0, outcome.stdout
+
+
+def _end_podman(folder: Path) -> None:
+    """An ordinary user's podman leaves a process that holds its namespace."""
+    for path in folder.rglob("pause.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 def _python_for_everyone() -> str:
@@ -41,6 +53,7 @@ def _python_for_everyone() -> str:
 def _run_as_nobody(command: list[str], home: str) -> "subprocess.CompletedProcess[str]":
     paths = [str(Path(belljar.__file__).parents[1]), str(Path(pytest.__file__).parents[1])]
     environment = {"PATH": "/usr/bin:/bin", "HOME": home, "PYTHONPATH": os.pathsep.join(paths)}
+    environment["XDG_RUNTIME_DIR"] = home
     return subprocess.run(
         command,
         cwd=HERE.parents[1],

@@ -5,18 +5,23 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from imported_image import import_image
 
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import Identity, Provider, Sandbox, SandboxSpec
+from belljar.settings import Settings
 
 PYTHON = os.path.realpath(sys.executable)
 READABLE = [Path(sys.prefix), Path(sys.base_prefix)]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
 DEADLINE_S = 20
+SLOW = {"container"}
+"""Providers that take half a second and more for a sandbox: they get fewer of them."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,27 @@ class Opener(Protocol):
 
 def usable(name: str) -> Provider:
     """The provider of that name, or a skipped test that says what the host lacks."""
-    provider = providers()[name]
+    provider = _provider(name)
     for check in provider.check():
         if not check.is_ok:
             pytest.skip(f"{name}: {check.detail}")
     return provider
+
+
+def tight(name: str) -> Provider:
+    """The same, but not a version that is known to refuse less, which its checks say."""
+    provider = usable(name)
+    for check in provider.check():
+        if check.name == "age":
+            pytest.skip(check.detail)
+    return provider
+
+
+@cache
+def _provider(name: str) -> Provider:
+    # One for all tests: each tries the host once, which for some takes a quarter of a second.
+    settings = Settings(container_image=import_image()) if name == "container" else Settings()
+    return providers(settings)[name]
 
 
 async def run(

@@ -124,7 +124,7 @@ def _system_name() -> str:
 def _sandboxes(settings: "Settings") -> Iterator[Finding]:
     from belljar.sandboxes import providers
 
-    yield from examine_providers(providers(), settings.sandbox)
+    yield from examine_providers(providers(settings), settings.sandbox)
 
 
 def examine_providers(providers: "Mapping[str, Provider]", configured: str) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ def command(
     code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
     out: Annotated[Path, typer.Option(help="Where figures and the files of the code are saved.")] = Path(),
     timeout: Annotated[float | None, typer.Option(help="Interrupt the code after this many seconds.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="namespace or process.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
     environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:

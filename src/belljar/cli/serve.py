@@ -7,7 +7,7 @@ import typer
 
 def command(
     http: Annotated[str | None, typer.Option(help="HOST:PORT to serve over HTTP; stdio without it.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="namespace or process.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
     environment: Annotated[str | None, typer.Option(help="Environment of sessions.")] = None,
     surface: Annotated[list[str] | None, typer.Option(help="Surface to serve; repeatable.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,

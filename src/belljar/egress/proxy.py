@@ -24,8 +24,8 @@ from belljar.egress.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
-Judge = Callable[[str], str]
-"""Why not to connect to an address; empty when it is fine."""
+Judge = Callable[[str, Rule], str]
+"""Why not to connect to an address by a rule; empty when it is fine."""
 
 # Apart from the loop's own threads: names that resolve slowly must not hold up the server's other work.
 _resolver = ThreadPoolExecutor(4, thread_name_prefix="egress-names")
@@ -52,7 +52,12 @@ class Proxy:
         self._judge = judge
         self._limits = limits
         self._conversations = Conversations()
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
+
+    @property
+    def refused(self) -> list[str]:
+        """What was said of each place that the rules forbid, once a place."""
+        return [*self._told.values()]
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -86,8 +91,8 @@ class Proxy:
         async with asyncio.timeout(self._limits.head_s):
             head = await read_head(reader, self._limits.head_bytes)
         request = parse_head(head)
-        self._check(request)
-        upstream_reader, upstream_writer = await self._connect(request)
+        rule = self._find_rule(request)
+        upstream_reader, upstream_writer = await self._connect(request, rule)
         self.traffic.connections += 1
         for each in (writer, upstream_writer):
             # Then `drain` means that nothing is left here, and an abort loses nothing.
@@ -109,9 +114,10 @@ class Proxy:
         finally:
             upstream_writer.transport.abort()
 
-    def _check(self, request: Request | Tunnel) -> None:
-        if any(rule.allows(request.host, request.port) for rule in self._rules):
-            return
+    def _find_rule(self, request: Request | Tunnel) -> Rule:
+        for rule in self._rules:
+            if rule.allows(request.host, request.port):
+                return rule
         place = authority(request.host, request.port)
         allowed = ", ".join(map(str, self._rules)) or "none"
         raise Refused(
@@ -121,11 +127,13 @@ class Proxy:
             place=place,
         )
 
-    async def _connect(self, request: Request | Tunnel) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(
+        self, request: Request | Tunnel, rule: Rule
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the first of the judged addresses that answers."""
         place = authority(request.host, request.port)
         reason = "it has no address"
-        for address in await self._addresses(request.host, request.port, place):
+        for address in await self._addresses(request, rule, place):
             try:
                 async with asyncio.timeout(self._limits.connect_s):
                     return await asyncio.open_connection(address, request.port)
@@ -135,11 +143,12 @@ class Proxy:
                 reason = error.strerror or type(error).__name__
         raise Refused(502, f"{place} could not be reached: {reason}", "It is allowed; try again.")
 
-    async def _addresses(self, host: str, port: int, place: str) -> list[str]:
+    async def _addresses(self, request: Request | Tunnel, rule: Rule, place: str) -> list[str]:
+        host = request.host
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_s):
-                found = await loop.run_in_executor(_resolver, _look_up, host, port)
+                found = await loop.run_in_executor(_resolver, _look_up, host, request.port)
         except TimeoutError:
             raise Refused(504, f"the name {host} was not resolved in time", "It is allowed; try again.") from None
         except (OSError, ValueError):
@@ -148,7 +157,7 @@ class Proxy:
             ) from None
         for address in found:
             # All of them: a name that mixes public and private addresses is up to something.
-            if reason := self._judge(address):
+            if reason := self._judge(address, rule):
                 raise Refused(
                     403,
                     f"egress to {place} is not allowed: it resolves to {reason}",
@@ -161,7 +170,7 @@ class Proxy:
         """A line for every refused place, once: a cell that tries for ever must not fill the log."""
         self.traffic.refusals += 1
         if refused.place and refused.place not in self._told and len(self._told) < 100:
-            self._told.add(refused.place)
+            self._told[refused.place] = refused.fact
             log.warning("session %s: %s", self._session_id, refused.fact)
 
 

@@ -5,7 +5,7 @@ Every name is brought into one form before it is compared: lower case, ASCII, no
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
@@ -15,6 +15,8 @@ PACKAGES = "packages"
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _MAX_NAME = 253
+# Under the domain of a country these are registries of their own: `*.co.uk` is no narrower than `*.com`.
+_REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "mil", "ne", "net", "or", "org"})
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
@@ -25,6 +27,8 @@ class Rule:
     host: str
     port: int
     covers_below: bool = False
+    is_configured: bool = field(default=False, compare=False)
+    """Whether the operator's own configuration names the host, rather than an answer from the network."""
 
     def allows(self, host: str, port: int) -> bool:
         """Whether it covers this host, as `plain_host` spells it."""
@@ -120,7 +124,9 @@ def _checked_below(host: str, text: str) -> str:
     if below == host and host != "*":
         raise ValueError(f"{text!r} has a * that does not stand for whole labels: write *.example.org:443")
     plain = plain_host(below) if below != host else ""
-    if plain.count(".") < 1:
+    labels = plain.split(".")
+    is_registry = len(labels) == 2 and len(labels[1]) == 2 and labels[0] in _REGISTRIES
+    if len(labels) < 2 or is_registry:
         raise ValueError(f"{text!r} matches everything, or everything below a top-level domain")
     if _address(plain):
         raise ValueError(f"{text!r} names no host")

@@ -118,13 +118,13 @@ def _last(words: str) -> str:
 def _readable(python: Path, interpreter: Interpreter) -> tuple[Path, ...]:
     needed = [interpreter.prefix, interpreter.base_prefix, *_link_folders(python)]
     for tree in needed:
-        if _would_bare(tree):
+        if would_bare(tree):
             raise EnvironmentBroken(
                 f"{python} needs {tree}, which sessions must not see",
                 hint="Use an interpreter that has a folder of its own",
             )
     # Editable installs put folders of their own on the path.
-    found = [path for path in interpreter.paths if path.is_dir() and not _would_bare(path)]
+    found = [path for path in interpreter.paths if path.is_dir() and not would_bare(path)]
     trees = {form for tree in (*needed, *found) for form in (Path(os.path.abspath(tree)), tree.resolve())}  # noqa: PTH100 - keeps links
     own = [tree for tree in trees if not any(tree.is_relative_to(system) for system in _SYSTEM_TREES)]
     return tuple(sorted(tree for tree in own if not any(parent in own for parent in tree.parents)))
@@ -140,7 +140,7 @@ def _link_folders(executable: Path) -> Iterator[Path]:
         hop = hop.parent.resolve() / hop.readlink()
 
 
-def _would_bare(tree: Path) -> bool:
+def would_bare(tree: Path) -> bool:
     """Whether showing a tree would show the whole host or the home folder with it."""
     try:
         home = Path.home().resolve()

@@ -12,7 +12,8 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -33,14 +34,39 @@ _FETCHED = re.compile(r"https?://[^\s'\"<>`\\]+")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class IndexHosts:
+    """Where packages come from; incomplete when an index did not tell where its files are."""
+
+    rules: list[Rule]
+    is_complete: bool
+
+
 async def package_rules() -> list[Rule]:
     """The hosts that pip and uv would fetch from: their indexes, and wherever those say that the files are."""
-    urls = [*_configured(os.environ)]
+    return (await find_index_hosts()).rules
+
+
+async def find_index_hosts() -> IndexHosts:
+    """The same, and whether every index has answered."""
+    told: list[str] = []
+    chosen: list[str] = []
+    is_complete = True
     with tempfile.TemporaryDirectory(prefix="belljar-index-") as folder:
         # uv's own configuration first, with the default that is built into it; then each index of pip's.
         for index in ("", *dict.fromkeys(_pip_indexes(os.environ))):
-            urls += await _asked(index, Path(folder))
-    return list(dict.fromkeys(rule for url in urls if (rule := rule_of_url(url)) is not None))
+            pages, files, has_answered = await _asked(index, Path(folder))
+            # The first page is looked for before anything was heard: its host is uv's own default, if no other.
+            chosen += pages[:1]
+            told += [*pages, *files]
+            is_complete = is_complete and has_answered
+    named = _rules([*configured_places(os.environ), *chosen])
+    configured = [replace(rule, is_configured=True) for rule in named]
+    return IndexHosts(list(dict.fromkeys([*configured, *_rules(told)])), is_complete)
+
+
+def _rules(urls: Iterable[str]) -> Iterator[Rule]:
+    return (rule for url in urls if (rule := rule_of_url(url)) is not None)
 
 
 def index_variables() -> dict[str, str]:
@@ -56,8 +82,8 @@ def _is_open(url: str) -> bool:
     return rule_of_url(url) is not None and "@" not in urlsplit(url).netloc
 
 
-async def _asked(index: str, folder: Path) -> list[str]:
-    """The URLs that uv looks at to find one package, and those of the package's files."""
+async def _asked(index: str, folder: Path) -> tuple[list[str], list[str], bool]:
+    """The URLs that uv looks at to find one package, in order; those of its files; and whether it was found."""
     wanted, plan = folder / "wanted.in", folder / "pylock.toml"
     wanted.write_text(_PROBE)
     plan.unlink(missing_ok=True)
@@ -68,9 +94,9 @@ async def _asked(index: str, folder: Path) -> list[str]:
     patience = {"UV_HTTP_RETRIES": "0"}
     answer = await run_uv(command, directory=folder, timeout_s=_PROBE_TIMEOUT_S, variables=patience)
     if answer.status:
-        log.warning("egress packages: an index did not tell where its files are, only its own host is allowed")
+        log.warning("packages: an index did not tell where its files are, only its own host is allowed")
     told = plan.read_text("utf-8") if plan.exists() else ""
-    return [*_FETCHED.findall(told), *_index_pages(answer.words)]
+    return [*_index_pages(answer.words)], _FETCHED.findall(told), not answer.status
 
 
 def _index_pages(words: str) -> Iterator[str]:
@@ -81,12 +107,20 @@ def _index_pages(words: str) -> Iterator[str]:
                 yield url
 
 
-def _configured(variables: Mapping[str, str]) -> Iterator[str]:
-    for name in (*_PIP_VARIABLES, *_UV_VARIABLES):
+def configured_places(variables: Mapping[str, str]) -> Iterator[str]:
+    """URLs and paths of every index and folder of files that pip and uv are told of."""
+    for name in _PIP_VARIABLES:
         yield from _split(variables.get(name, ""))
     for option in _PIP_OPTIONS:
         yield from _pip_settings(option)
-    for file in _uv_files(variables):
+    yield from uv_places(variables)
+
+
+def uv_places(variables: Mapping[str, str]) -> Iterator[str]:
+    """Those of uv alone."""
+    for name in _UV_VARIABLES:
+        yield from _split(variables.get(name, ""))
+    for file in uv_files(variables).values():
         with contextlib.suppress(OSError, ValueError):
             yield from _uv_settings(tomllib.loads(file.read_text("utf-8")))
 
@@ -127,12 +161,11 @@ def _pip_files(variables: Mapping[str, str]) -> Iterator[Path]:
         yield Path(chosen)
 
 
-def _uv_files(variables: Mapping[str, str]) -> Iterator[Path]:
+def uv_files(variables: Mapping[str, str]) -> dict[str, Path]:
+    """uv's own configuration files, whether or not they are there: the one that a variable names, or two by level."""
     if chosen := variables.get("UV_CONFIG_FILE"):
-        yield Path(chosen)
-        return
-    yield Path("/etc/uv/uv.toml")
-    yield platformdirs.user_config_path("uv") / "uv.toml"
+        return {"chosen": Path(chosen)}
+    return {"system": Path("/etc/uv/uv.toml"), "user": platformdirs.user_config_path("uv") / "uv.toml"}
 
 
 def _uv_settings(table: Mapping[str, Any]) -> Iterator[str]:

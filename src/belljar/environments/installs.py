@@ -1,11 +1,12 @@
-"""Adds packages to a session's layer, with uv, on the host.
+"""Adds packages to a session's layer, with uv, which reaches the package index so that the session need not.
 
-The host reaches the package index so that the session need not. Only wheels are taken, because a source package runs
-its own code when it is installed. The environment is read and never changed: what it has is not installed again.
+Only wheels are taken, because a source package runs its own code when it is installed. The environment is read and
+never changed: what it has is not installed again. Where uv runs is the caller's choice; what it leaves in the staging
+folder is trusted no more than what a session leaves in its layer, and is looked at only once uv is gone.
 """
 
+import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment
 from belljar.environments.inventory import Shelf
-from belljar.environments.layers import move_into
+from belljar.environments.layers import move_into, take_over
 from belljar.environments.locks import open_lock
 from belljar.environments.presence import PackageStatus, check_installed, check_names
-from belljar.environments.uv import UvAnswer, run_uv
+from belljar.environments.uv import OpenUv, Uv, UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument
+from belljar.files.removal import remove_tree
 
+_TREE = "tree"
 _WHEELS_ONLY = ("--only-binary", ":all:")
 _ADDITION = re.compile(r"^ [+~] (?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)", re.MULTILINE)
 
@@ -79,6 +82,7 @@ async def install(
     *,
     timeout_s: float = 300,
     on_change: Callable[[Change], None] | None = None,
+    open_uv: OpenUv = open_uv_on_host,
 ) -> list[InstallOutcome]:
     """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone."""
     wanted = check_requirements(requirements)
@@ -90,10 +94,10 @@ async def install(
             with anyio.fail_after(timeout_s):
                 async with open_lock(layer.with_name(f".{layer.name}.lock")):
                     installation = _Installation(environment, layer, staging, timeout_s, on_change or _ignore)
-                    return await installation.run(wanted)
+                    return await installation.run(wanted, open_uv)
         finally:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(shutil.rmtree, staging)
+                await to_thread.run_sync(remove_tree, staging)
     except TimeoutError:
         return [InstallOutcome(each.name, None, f"not done after {timeout_s:g} s") for each in wanted]
     except OSError as error:
@@ -116,21 +120,52 @@ class _Installation:
     timeout_s: float
     on_change: Callable[[Change], None]
 
-    async def run(self, wanted: list[Requirement]) -> list[InstallOutcome]:
+    async def run(self, wanted: list[Requirement], open_uv: OpenUv) -> list[InstallOutcome]:
         present = await to_thread.run_sync(_read_pins, self.layer)
-        accepted, pins, errors = await self._resolve_most(wanted, present)
-        missing = {name: version for name, version in pins.items() if present.get(name) != version}
-        try:
-            if missing:
-                before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*missing])
-                await self._fetch(missing)
-                for status, (name, version) in zip(before, missing.items(), strict=True):
-                    self.on_change(Change(name, status.version, str(version)))
-        except _UvError as refusal:
-            errors.update(dict.fromkeys(accepted, str(refusal)))
+        async with open_uv(self.environment, self.staging) as uv:
+            fetching = _Fetching(self.environment, self.staging, self.timeout_s, uv)
+            accepted, pins, errors = await fetching.resolve_most(wanted, present)
+            missing = {name: version for name, version in pins.items() if present.get(name) != version}
+            try:
+                if missing:
+                    await fetching.fetch(missing)
+            except _UvError as refusal:
+                errors.update(dict.fromkeys(accepted, str(refusal)))
+                missing = {}
+        if missing:
+            await self._put_in(missing)
         return await self._outcomes(wanted, errors)
 
-    async def _resolve_most(self, wanted: list[Requirement], present: Pins) -> tuple[list[int], Pins, dict[int, str]]:
+    async def _put_in(self, pins: Pins) -> None:
+        """Move what was fetched into the layer, and tell of it."""
+        before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*pins])
+        tree = self.staging / _TREE
+        await to_thread.run_sync(take_over, tree)
+        await to_thread.run_sync(move_into, self.layer, tree)
+        for status, (name, version) in zip(before, pins.items(), strict=True):
+            self.on_change(Change(name, status.version, str(version)))
+
+    async def _outcomes(self, wanted: list[Requirement], errors: dict[int, str]) -> list[InstallOutcome]:
+        names = [f"{canonicalize_name(each.name)}{each.specifier}" for each in wanted]
+        statuses = await to_thread.run_sync(check_installed, self.environment, self.layer, names)
+        return [
+            InstallOutcome(each.name, None, errors[number])
+            if number in errors
+            else InstallOutcome(each.name, status.version if status.installed else None, _absence(each, status))
+            for number, (each, status) in enumerate(zip(wanted, statuses, strict=True))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """The part of an installation that uv does. Paths are relative: uv may see the staging folder under another."""
+
+    environment: Environment
+    staging: Path
+    timeout_s: float
+    uv: Uv
+
+    async def resolve_most(self, wanted: list[Requirement], present: Pins) -> tuple[list[int], Pins, dict[int, str]]:
         """All together, or else as many as go together, in order: their numbers, the pins, and the others' errors."""
         everything = list(range(len(wanted)))
         try:
@@ -160,37 +195,32 @@ class _Installation:
             return await self._plan(wanted, {}, present)
 
     async def _plan(self, wanted: list[Requirement], kept: Pins, present: Pins) -> Pins:
-        constraints = self.staging / "constraints.txt"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()))
+        constraints = _write_new(self.staging, "".join(f"{name}=={version}\n" for name, version in kept.items()))
         # The layer hides what the environment has of the same name, so that a fit version there is no help.
         hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
-        options = ("--dry-run", "--break-system-packages", "--constraints", str(constraints), *hidden)
+        options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
         answer = await self._uv(*options, *(_spell(each) for each in wanted))
         return _read_plan(answer.words)
 
-    async def _fetch(self, pins: Pins) -> None:
-        tree = self.staging / "tree"
+    async def fetch(self, pins: Pins) -> None:
         exact = [f"{name}=={version}" for name, version in pins.items()]
-        # A hard link would let the session write into uv's cache.
-        await self._uv("--no-deps", "--target", str(tree), "--link-mode", "copy", "--compile-bytecode", *exact)
-        await to_thread.run_sync(move_into, self.layer, tree)
+        await self._uv("--no-deps", "--target", _TREE, "--compile-bytecode", *exact)
 
     async def _uv(self, *arguments: str) -> UvAnswer:
         command = ("pip", "install", "--python", str(self.environment.python), *_WHEELS_ONLY, *arguments)
-        answer = await run_uv(command, directory=self.staging, timeout_s=self.timeout_s)
+        answer = await self.uv(command, timeout_s=self.timeout_s)
         if answer.status:
             raise _UvError(answer.complaint)
         return answer
 
-    async def _outcomes(self, wanted: list[Requirement], errors: dict[int, str]) -> list[InstallOutcome]:
-        names = [f"{canonicalize_name(each.name)}{each.specifier}" for each in wanted]
-        statuses = await to_thread.run_sync(check_installed, self.environment, self.layer, names)
-        return [
-            InstallOutcome(each.name, None, errors[number])
-            if number in errors
-            else InstallOutcome(each.name, status.version if status.installed else None, _absence(each, status))
-            for number, (each, status) in enumerate(zip(wanted, statuses, strict=True))
-        ]
+
+def _write_new(folder: Path, text: str) -> str:
+    """A file of a new name: whoever may write in the folder could have put a link under a known one."""
+    descriptor, path = tempfile.mkstemp(dir=folder, suffix=".txt")
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - of a descriptor
+        os.fchmod(descriptor, 0o644)
+        file.write(text)
+    return Path(path).name
 
 
 def _absence(wanted: Requirement, status: PackageStatus) -> str | None:

@@ -1,7 +1,8 @@
 """Runs uv, the installer, as a subprocess that is heard, limited in time, and gone when its caller is.
 
 It passes the process's own variables on, so that the user's index settings count. Nothing of it reaches our stdout,
-which may be an MCP connection. It does not know what is installed or where.
+which may be an MCP connection. It does not know what is installed or where. That uv may run elsewhere than on the host
+is said here; where, `kernels` knows.
 """
 
 import codecs
@@ -9,14 +10,18 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 from anyio.abc import Process
 from uv import find_uv_bin
 
+from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
 
 _HEARD_LIMIT = 1_000_000
@@ -38,6 +43,25 @@ class UvAnswer:
         start = next((number for number, line in enumerate(lines) if line.startswith("error:")), None)
         kept = lines[start:] if start is not None else [line for line in lines if not line.startswith(_CHATTER)]
         return "\n".join(kept).strip()[-_COMPLAINT_LIMIT:] or f"uv ended with status {self.status}"
+
+
+class Uv(Protocol):
+    """uv, wherever it runs, in the folder that it was opened for."""
+
+    async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
+        """Run it once. Asked by an installation, several times over."""
+        ...
+
+
+OpenUv = Callable[[Environment, Path], AbstractAsyncContextManager[Uv]]
+"""Opens uv for an environment and a working folder; nothing of uv runs on when the block has ended."""
+
+
+@asynccontextmanager
+async def open_uv_on_host(environment: Environment, folder: Path) -> AsyncGenerator[Uv]:
+    """uv as a process of this server's user, which reaches what that user reaches."""
+    # A hard link would let a session write into uv's cache.
+    yield partial(run_uv, directory=folder, variables={"UV_LINK_MODE": "copy"})
 
 
 def find_uv() -> str:
@@ -73,20 +97,24 @@ async def run_uv(
     )
     try:
         with anyio.fail_after(timeout_s):
-            words = await _listen(process, on_line)
+            words = await listen(process.stderr, on_line) if process.stderr else ""
             return UvAnswer(await process.wait(), words)
     except TimeoutError:
-        return UvAnswer(-signal.SIGKILL, f"error: uv was stopped after {timeout_s:g} s")
+        return stopped_after(timeout_s)
     finally:
         await _end(process)
 
 
-async def _listen(process: Process, on_line: Callable[[str], None] | None) -> str:
+def stopped_after(timeout_s: float) -> UvAnswer:
+    """The answer of a uv that had no time left."""
+    return UvAnswer(-signal.SIGKILL, f"error: uv was stopped after {timeout_s:g} s")
+
+
+async def listen(chunks: AsyncIterable[bytes], on_line: Callable[[str], None] | None = None) -> str:
+    """What uv says, to its end: the last of it, should it be very long."""
     heard, line = "", ""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    if process.stderr is None:
-        return heard
-    async for chunk in process.stderr:
+    async for chunk in chunks:
         text = decoder.decode(chunk)
         heard = (heard + text)[-_HEARD_LIMIT:]
         *lines, line = (line + text).split("\n")

@@ -56,5 +56,15 @@ def refusal(address: Address, *, allow_private: bool) -> str:
     return "an address that is not public" if is_odd or _is_in(address, _NEVER) else ""
 
 
+def refusal_of_chosen(address: Address) -> str:
+    """The same for a host that the operator named: wherever it is, but no metadata service and no other's link."""
+    if isinstance(address, IPv6Address) and address in _NAT64:
+        return refusal_of_chosen(IPv4Address(int(address) & 0xFFFFFFFF))
+    if _is_in(address, _METADATA):
+        return "a metadata service"
+    is_nobody = address.is_link_local or address.is_multicast or address.is_unspecified
+    return "an address that is never reached" if is_nobody else ""
+
+
 def _is_in(address: Address, networks: tuple[Network, ...]) -> bool:
     return any(address in network for network in networks)

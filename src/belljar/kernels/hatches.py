@@ -15,6 +15,7 @@ from pathlib import Path
 from belljar.egress.proxy import open_proxy
 from belljar.egress.rules import Rule
 from belljar.environments.base import Environment
+from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.kernels.desk import install_for, open_desk
 from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
@@ -46,6 +47,7 @@ async def open_hatches(
     environment: Environment | None,
     layer: Path,
     egress: Egress,
+    open_uv: OpenUv,
 ) -> Sandbox:
     """The sandbox with its hatches, which close with it. `python` runs the relay; no environment, no packages."""
     async with AsyncExitStack() as stack:
@@ -55,7 +57,7 @@ async def open_hatches(
         token = secrets.token_hex(4)
         if environment is not None:
             name = f"packages-{token}"
-            fulfil = partial(install_for, environment, layer)
+            fulfil = partial(install_for, environment, layer, open_uv)
             await stack.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil))
             hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
         if egress.rules:
@@ -64,8 +66,7 @@ async def open_hatches(
             await stack.enter_async_context(
                 open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge)
             )
-            relay = str(INSIDE / "relay.py")
-            hatched.prefix = [str(python), "-I", "-S", relay, f"{sandbox.scratch}/{name}"]
+            hatched.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
             hatched.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
         # The sandbox goes first, then what its code could still talk to.
         hatched.resources = stack.pop_all()
@@ -122,15 +123,15 @@ class HatchedSandbox:
         await self.resources.aclose()
 
 
-def proxy_variables() -> dict[str, str]:
+def relay_command(python: Path, socket: str) -> list[str]:
+    """What goes before a command so that it finds the proxy behind a socket at `proxy_variables`."""
+    return [str(python), "-I", "-S", str(INSIDE / "relay.py"), socket]
+
+
+def proxy_variables(*, spared: str = "localhost,127.0.0.1") -> dict[str, str]:
     """What programs look for when they look for a proxy, in both spellings that are in use."""
     proxy = f"http://127.0.0.1:{PORT}"
-    variables = {
-        "HTTP_PROXY": proxy,
-        "HTTPS_PROXY": proxy,
-        "ALL_PROXY": proxy,
-        "NO_PROXY": "localhost,127.0.0.1",
-    }
+    variables = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "ALL_PROXY": proxy, "NO_PROXY": spared}
     return {**variables, **{name.lower(): value for name, value in variables.items()}}
 
 
@@ -152,5 +153,5 @@ def _certificates() -> dict[str, str]:
     return {name: path for name, path in chosen if any(Path(path).is_relative_to(tree) for tree in _SHOWN)}
 
 
-def _judge(address: str, *, allow_private: bool) -> str:
+def _judge(address: str, _: Rule, *, allow_private: bool) -> str:
     return refusal(ip_address(address), allow_private=allow_private)

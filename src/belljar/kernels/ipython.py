@@ -24,7 +24,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
+from belljar.sandboxes.base import Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 RUNNER = Path(__file__).parent / "runner"
@@ -121,7 +121,8 @@ class IPythonKernel:
         self._wire = wire
         self._sandbox = sandbox
         self._process = process
-        self._pid = wire.peer_pid or process.pid
+        # What a sandbox carries for its peer over a connection comes from this very process.
+        self._pid = process.pid if wire.peer_pid in (0, os.getpid()) else wire.peer_pid
         self._usage = Usage(self._pid)
         # Held from the start, so that an interrupt can never reach a later process of the same number.
         self._pidfd = open_pidfd(self._pid)
@@ -209,7 +210,9 @@ class IPythonKernel:
         # The message first: a cell that has not begun when the signal comes finds it there and does not begin.
         with contextlib.suppress(ProcessLookupError, KernelDied):
             await self._wire.send({"op": "interrupt", "id": self._last_id})
-            if self._pidfd is not None:
+            if isinstance(self._process, Interruptible):
+                self._process.interrupt()
+            elif self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
             else:
                 os.kill(self._pid, signal.SIGINT)

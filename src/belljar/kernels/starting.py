@@ -5,13 +5,14 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from belljar.egress.rules import PACKAGES, Rule, parse_rules
+from belljar.egress.rules import PACKAGES, parse_rules
 from belljar.environments import Environment, open_environment
-from belljar.environments.index import index_variables, package_rules
+from belljar.environments.index import index_variables
 from belljar.errors import InvalidArgument
 from belljar.kernels.base import Kernel
 from belljar.kernels.hatches import Egress, open_hatches
 from belljar.kernels.ipython import RUNNER, session_environment, start_ipython
+from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 
@@ -61,7 +62,7 @@ class KernelStarter:
         self._settings = settings
         self._provider = provider
         self._environments: dict[str, asyncio.Task[Environment]] = {}
-        self._index: list[Rule] = []
+        self.workshop = Workshop(settings, provider)
 
     def check(self, name: str) -> None:
         """Refuse a name that no kernel can be started for, before a session is made for it."""
@@ -112,6 +113,7 @@ class KernelStarter:
             environment=packages,
             layer=folders.layer,
             egress=await self._egress(),
+            open_uv=self.workshop.uv_for(folders.session_id),
         )
 
     async def _egress(self) -> Egress:
@@ -120,8 +122,7 @@ class KernelStarter:
             return Egress()
         rules, variables = parse_rules(self._settings.egress), dict[str, str]()
         if PACKAGES in self._settings.egress:
-            self._index = self._index or await package_rules()
-            rules += self._index
+            rules += await self.workshop.index_rules()
             variables = await asyncio.to_thread(index_variables)
         return Egress(rules, self._settings.egress_allow_private, variables)
 
@@ -178,10 +179,10 @@ class KernelStarter:
 def limits_of(settings: Settings) -> Limits:
     """What each session may use."""
     return Limits(
-        memory_mb=settings.memory_mb,
-        cpus=settings.cpus,
-        processes=settings.max_processes,
-        disk_mb=settings.disk_mb,
-        temporary_mb=settings.temporary_mb,
-        open_files=settings.max_open_files,
+        memory_mb=settings.memory_mb or 0,
+        cpus=settings.cpus or 0,
+        processes=settings.max_processes or 0,
+        disk_mb=settings.disk_mb or 0,
+        temporary_mb=settings.temporary_mb or 0,
+        open_files=settings.max_open_files or 0,
     )

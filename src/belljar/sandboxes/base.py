@@ -7,7 +7,7 @@ knows folders, namespaces and processes; it knows nothing of kernels, cells or M
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 WORKSPACE = "/mnt/data"
 
@@ -83,6 +83,15 @@ class SandboxProcess(Protocol):
 
     async def wait(self) -> int:
         """Exit status when it ends; negative for a signal. The kernel awaits it to tell why it lost its peer."""
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A `SandboxProcess` whose command the host's kernel does not know as a process of its own. Others have no need."""
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the command. Called by a kernel instead of a signal to its peer's pid; never waits."""
         ...
 
 

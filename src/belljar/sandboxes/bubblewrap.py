@@ -1,6 +1,8 @@
-"""What the `namespace` sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
+"""What a sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
 
-The order of mounts matters: what is mounted later covers what was there, and everything is made read-only last.
+The same view serves two providers: `namespace` runs the session in it, `gvisor` runs its kernel in it and shows the
+session what it finds there. The order of mounts matters: what is mounted later covers what was there, and everything
+is made read-only last.
 """
 
 import contextlib
@@ -15,6 +17,8 @@ from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
 
 SCRATCH = "/run/belljar"
 HOME = "/home/belljar"
+NESTED = "/run/nested"
+"""Where a command that makes namespaces of its own has its files; it covers them for whom it lets in."""
 
 _MAPPED = Identity(1000, 1000)
 """Who the session is to itself in a user namespace of its own."""
@@ -28,7 +32,7 @@ _SEAL = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--hostname", "belljar"),
 )
-_AS_MAPPED_USER = (*("--unshare-user", "--disable-userns", "--uid", str(_MAPPED.uid), "--gid", str(_MAPPED.gid)),)
+_AS_MAPPED_USER = ("--unshare-user", "--uid", str(_MAPPED.uid), "--gid", str(_MAPPED.gid))
 # For the drop to the session's user, which gives them up; the last one enters the session's own folder.
 _AS_ROOT = tuple(
     word
@@ -91,29 +95,58 @@ def arguments(spec: SandboxSpec, environment: Mapping[str, str], files: Mapping[
     """Everything bubblewrap is told but the command; `files` maps paths inside to descriptors of their content."""
     return [
         *_SEAL,
-        *(_AS_ROOT if spec.identity else _AS_MAPPED_USER),
-        *_system(),
-        *("--proc", "/proc", *_masks(), "--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
-        *_temporary(spec, "1777", "/tmp"),  # noqa: S108
-        *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
-        # Made by root they are root's, and nobody but the session's user is inside.
-        *_temporary(spec, "0777" if spec.identity else "0755", "/run"),
-        *_temporary(spec, "0777" if spec.identity else "0700", HOME),
-        *_etc(files),
-        *_readable(spec.readable),
-        *_open_folder(Path(WORKSPACE).parent),
-        *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
+        *(_AS_ROOT if spec.identity else (*_AS_MAPPED_USER, "--disable-userns")),
+        *("--proc", "/proc", *_masks()),
+        *_view(spec, files),
         # Without it a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
 
+def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mapping[str, str]) -> list[str]:
+    """The same view for a command that makes namespaces of its own in it.
+
+    `shown` maps further paths inside to the host's. `/proc` stays whole: Linux lets nobody mount another who sees
+    this one only in part.
+    """
+    return [
+        *_SEAL,
+        *(_AS_ROOT if spec.identity else _AS_MAPPED_USER),
+        *("--proc", "/proc"),
+        *_view(spec, files),
+        *(word for inside, path in shown.items() for word in ("--ro-bind", path, inside)),
+        *("--perms", "0777", "--dir", f"{NESTED}/state"),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--clearenv"),
+    ]
+
+
+def _view(spec: SandboxSpec, files: Mapping[str, int]) -> list[str]:
+    """All but `/proc`."""
+    return [
+        *_system(),
+        *("--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
+        *_temporary(spec, "1777", "/tmp"),  # noqa: S108
+        *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
+        # Made by root they are root's, and nobody but the session's user is inside.
+        *_temporary(spec, "0777" if spec.identity else "0755", "/run"),
+        *_temporary(spec, "0777" if spec.identity else "0700", HOME),
+        *_files(files),
+        *_readable(spec.readable),
+        *_open_folder(Path(WORKSPACE).parent),
+        *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
+    ]
+
+
 def open_files(spec: SandboxSpec, stack: contextlib.ExitStack) -> dict[str, int]:
-    """Descriptors of the single files: the host's of /etc, and those that name nobody and nothing of the host's."""
-    user = spec.identity or _MAPPED
-    files = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
-    files |= {
+    """Descriptors of the single files a session sees in place of the host's."""
+    machine = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
+    return {**machine, **open_etc(spec.identity or _MAPPED, stack)}
+
+
+def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
+    """Descriptors of the single files of /etc: the host's, and those that name nobody and nothing of the host's."""
+    files = {
         path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
         for path, content in _WRITTEN.items()
     }
@@ -163,9 +196,9 @@ def _masks() -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", path)
 
 
-def _etc(files: Mapping[str, int]) -> Iterator[str]:
+def _files(files: Mapping[str, int]) -> Iterator[str]:
     folders = [path for path in _ETC_FOLDERS if os.access(path, os.R_OK)]
-    above = {parent for path in (*folders, *files) for parent in Path(path).parents if parent.is_relative_to("/etc")}
+    above = {parent for path in (*folders, *files) for parent in Path(path).parents if _is_made(parent)}
     for parent in sorted(above):
         yield from _open_folder(parent)
     for path in folders:
@@ -173,6 +206,10 @@ def _etc(files: Mapping[str, int]) -> Iterator[str]:
     for path, descriptor in files.items():
         placing = "--ro-bind-data" if path.startswith("/proc/") else "--file"
         yield from ("--perms", "0444", placing, str(descriptor), path)
+
+
+def _is_made(folder: Path) -> bool:
+    return folder.is_relative_to("/etc") or folder.is_relative_to(NESTED)
 
 
 def _readable(paths: Sequence[Path]) -> Iterator[str]:

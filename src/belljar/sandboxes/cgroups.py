@@ -68,6 +68,10 @@ class Group(Protocol):
         """Kill everybody inside, without waiting."""
         ...
 
+    def release(self) -> None:
+        """Close what is open of it; may be called twice."""
+        ...
+
     def remove(self) -> bool:
         """Remove it, if nobody is in it any more; whether it is gone."""
         ...
@@ -118,9 +122,12 @@ class _Folders:
             finally:
                 os.close(pidfd)
 
-    def remove(self) -> bool:
+    def release(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+
+    def remove(self) -> bool:
+        self.release()
         self.folders = {name: folder for name, folder in self.folders.items() if not _is_removed(folder)}
         return not self.folders
 
@@ -186,13 +193,13 @@ class UnifiedGroup(_Folders):
             _write(folder / "memory.max", limits.memory_mb * MEBIBYTE)
             with contextlib.suppress(FileNotFoundError):
                 _write(folder / "memory.swap.max", 0)
-            self._open_peak(folder / "memory.peak")
+            self.open_peak(folder / "memory.peak")
         if folder := self.folders.get("cpu"):
             _write(folder / "cpu.max", f"{round(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
         if folder := self.folders.get("pids"):
             _write(folder / "pids.max", limits.processes)
 
-    def _open_peak(self, path: Path) -> None:
+    def open_peak(self, path: Path) -> None:
         """From Linux 6.12 on a peak is reset for the descriptor that wrote to it; before, it cannot be."""
         with contextlib.suppress(OSError):
             self._peak = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -234,12 +241,22 @@ class UnifiedGroup(_Folders):
         except OSError:
             _Folders.kill(self)
 
-    def remove(self) -> bool:
+    def release(self) -> None:
         """See the contract."""
         if self._peak >= 0:
             os.close(self._peak)
             self._peak = -1
-        return _Folders.remove(self)
+        _Folders.release(self)
+
+
+def adopt(folders: dict[str, Path], *, is_unified: bool) -> Group:
+    """A group that somebody else made and limited, to be read; `release` it, never remove it."""
+    if not is_unified:
+        return OldGroup(folders)
+    group = UnifiedGroup(folders)
+    if "memory" in folders:
+        group.open_peak(folders["memory"] / "memory.peak")
+    return group
 
 
 class Groups:

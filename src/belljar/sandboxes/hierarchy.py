@@ -60,6 +60,28 @@ def read_control_groups(process: Path = Path("/proc/self")) -> ControlGroups:
     return ControlGroups(kind, old)
 
 
+def read_membership(process: Path) -> ControlGroups:
+    """The groups that a process is in itself, by controller, where their folders can be seen."""
+    try:
+        mounts = _mounts(Path("/proc/self/mountinfo").read_text())
+        membership = _membership((process / "cgroup").read_text())
+    except OSError:
+        return ControlGroups("none")
+    old = {
+        name: mount.point / membership.get(name, "/").lstrip("/")
+        for mount in mounts
+        for name in CONTROLLERS
+        if not mount.is_unified and name in mount.options
+    }
+    if old:
+        return ControlGroups("v1", {name: folder for name, folder in old.items() if folder.is_dir()})
+    folders: dict[str, Path] = {}
+    for mount in mounts:
+        own = mount.point / membership.get("", "/").lstrip("/")
+        folders = {name: own for name in CONTROLLERS if name in _words(own / "cgroup.controllers")}
+    return ControlGroups("v2", folders, is_unified=True)
+
+
 def _mounts(mountinfo: str) -> list[_Mount]:
     mounts: list[_Mount] = []
     for line in mountinfo.splitlines():

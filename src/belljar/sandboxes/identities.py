@@ -6,13 +6,15 @@ of this process; among servers they are random, and a number that meets by chanc
 """
 
 import grp
+import os
 import pwd
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Identity
+from belljar.sandboxes.base import Identity, SandboxSpec
 
 # https://systemd.io/UIDS-GIDS: beyond what containers are given, below the numbers that are negative to some programs.
 _FREE = range(0x70000000, 0x7FFFFFFF)
@@ -56,6 +58,15 @@ def find_identities() -> Identities | None:
     except OSError:
         return None
     return Identities(numbers) if numbers else None
+
+
+def hand_over(spec: SandboxSpec, identity: Identity) -> None:
+    """Make the session's folders its user's. They are ours to the last step: nobody can put a link in their place."""
+    for path in spec.readable:
+        if not path.stat().st_mode & stat.S_IROTH:
+            raise SandboxUnavailable(f"Tree is closed to the session's user: {path}", hint=f"chmod -R o+rX {path}")
+    for folder in (spec.workspace, spec.scratch, spec.home):
+        os.chown(folder, identity.uid, identity.gid, follow_symlinks=False)
 
 
 def usable_numbers(uid_map: str, gid_map: str) -> range | None:

@@ -97,7 +97,7 @@ class Enforcement:
     def __init__(self, groups: Groups, group: Group | None, limits: Limits, processors: Processors | None) -> None:
         self.group = group
         self.limits = limits
-        self._groups = groups
+        self.groups = groups
         self._processors = processors
         self._oom_kills = 0
         self._refused_forks = 0
@@ -115,14 +115,19 @@ class Enforcement:
         if sys.platform != "linux":
             return
         with contextlib.suppress(ProcessLookupError):
-            for kind, most in self._process_limits(is_alone=is_alone).items():
+            for kind, most in self.process_limits(is_alone=is_alone).items():
                 _, hard = resource.prlimit(pid, kind)
                 most = most if hard == resource.RLIM_INFINITY else min(most, hard)
                 resource.prlimit(pid, kind, (most, most))
-            if self._processors is not None:
-                os.sched_setaffinity(pid, self._processors.numbers)
+            self.place(pid)
 
-    def _process_limits(self, *, is_alone: bool) -> dict[int, int]:
+    def place(self, pid: int) -> None:
+        """Choose the processors of a process and its children. Part of `bind`."""
+        if sys.platform == "linux" and self._processors is not None:
+            os.sched_setaffinity(pid, self._processors.numbers)
+
+    def process_limits(self, *, is_alone: bool) -> dict[int, int]:
+        """What each process may use, by the numbers of setrlimit(2). Part of `bind`."""
         limits = self.limits
         governed = self.group.folders if self.group else {}
         chosen = {resource.RLIMIT_CORE: 0}
@@ -153,6 +158,10 @@ class Enforcement:
         self._oom_kills, self._refused_forks = oom_kills, refused_forks
         return found
 
+    def oom_kills(self) -> int:
+        """How often want of memory has killed a process; 0 where that is not counted."""
+        return self.group.oom_kills() if self.group else 0
+
     def memory_peak_mb(self) -> float:
         """The most that all processes together held since the last call, without what is only cached of files."""
         if self.group is None:
@@ -170,7 +179,7 @@ class Enforcement:
         """Kill whoever is left, and remove the group; may be called twice."""
         if self.group is not None:
             group, self.group = self.group, None
-            await self._groups.remove(group)
+            await self.groups.remove(group)
         if self._processors is not None:
             self._processors.release()
             self._processors = None

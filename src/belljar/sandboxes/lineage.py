@@ -1,4 +1,4 @@
-"""Finds and ends everything one command has started, by reading Linux's /proc. Knows nothing of sandboxes.
+"""Finds, and ends, what one command has started, by reading Linux's /proc. Knows nothing of sandboxes.
 
 A process belongs when it is in the command's session, when its parent belongs, or when it was started with the
 sandbox's mark in its environment, which is what still tells of a daemon that left its session and lost its parent.
@@ -38,6 +38,27 @@ def end_lineage(leader: int, mark: str) -> None:
     # Each pass may miss a child that is being forked; the next one sees it.
     while members := [process for process in _members(leader, mark) if process.pid not in untouchable]:
         untouchable |= _kill(members, deadline)
+
+
+def open_descendant(ancestor: int, name: str) -> int | None:
+    """A pidfd of the process below that one which goes by this name on its command line; None when there is none."""
+    living = {process.pid: process for process in _processes() if not process.is_dead}
+    below = {ancestor}
+    while more := {p.pid for p in living.values() if p.parent in below} - below:
+        below |= more
+    for pid in below:
+        if _name(pid) == name and (pidfd := open_pidfd(pid)) is not None:
+            if _is_same(living[pid]):
+                return pidfd
+            os.close(pidfd)
+    return None
+
+
+def _name(pid: int) -> str:
+    try:
+        return os.fsdecode((_PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0])
+    except OSError:
+        return ""
 
 
 def _members(leader: int, mark: str) -> list[_Process]:

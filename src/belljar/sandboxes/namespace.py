@@ -10,11 +10,10 @@ import contextlib
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from belljar.sandboxes.bubblewrap import (
     open_files,
 )
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
+from belljar.sandboxes.identities import hand_over
 from belljar.sandboxes.limits import Enforcement, Enforcer, counts_processes_of_namespace
 from belljar.sandboxes.sealing import Seal, best_seal, drop_command
 
@@ -84,7 +84,7 @@ class NamespaceProvider:
         found = Check("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
         seal, complaint = self._trial
         if complaint:
-            return [found, Check("namespaces", is_ok=False, detail=complaint, hint=_advice())]
+            return [found, Check("namespaces", is_ok=False, detail=complaint, hint=advice())]
         kinds = "mount, pid, net, ipc and uts" if seal.identities else "user, mount, pid, net, ipc and uts"
         works = Check("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
         return [found, works, *_seal_checks(seal), self._enforcer.check()]
@@ -106,11 +106,11 @@ class NamespaceProvider:
         if identities is None:
             return self._make(replace(spec, identity=None))
         if spec.identity is not None:
-            _hand_over(spec, spec.identity)
+            hand_over(spec, spec.identity)
             return self._make(spec)
         identity = identities.take()
         try:
-            _hand_over(spec, identity)
+            hand_over(spec, identity)
             return self._make(replace(spec, identity=identity), on_close=partial(identities.release, identity))
         except BaseException:
             identities.release(identity)
@@ -154,6 +154,15 @@ class NamespaceProvider:
         return seal, complaint
 
 
+class Told(NamedTuple):
+    """What bubblewrap is told, and the descriptors that it is told with."""
+
+    command: list[str]
+    descriptors: list[int]
+    stdin: int | None = None
+    """Instead of one at its end."""
+
+
 class NamespaceSandbox:
     """One session's namespaces. bubblewrap adds one variable to the environment, `PWD`."""
 
@@ -193,8 +202,8 @@ class NamespaceSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
         with contextlib.ExitStack() as stack:
-            told = tell_bubblewrap(self._seal, self._spec, command, environment, stack)
-            stdin = _open_nothing(stack)
+            told = self._tell(command, environment, pass_fds, stack)
+            stdin = _open_nothing(stack) if told.stdin is None else told.stdin
             info, info_end = _open_pipe(stack)
             gate_end, gate = _open_pipe(stack)
             bubblewrap = [str(self._bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
@@ -213,9 +222,24 @@ class NamespaceSandbox:
             await self._explain(process)
         # Nothing runs inside until its limits hold.
         with contextlib.suppress(ProcessLookupError):
-            self._enforcement.bind(process.first_pid, is_alone=self._is_alone)
+            self._bind(process.first_pid)
         process.let_in()
         return process
+
+    def _tell(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        _pass_fds: Sequence[int],
+        stack: contextlib.ExitStack,
+    ) -> Told:
+        return tell_bubblewrap(self._seal, self._spec, command, environment, stack)
+
+    def _bind(self, pid: int) -> None:
+        self._enforcement.bind(pid, is_alone=self._is_alone)
+
+    def _complaint(self) -> str:
+        return try_bubblewrap(self._bubblewrap, self._seal)
 
     @property
     def _is_alone(self) -> bool:
@@ -247,10 +271,10 @@ class NamespaceSandbox:
     async def _explain(self, process: "NamespaceProcess") -> None:
         """Say why bubblewrap made no namespaces; its own words went to the caller's stderr, so it is asked again."""
         status = await process.wait()
-        complaint = "" if self._is_closed else await asyncio.to_thread(try_bubblewrap, self._bubblewrap, self._seal)
+        complaint = "" if self._is_closed else await asyncio.to_thread(self._complaint)
         raise SandboxUnavailable(
             f"bubblewrap ended with status {status} before the sandbox was made{complaint and f': {complaint}'}",
-            hint=_advice(),
+            hint=advice(),
         )
 
 
@@ -317,13 +341,6 @@ class NamespaceProcess:
         self._is_told.set()
 
 
-class Told(NamedTuple):
-    """What bubblewrap is told, and the descriptors that it is told with."""
-
-    command: list[str]
-    descriptors: list[int]
-
-
 def tell_bubblewrap(
     seal: Seal,
     spec: SandboxSpec,
@@ -348,36 +365,40 @@ def tell_bubblewrap(
 
 def try_bubblewrap(bubblewrap: Path, seal: Seal) -> str:
     """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
+    with open_trial(seal) as (spec, stack):
+        told = tell_bubblewrap(seal, spec, ["true"], {"PATH": "/usr/bin:/bin"}, stack)
+        return try_told(bubblewrap, told)
+
+
+@contextlib.contextmanager
+def open_trial(seal: Seal) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
+    """A session that is none, to try a sandbox with."""
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
         spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
         if seal.identities:
             identity = seal.identities.take()
             stack.callback(seal.identities.release, identity)
             spec = replace(spec, identity=identity)
-        told = tell_bubblewrap(seal, spec, ["true"], {"PATH": "/usr/bin:/bin"}, stack)
-        try:
-            answer = subprocess.run(
-                [str(bubblewrap), *told.command],
-                env={},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TRIAL_PATIENCE_S,
-                pass_fds=told.descriptors,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            return str(error)
+        yield spec, stack
+
+
+def try_told(bubblewrap: Path, told: Told) -> str:
+    """Run bubblewrap once and return what was complained of."""
+    try:
+        answer = subprocess.run(
+            [str(bubblewrap), *told.command],
+            env={},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_PATIENCE_S,
+            pass_fds=told.descriptors,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
     return "" if answer.returncode == 0 else answer.stderr.strip() or f"bwrap: status {answer.returncode}"
-
-
-def _hand_over(spec: SandboxSpec, identity: Identity) -> None:
-    """Make the session's folders its user's. They are ours to the last step: nobody can put a link in their place."""
-    for path in spec.readable:
-        if not path.stat().st_mode & stat.S_IROTH:
-            raise SandboxUnavailable(f"Tree is closed to the session's user: {path}", hint=f"chmod -R o+rX {path}")
-    for folder in (spec.workspace, spec.scratch, spec.home):
-        os.chown(folder, identity.uid, identity.gid, follow_symlinks=False)
 
 
 def _seal_checks(seal: Seal) -> list[Check]:
@@ -393,7 +414,7 @@ def _seal_checks(seal: Seal) -> list[Check]:
     return [filtered, Check("users", is_ok=True, detail="the server's, in a user namespace for each session")]
 
 
-def _advice() -> str:
+def advice() -> str:
     """The next action on a host where bubblewrap is refused."""
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap"

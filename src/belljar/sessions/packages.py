@@ -26,7 +26,8 @@ async def install_packages(starter: KernelStarter, session: Session, requirement
     environment = await starter.package_environment(session.environment)
     changes: list[Change] = []
     layer = session.folders.layer
-    outcomes = await install(environment, layer, requirements, on_change=changes.append)
+    open_uv = starter.workshop.uv_for(session.id)
+    outcomes = await install(environment, layer, requirements, on_change=changes.append, open_uv=open_uv)
     there = [outcome.name for outcome in outcomes if outcome.error is None]
     replaced = [change for change in changes if change.before is not None and change.before != change.after]
     names = [*there, *(change.name for change in replaced)]

@@ -108,7 +108,7 @@ class Session:
         self.journal = journal
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
-        self.quota = DiskQuota((folders.workspace, folders.scratch, folders.home), settings.disk_mb)
+        self.quota = DiskQuota((folders.workspace, folders.scratch, folders.home), settings.disk_mb or 0)
         self.turn = asyncio.Lock()
         self._start_kernel = start_kernel
         self._kernel: Kernel | None = None

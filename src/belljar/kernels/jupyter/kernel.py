@@ -25,7 +25,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
+from belljar.sandboxes.base import Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 # A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. Once the reply is
@@ -136,7 +136,9 @@ class JupyterKernel:
 
     def _signal(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if self._pidfd is not None:
+            if isinstance(self._process, Interruptible):
+                self._process.interrupt()
+            elif self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
             else:
                 os.kill(self._pid, signal.SIGINT)

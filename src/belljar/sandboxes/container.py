@@ -1,0 +1,217 @@
+"""The `container` provider: every command in a container of docker or podman, whichever answers; podman is asked first.
+
+A container's first process is ours, `doorstep.py`: it starts the command with the environment and the descriptors it
+is handed through a socket, and ends, the container with it, when the server closes that socket or dies. So nothing
+outlives a server that was killed; the engine removes what ended (`--rm`). What an engine left all the same, after a
+power cut say, is removed when the next server makes its first sandbox: a container's name says which process made it
+and when that was started, its label whose numbers these are.
+
+System calls are filtered twice, by the engine's own list and by ours. What is visible inside is in `enclosure.py`,
+what engines need in `engines.py`. Each command has the session's limits for itself.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from belljar.errors import BelljarError, SandboxUnavailable
+from belljar.sandboxes.base import Check, Identity, Limits, Sandbox, SandboxSpec
+from belljar.sandboxes.bubblewrap import check_folders, open_content
+from belljar.sandboxes.containers import ContainerSandbox, sweep
+from belljar.sandboxes.engines import Engine, find_engines
+from belljar.sandboxes.hierarchy import ControlGroups
+from belljar.sandboxes.identities import Identities, find_identities, hand_over
+from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.seccomp import load_filter
+
+_TRIAL_PATIENCE_S = 30
+_INTERPRETER = os.path.realpath(sys.executable)
+_TRIAL_LIMITS = Limits(memory_mb=256, cpus=1, processes=64, disk_mb=64, temporary_mb=16, open_files=256)
+_BUILD = "{engine} build -t {image} . (in a checkout of belljar), or set container_image to an image that is there"
+_WARNING_FOR_ROOT = (
+    "The server runs as root, and sessions have no users of their own (too few users are mapped into this user "
+    "namespace): their code is the host's uid 0, though without capabilities. Run the server as an ordinary user"
+)
+_WITHOUT = {
+    "memory": "memory is limited per process only",
+    "cpu": "CPU time is not limited, sessions are only placed on as many processors",
+    "pids": "the number of processes is limited only where sessions have users of their own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What this host has to make containers with."""
+
+    checks: list[Check]
+    engine: Engine | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return all(check.is_ok for check in self.checks)
+
+
+class ContainerProvider:
+    """Makes sandboxes out of containers."""
+
+    name = "container"
+    isolates = True
+
+    def __init__(self, engine: str = "auto", image: str = "belljar:latest") -> None:
+        self._choice = engine
+        self._image = image
+        # Groups are the engine's to make: ours only chooses processors.
+        self._enforcer = Enforcer(ControlGroups("none"))
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def warning(self) -> str:
+        """What is less tight here than it could be; tried once, then remembered."""
+        if (engine := self._found.engine) is None:
+            return ""
+        gaps = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
+        limits = f"{engine.kind} cannot write control groups here: {'; '.join(gaps)}" if gaps else ""
+        is_bare = os.geteuid() == 0 and self._identities is None
+        return ". ".join(filter(None, (_WARNING_FOR_ROOT if is_bare else "", limits)))
+
+    def check(self) -> list[Check]:
+        """Whether an engine answers, has the image and starts a container of it; tried once, then remembered."""
+        return self._found.checks
+
+    def take_identity(self) -> Identity | None:
+        """A user for one session of a server run by root; None where sessions are the server's own user."""
+        return self._identities.take() if self._identities else None
+
+    def release_identity(self, identity: Identity) -> None:
+        """It may be given to another session."""
+        if self._identities:
+            self._identities.release(identity)
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
+        engine = (await asyncio.to_thread(lambda: self._found)).engine
+        if engine is None:
+            failed = next(check for check in self.check() if not check.is_ok)
+            raise SandboxUnavailable(f"No container can be made: {failed.name}: {failed.detail}", hint=failed.hint)
+        await self._swept(engine)
+        return self._make(engine, spec)
+
+    def _make(self, engine: Engine, spec: SandboxSpec) -> ContainerSandbox:
+        check_folders(spec)
+        if self._identities is None:
+            return self._seal(engine, replace(spec, identity=None))
+        if spec.identity is not None:
+            hand_over(spec, spec.identity)
+            return self._seal(engine, spec)
+        identity = self._identities.take()
+        release = partial(self._identities.release, identity)
+        try:
+            hand_over(spec, identity)
+            return self._seal(engine, replace(spec, identity=identity), on_close=release)
+        except BaseException:
+            release()
+            raise
+
+    def _seal(self, engine: Engine, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None) -> ContainerSandbox:
+        return ContainerSandbox(
+            engine, self._image, spec, self._enforcer.enforce(spec.session_id, spec.limits), on_close=on_close
+        )
+
+    async def _swept(self, engine: Engine) -> None:
+        """Remove what servers that are gone have left, once."""
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().create_task(asyncio.to_thread(sweep, engine))
+        await asyncio.shield(self._sweeping)
+
+    @cached_property
+    def _identities(self) -> Identities | None:
+        return find_identities() if os.geteuid() == 0 else None
+
+    @cached_property
+    def _found(self) -> _Finding:
+        """The first engine that works, else what the first of them lacks."""
+        if sys.platform != "linux":
+            detail = f"Linux only, this is {sys.platform}: elsewhere containers are on a machine of their own"
+            hint = "`--sandbox process` does not isolate: choose it knowingly"
+            return _Finding([Check("engine", is_ok=False, detail=detail, hint=hint)])
+        first: _Finding | None = None
+        for engine in find_engines(self._choice):
+            finding = self._examine(engine)
+            if finding.is_ok:
+                return finding
+            first = first or finding
+        if first is not None:
+            return first
+        sought = "podman or docker" if self._choice == "auto" else self._choice
+        return _Finding([Check("engine", is_ok=False, detail=f"{sought} not found", hint=f"Install {sought}")])
+
+    def _examine(self, answer: Engine | tuple[str, str]) -> _Finding:
+        if not isinstance(answer, Engine):
+            name, complaint = answer
+            hint = f"`{name} info` must work for the user of the server: start its service, or let that user talk to it"
+            return _Finding([Check("engine", is_ok=False, detail=f"{name} does not answer: {complaint}", hint=hint)])
+        rootless = ", rootless" if answer.is_rootless else ""
+        found = Check("engine", is_ok=True, detail=f"{answer.kind} {answer.version}{rootless}, {answer.program}")
+        if complaint := answer.complaint_about_image(self._image):
+            hint = _BUILD.format(engine=answer.kind, image=self._image)
+            return _Finding([found, Check("image", is_ok=False, detail=f"{self._image}: {complaint}", hint=hint)])
+        image = Check("image", is_ok=True, detail=self._image)
+        complaints: list[str] = []
+        for engine in (answer, *answer.fallbacks()):
+            if not (complaint := self._complaint(engine)):
+                return _Finding([found, image, *_working(engine, self._identities)], engine)
+            if complaint not in complaints:
+                complaints.append(complaint)
+        hint = f"`{answer.kind} run --rm --network none {self._image} true` shows what the engine lacks"
+        return _Finding([found, image, Check("container", is_ok=False, detail="; then ".join(complaints), hint=hint)])
+
+    def _complaint(self, engine: Engine) -> str:
+        """Run something in a container like a session's, and return what was complained of: nothing, at best."""
+        # A loop of its own: whoever asks may be in one.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self._try(engine)).result()
+
+    async def _try(self, engine: Engine) -> str:
+        trees = [path for path in map(Path, (sys.prefix, sys.base_prefix)) if not path.is_relative_to("/usr")]
+        with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
+            nowhere = open_content(b"", stack)
+            spec = SandboxSpec("trial", Path(folder), Path(folder), Path(folder), trees, _TRIAL_LIMITS)
+            try:
+                sandbox = self._make(engine, spec)
+                try:
+                    async with asyncio.timeout(_TRIAL_PATIENCE_S):
+                        process = await sandbox.spawn(
+                            [_INTERPRETER, "-ISc", ""], environment={}, stdout=nowhere, stderr=nowhere
+                        )
+                        status = await process.wait()
+                finally:
+                    await sandbox.aclose()
+            except TimeoutError:
+                return f"a container did nothing for {_TRIAL_PATIENCE_S} s"
+            except BelljarError as error:
+                return error.message
+        return f"a command that does nothing ended with status {status}" if status else ""
+
+
+def _working(engine: Engine, identities: Identities | None) -> list[Check]:
+    told = f" with {' '.join(engine.options)}" if engine.options else ""
+    filtered = load_filter()
+    detail = f"filtered by {engine.kind}'s own list and by ours"
+    if filtered.complaint:
+        detail = f"filtered by {engine.kind}'s own list only: {filtered.complaint}"
+    users = "one of the host's for each session" if identities else "the server's"
+    lacking = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
+    limits = "; ".join(lacking) or "control groups bound the memory, CPU and processes of a session"
+    return [
+        Check("container", is_ok=True, detail=f"starts{told}"),
+        Check("system calls", is_ok=True, detail=detail),
+        Check("users", is_ok=True, detail=users),
+        Check("limits", is_ok=True, detail=limits),
+    ]

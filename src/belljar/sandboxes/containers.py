@@ -1,0 +1,125 @@
+"""A session's containers, one for each command; and what tells a server's containers from those of others.
+
+Which engine makes them is `container.py`'s to find, one command's life `containment.py`'s.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
+from belljar.sandboxes.bubblewrap import HOME, SCRATCH
+from belljar.sandboxes.containment import ContainerProcess
+from belljar.sandboxes.doorway import Order
+from belljar.sandboxes.enclosure import Enclosure
+from belljar.sandboxes.engines import LABEL, Engine
+from belljar.sandboxes.limits import Enforcement
+from belljar.sandboxes.seccomp import load_filter
+
+
+class ContainerSandbox:
+    """One session's containers, one for each command."""
+
+    workspace = WORKSPACE
+    scratch = SCRATCH
+    home = HOME
+    temporary = "/tmp"  # noqa: S108 - a path inside
+
+    def __init__(
+        self,
+        engine: Engine,
+        image: str,
+        spec: SandboxSpec,
+        enforcement: Enforcement,
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._image = image
+        self._spec = spec
+        self._enforcement = enforcement
+        self._on_close = on_close
+        self._processes: list[ContainerProcess] = []
+        self._incidents: list[Incident] = []
+        self._peak_mb = 0.0
+        self._ending = asyncio.Lock()
+        self._is_closed = False
+
+    async def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+    ) -> SandboxProcess:
+        """Start a command in a new container; returns once it has been handed in."""
+        if self._is_closed:
+            raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
+        descriptors = {1: stdout, 2: stderr} | {number: number for number in pass_fds}
+        order = Order(command, environment, WORKSPACE, descriptors, load_filter().program)
+        order.check()
+        name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
+        enclosure = Enclosure(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
+        process = ContainerProcess(enclosure, self._enforcement, on_end=self._on_end)
+        # Before anything is awaited: a spawn that is cancelled leaves a container to be ended.
+        self._processes.append(process)
+        await process.start(order)
+        return process
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call."""
+        found, self._incidents = self._incidents, []
+        return found + [incident for process in self._processes for incident in process.incidents()]
+
+    def memory_peak_mb(self) -> float:
+        """The most that all processes together held since the last call; 0 where that is not measured."""
+        peak, self._peak_mb = self._peak_mb, 0.0
+        return max(peak, sum(process.memory_peak_mb() for process in self._processes))
+
+    def _on_end(self, process: ContainerProcess) -> None:
+        """Read what its group has counted: the engine is about to remove it."""
+        self._incidents += process.incidents()
+        self._peak_mb = max(self._peak_mb, process.memory_peak_mb())
+
+    async def kill(self) -> None:
+        """End every container; returns when nobody is left in them."""
+        async with self._ending:
+            while self._processes:
+                process = self._processes[-1]
+                await process.end()
+                self._processes.remove(process)
+
+    async def aclose(self) -> None:
+        """Kill, and start nothing more; may be called twice."""
+        self._is_closed = True
+        await self.kill()
+        await self._enforcement.release()
+        self._on_close()
+
+
+def sweep(engine: Engine) -> None:
+    """Remove containers of servers that are gone."""
+    for name in engine.names(_numbers()):
+        pid = name.split("-")[1] if name.startswith("belljar-") else ""
+        if pid.isdecimal() and not name.startswith(_prefix(int(pid))):
+            engine.remove(name)
+
+
+def _prefix(pid: int) -> str:
+    """How the names of a process's containers begin: with its number, and when it was started."""
+    started = "gone"
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        started = text[text.rindex(")") + 2 :].split()[19]
+    return f"belljar-{pid}-{started}-"
+
+
+def _numbers() -> str:
+    """Which processes our numbers mean: servers in containers share an engine, and have the same numbers."""
+    return str(Path("/proc/self/ns/pid").stat().st_ino)

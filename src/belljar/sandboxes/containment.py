@@ -1,0 +1,236 @@
+"""One command in its container: started, handed what it needs, watched, and ended with everybody inside.
+
+What the container looks like is `enclosure.py`'s, how its first process is met `doorway.py`'s.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import Incident, Limits
+from belljar.sandboxes.cgroups import MEBIBYTE, Group, adopt
+from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
+from belljar.sandboxes.doorway import Doorway, Order, Visitor, watch
+from belljar.sandboxes.enclosure import DOORSTEP, Enclosure, file_name, find_interpreter
+from belljar.sandboxes.engines import EngineSilent, ask, last_words
+from belljar.sandboxes.hierarchy import ControlGroups, read_membership
+from belljar.sandboxes.limits import Enforcement
+
+_KILLED = -signal.SIGKILL
+# A container that has been started and does not knock within this time is asked after.
+_KNOCK_S = 2.0
+_LEVELS = 3
+_DOORSTEP = ("-I", "-S", "-B", f"{DOORSTEP}/doorstep.py", f"{DOORSTEP}/door")
+_ELSEWHERE = "Its processes are not this host's: the server and the engine must run on the same machine"
+
+
+class ContainerProcess:
+    """A command in a container; `pid` is the container's first process."""
+
+    pid = 0
+
+    def __init__(
+        self, enclosure: Enclosure, enforcement: Enforcement, *, on_end: Callable[["ContainerProcess"], None]
+    ) -> None:
+        self._enclosure = enclosure
+        self._enforcement = enforcement
+        self._on_end = on_end
+        self._doorway: Doorway | None = None
+        self._child: Child | None = None
+        self._visitor: Visitor | None = None
+        self._first: int | None = None
+        self._meter: Enforcement | None = None
+        self._group: Group | None = None
+        self._status = _KILLED
+        self._has_ended = asyncio.Event()
+
+    async def start(self, order: Order) -> None:
+        """Make the container and hand the command in."""
+        doorway = self._doorway = self._open_doorway()
+        await self._run(self._arguments(doorway, order, _DOORSTEP))
+        visitor = await self._awaited(doorway)
+        if self._has_ended.is_set():
+            raise SandboxUnavailable("The sandbox was ended before its container had started")
+        if visitor is None:
+            complaint = await self._explain(order)
+            raise SandboxUnavailable(
+                f"The container ended before its first process was there: {complaint}",
+                hint=f"Its Python must run in the image {self._enclosure.image}",
+            )
+        self._receive(visitor, order)
+
+    def _open_doorway(self) -> Doorway:
+        spec = self._enclosure.spec
+        uid = spec.identity.uid if spec.identity else os.geteuid()
+        return Doorway(uid, {file_name(path): text for path, text in self._enclosure.files().items()})
+
+    def _arguments(self, doorway: Doorway, order: Order, program: Sequence[str], name: str = "") -> list[str]:
+        enclosure = replace(self._enclosure, name=name or self._enclosure.name)
+        mounts = enclosure.mounts(order.command, doorway.step, doorway.files)
+        return enclosure.arguments(find_interpreter(enclosure.spec, order.command), mounts, program)
+
+    async def _run(self, arguments: list[str]) -> None:
+        engine = self._enclosure.engine
+        # Not a pipe: what the engine leaves running would hold it open.
+        words = os.memfd_create("belljar")
+        try:
+            child = self._child = start_child(
+                engine.command("run", "--detach", *arguments),
+                environment=os.environ,
+                folder="/",
+                stdin=words,
+                stdout=words,
+                stderr=words,
+                pass_fds=(),
+            )
+            status = await child.wait()
+            child.release()
+            if status != 0:
+                said = os.pread(words, 65536, 0).decode(errors="replace")
+                complaint = last_words(said) or f"status {status}"
+                raise SandboxUnavailable(
+                    f"{engine.kind} made no container: {complaint}", hint="`belljar doctor` checks the engine"
+                )
+        finally:
+            os.close(words)
+
+    async def _awaited(self, doorway: Doorway) -> Visitor | None:
+        """The first process, which usually has knocked before the engine is done; None when it never will."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KNOCK_S):
+                return await doorway.visitor()
+        # It is slow, or dead: whichever comes first, it knocks or the engine says that it has ended.
+        waiting = self._enclosure.engine.command("wait", self._enclosure.name)
+        ending = asyncio.create_task(asyncio.to_thread(_wait_for_end, waiting))
+        ending.add_done_callback(lambda _: doorway.close())
+        try:
+            return await doorway.visitor()
+        finally:
+            ending.cancel()
+
+    async def _explain(self, order: Order) -> str:
+        """What its Python says, started once more in the foreground: a container that has ended is gone."""
+        doorway = self._open_doorway()
+        try:
+            name = f"{self._enclosure.name}-again"
+            arguments = self._arguments(doorway, order, ["-I", "-S", "-c", "import ctypes, resource, socket"], name)
+            return await asyncio.to_thread(_complaint, self._enclosure.engine.command("run", *arguments))
+        finally:
+            doorway.close()
+
+    def _receive(self, visitor: Visitor, order: Order) -> None:
+        self._visitor = visitor
+        self.pid = visitor.pid
+        watch(visitor.connection, self._on_said)
+        if visitor.pid == 0:
+            raise SandboxUnavailable(_ELSEWHERE)
+        self._first = open_pidfd(visitor.pid)
+        limits = self._enforcement.limits
+        offer = read_membership(Path(f"/proc/{visitor.pid}"))
+        self._group = adopt(limiting(offer, limits), is_unified=offer.is_unified)
+        self._meter = Enforcement(self._enforcement.groups, self._group, limits, None)
+        with contextlib.suppress(OSError):
+            self._enforcement.place(visitor.pid)
+        is_alone = self._enclosure.spec.identity is not None
+        visitor.hand_over(order, self._meter.process_limits(is_alone=is_alone))
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call."""
+        return self._meter.incidents() if self._meter else []
+
+    def memory_peak_mb(self) -> float:
+        """The most that everybody in it held since the last call; 0 where that is not measured."""
+        return self._meter.memory_peak_mb() if self._meter else 0.0
+
+    async def wait(self) -> int:
+        """Exit status when it ends; negative for a signal."""
+        await self._has_ended.wait()
+        return self._status
+
+    async def end(self) -> None:
+        """Kill everybody in it, and return when they are gone; may be called twice."""
+        if self._visitor is None:
+            await self._abort()
+        else:
+            self._close(self._status)
+            await self._end_first()
+
+    async def _abort(self) -> None:
+        """The container is about to start, and nobody may run in it."""
+        self._has_ended.set()
+        if self._doorway is not None:
+            # Whoever finds it closed ends by itself.
+            self._doorway.turn_away()
+        if self._child is not None:
+            # Killed, the engine would leave half a container.
+            await self._child.wait()
+            self._child.release()
+            await asyncio.to_thread(self._enclosure.engine.remove, self._enclosure.name)
+
+    async def _end_first(self) -> None:
+        """With the first process Linux ends all others, before it tells that this one has ended."""
+        if self._first is None:
+            await asyncio.to_thread(self._enclosure.engine.remove, self._enclosure.name)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        await wait_readable(self._first)
+        os.close(self._first)
+        self._first = None
+
+    def _on_said(self, said: bytes) -> None:
+        """The status, or nothing: the first process is gone, and only a SIGKILL from outside ends that one."""
+        status = _KILLED
+        with contextlib.suppress(ValueError):
+            status = max(-64, min(int(said), 255))
+        self._close(status)
+
+    def _close(self, status: int) -> None:
+        if self._visitor is None or self._has_ended.is_set():
+            return
+        self._status = status
+        # While the connection is open the container is there, and its group can be read.
+        self._on_end(self)
+        self._meter = None
+        if self._group is not None:
+            self._group.release()
+        asyncio.get_running_loop().remove_reader(self._visitor.connection)
+        self._visitor.connection.close()
+        self._has_ended.set()
+
+
+def limiting(offer: ControlGroups, limits: Limits) -> dict[str, Path]:
+    """The groups that really hold a process to its limits: its own, or one just above that the engine made."""
+    wanted = {
+        "memory": ("memory.max" if offer.is_unified else "memory.limit_in_bytes", limits.memory_mb * MEBIBYTE),
+        "pids": ("pids.max", limits.processes),
+    }
+    found: dict[str, Path] = {}
+    for name, (file, most) in wanted.items():
+        own = offer.folders.get(name)
+        for folder in (own, *own.parents)[:_LEVELS] if own and most else ():
+            with contextlib.suppress(OSError):
+                if (folder / file).read_text().strip() == str(most):
+                    found[name] = folder
+                    break
+    return found
+
+
+def _wait_for_end(command: list[str]) -> None:
+    # No answer in its time is no end; then whoever waits gives up as well.
+    with contextlib.suppress(EngineSilent):
+        ask(command)
+
+
+def _complaint(command: list[str]) -> str:
+    """What its Python says when it is started the same way, in the foreground."""
+    try:
+        ask(command)
+    except EngineSilent as silence:
+        return str(silence)
+    return "its Python starts, but did not stay"

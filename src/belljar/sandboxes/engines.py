@@ -1,0 +1,187 @@
+"""The container engines of this host, docker and podman: which are here, what they say of themselves, what they need.
+
+Runs their programs and waits for the answer; knows nothing of sessions, and makes no container.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from belljar.sandboxes.base import Identity
+
+LABEL = "belljar.pids"
+"""Of every container of ours: which process numbers the one in its name belongs to."""
+
+_NAMES = ("podman", "docker")
+_PATIENCE_S = 15
+_CONTROLLERS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
+# Beyond it podman 4.3 may refuse, having lowered its own limit first.
+_MOST_PROCESSES = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One that answered, and how it wants to be talked to."""
+
+    kind: Literal["podman", "docker"]
+    program: str
+    version: str
+    is_rootless: bool
+    """Whether its containers are in a user namespace of an ordinary user."""
+    controllers: frozenset[str]
+    """What it can limit: memory, cpu, pids."""
+    options: tuple[str, ...] = ()
+    """In front of every command."""
+    limits_processes: bool = False
+    """Whether it has to be told a RLIMIT_NPROC, because it would choose one that it may not set."""
+    maps_users: bool = True
+    """Whether an ordinary user can be the same user inside; else that one is root to itself."""
+
+    def command(self, *words: str) -> list[str]:
+        """A command line of it."""
+        return [self.program, *self.options, *words]
+
+    def users(self, identity: Identity | None) -> tuple[list[str], Identity]:
+        """The options that make a container run as that user, else as the server's, and who that is inside."""
+        ours = identity or Identity(os.geteuid(), os.getegid())
+        if not self.is_rootless:
+            # A daemon may be set to map users: sessions' would not be those that own their folders.
+            return ["--userns", "host", "--user", f"{ours.uid}:{ours.gid}"], ours
+        if self.kind == "podman" and self.maps_users:
+            return ["--userns", "keep-id", "--user", f"{ours.uid}:{ours.gid}"], ours
+        return ["--user", "0:0"], Identity(0, 0)
+
+    def ulimits(self) -> list[str]:
+        """Never more than we have ourselves: an engine that lacks CAP_SYS_RESOURCE could not set it."""
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        words = [] if files == resource.RLIM_INFINITY else ["--ulimit", f"nofile={files}:{files}"]
+        if self.limits_processes:
+            _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+            most = _MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_PROCESSES)
+            words += ["--ulimit", f"nproc={most}:{most}"]
+        return words
+
+    def fallbacks(self) -> Iterator["Engine"]:
+        """Other ways to talk to it, to be tried in turn where containers do not start."""
+        limited = replace(self, limits_processes=True)
+        yield limited
+        if self.kind == "podman":
+            # crun refuses hosts with control groups of both kinds; without systemd there is nobody to make them.
+            runtimes = [("--runtime", name) for name in ("runc", "crun") if shutil.which(name, path=_search_path())]
+            for runtime in runtimes:
+                yield replace(limited, options=runtime)
+                yield replace(limited, options=("--cgroup-manager", "cgroupfs", *runtime))
+            if self.is_rootless:
+                yield replace(limited, maps_users=False)
+
+    def complaint_about_image(self, image: str) -> str:
+        """Why no container can be made of that image; empty when one can."""
+        try:
+            answer = ask(self.command("image", "inspect", "--format", "{{json .Config}}", image))
+        except EngineSilent as silence:
+            return str(silence)
+        return _complaint_about(answer) if self.kind == "docker" else ""
+
+    def names(self, numbers: str) -> list[str]:
+        """Our containers, whoever's of ours, that were named with these process numbers."""
+        listing = ["ps", "--all", "--filter", f"label={LABEL}={numbers}", "--format", "{{.Names}}"]
+        try:
+            return ask(self.command(*listing)).split()
+        except EngineSilent:
+            return []
+
+    def remove(self, name: str) -> None:
+        """End a container and everything in it, if there is one of that name."""
+        try:
+            ask(self.command("rm", "--force", name))
+        except EngineSilent:
+            return
+
+
+class EngineSilent(Exception):
+    """An engine did not do as it was told; the message is its last words."""
+
+
+def find_engines(choice: str) -> Iterator[Engine | tuple[str, str]]:
+    """Those that answer, the preferred first; for one that does not, its name and why."""
+    for name in _NAMES if choice == "auto" else (choice,):
+        program = shutil.which(name, path=_search_path())
+        if program is None:
+            continue
+        try:
+            yield _read_engine(program, ask([program, "info", "--format", "{{json .}}"]))
+        except EngineSilent as silence:
+            yield name, str(silence)
+
+
+def ask(command: Sequence[str]) -> str:
+    """What an engine's program prints."""
+    try:
+        answer = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineSilent(f"{Path(command[0]).name} gave no answer in {_PATIENCE_S} s") from None
+    except OSError as error:
+        raise EngineSilent(f"{command[0]}: {error.strerror}") from None
+    if answer.returncode != 0:
+        raise EngineSilent(last_words(answer.stderr) or f"status {answer.returncode}")
+    return answer.stdout
+
+
+def last_words(text: str) -> str:
+    """What an engine complained of, without the lines that lead up to it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # docker ends with where its help is.
+    said = [line for line in lines if not line.startswith(("See '", "Run '"))]
+    return said[-1][-500:] if said else ""
+
+
+def _read_engine(program: str, text: str) -> Engine:
+    try:
+        facts: dict[str, Any] = json.loads(text)
+        return _podman(program, facts) if "host" in facts else _docker(program, facts)
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineSilent(f"answered what cannot be read: {error}") from None
+
+
+def _podman(program: str, facts: Mapping[str, Any]) -> Engine:
+    host = facts["host"]
+    is_rootless = bool(host["security"]["rootless"])
+    # An ordinary user has no part in the old hierarchy: there podman takes limits, and does not set them.
+    is_powerless = is_rootless and host.get("cgroupVersion") == "v1"
+    named: list[str] = host.get("cgroupControllers") or []
+    known = frozenset(name for name in _CONTROLLERS if name in named and not is_powerless)
+    return Engine("podman", program, str(facts["version"]["Version"]), is_rootless, known)
+
+
+def _docker(program: str, facts: Mapping[str, Any]) -> Engine:
+    if not facts.get("ServerVersion"):
+        raise EngineSilent("; ".join(facts.get("ServerErrors") or ["the daemon does not answer"]))
+    security: list[str] = facts.get("SecurityOptions") or []
+    is_rootless = any("rootless" in option for option in security)
+    known = frozenset(name for name, key in _CONTROLLERS.items() if facts.get(key))
+    return Engine("docker", program, str(facts["ServerVersion"]), is_rootless, known)
+
+
+def _complaint_about(config: str) -> str:
+    facts: dict[str, Any] = json.loads(config) or {}
+    volumes: dict[str, Any] = facts.get("Volumes") or {}
+    return f"it declares volumes, which have no limit: {', '.join(volumes)}" if volumes else ""
+
+
+def _search_path() -> str:
+    # Debian keeps runc where only root looks.
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))

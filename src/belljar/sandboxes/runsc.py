@@ -1,0 +1,67 @@
+"""gVisor's `runsc`, as it is found here: which one it is, what it can do, and its command line. Knows no sandbox."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PLATFORMS = ("systrap", "ptrace")
+"""How system calls are caught, the faster first. Not `kvm`: a session's user has no right to the device."""
+
+_PATIENCE_S = 10
+_CHOSEN = {
+    "network": "none",
+    # Its user is nobody's root: it makes a user namespace with this one user in it.
+    "rootless": "true",
+    # The groups are ours, and it is in them already.
+    "ignore-cgroups": "true",
+    # Nothing is to be written beside what is shown.
+    "overlay2": "none",
+    # The host writes into the session's folders too: packages are installed while the kernel runs.
+    "file-access": "shared",
+    # The session's own, in its scratch folder: nothing else that is shown has any.
+    "host-uds": "all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Runsc:
+    """One program."""
+
+    path: Path
+    version: str
+    flags: frozenset[str]
+    """Those of `_CHOSEN` that it knows."""
+    is_recent: bool
+    """From 2023 on: it passes descriptors, and makes what others have mounted read-only."""
+
+    def command(self, program: str, *, platform: str, state: str, bundle: str, pass_fds: Sequence[int]) -> list[str]:
+        """What runs a bundle; `program` is where it finds itself."""
+        chosen = [f"--{name}={value}" for name, value in _CHOSEN.items() if name in self.flags]
+        passed = [f"--pass-fd={number}:{number}" for number in pass_fds]
+        running = ["run", f"--bundle={bundle}", *passed, "belljar"]
+        return [program, f"--root={state}", f"--platform={platform}", *chosen, *running]
+
+
+def find_runsc(name: str) -> Runsc | str:
+    """The program of that name or path, or why there is none."""
+    if (found := shutil.which(name)) is None:
+        return "not found"
+    path = Path(os.path.realpath(found))
+    try:
+        version, flags, running = (_ask(path, *words) for words in (["--version"], ["flags"], ["help", "run"]))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"does not run ({error})"
+    known = {line.split()[0].lstrip("-") for line in flags.splitlines() if line.lstrip().startswith("-")}
+    first = version.splitlines()[0] if version else "of an unknown version"
+    return Runsc(path, first.removeprefix("runsc version "), frozenset(known & _CHOSEN.keys()), "-pass-fd" in running)
+
+
+def _ask(path: Path, *words: str) -> str:
+    answer = subprocess.run(
+        [path, *words], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
+    )
+    # `flags` tells on either stream, as versions have it.
+    return answer.stdout + answer.stderr

@@ -1,0 +1,15 @@
+"""uv in a sandbox of its own, for tests; skips where this host cannot isolate."""
+
+import pytest
+
+from belljar.kernels.workshop import Workshop
+from belljar.sandboxes.namespace import NamespaceProvider
+from shared_environment import settings_with
+
+
+def open_workshop(**flags: object) -> Workshop:
+    provider = NamespaceProvider()
+    for check in provider.check():
+        if not check.is_ok:
+            pytest.skip(f"{check.name}: {check.detail}")
+    return Workshop(settings_with(**flags), provider)
