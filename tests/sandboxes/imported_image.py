@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.sandboxes.engines import Engine, find_engines
+from belljar.sandboxes.container.engines import Engine, find_engines
 
 _PROGRAMS = [Path("/usr/bin") / name for name in ("true", "cat", "env", "dash", "id")]
 # As images have them: closed to a session, which uses one and has to get through the other.

@@ -20,13 +20,14 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE, Opener, read_to_en
 from belljar.api import open_session
 from belljar.environments import Environment
 from belljar.errors import InvalidArgument, SandboxUnavailable
-from belljar.sandboxes import container, containment
 from belljar.sandboxes.base import Limits, Provider, SandboxSpec
 from belljar.sandboxes.cgroups import adopt
-from belljar.sandboxes.container import ContainerProvider
-from belljar.sandboxes.doorway import Doorway
-from belljar.sandboxes.enclosure import Enclosure, find_interpreter
-from belljar.sandboxes.engines import LABEL, Engine, find_engines
+from belljar.sandboxes.container import containment
+from belljar.sandboxes.container import provider as container
+from belljar.sandboxes.container.doorway import Doorway
+from belljar.sandboxes.container.engines import LABEL, Engine, find_engines
+from belljar.sandboxes.container.flags import Enclosure, find_interpreter
+from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.hierarchy import ControlGroups
 
 pytestmark = [

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.sandboxes import threshold
-from belljar.sandboxes.crossing import Crossing
+from belljar.sandboxes.microvm import threshold as threshold
+from belljar.sandboxes.microvm.crossing import Crossing
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="descriptors are passed by exec")
 

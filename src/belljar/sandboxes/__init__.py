@@ -2,9 +2,9 @@
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Provider
-from belljar.sandboxes.container import ContainerProvider
-from belljar.sandboxes.gvisor import GVisorProvider
-from belljar.sandboxes.microvm import MicroVMProvider
+from belljar.sandboxes.container.provider import ContainerProvider
+from belljar.sandboxes.gvisor.provider import GVisorProvider
+from belljar.sandboxes.microvm.provider import MicroVMProvider
 from belljar.sandboxes.namespace import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import Settings

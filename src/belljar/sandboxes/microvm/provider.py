@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import threshold
 from belljar.sandboxes.base import WORKSPACE, Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.bubblewrap import HOME, SCRATCH, check_folders
-from belljar.sandboxes.crossing import Crossing
+from belljar.sandboxes.microvm import threshold as threshold
+from belljar.sandboxes.microvm.crossing import Crossing
 
 _PACKAGE = "microsandbox"
 _INSTALL = "pip install 'belljar[microvm]'"

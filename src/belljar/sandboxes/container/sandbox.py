@@ -13,10 +13,10 @@ from pathlib import Path
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
 from belljar.sandboxes.bubblewrap import HOME, SCRATCH
-from belljar.sandboxes.containment import ContainerProcess
-from belljar.sandboxes.doorway import Order
-from belljar.sandboxes.enclosure import Enclosure
-from belljar.sandboxes.engines import LABEL, Engine
+from belljar.sandboxes.container.doorway import Order
+from belljar.sandboxes.container.engines import LABEL, Engine
+from belljar.sandboxes.container.flags import Enclosure
+from belljar.sandboxes.container.process import ContainerProcess
 from belljar.sandboxes.limits import Enforcement
 from belljar.sandboxes.seccomp import load_filter
 

@@ -15,9 +15,9 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Incident, Limits
 from belljar.sandboxes.cgroups import MEBIBYTE, Group, adopt
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
-from belljar.sandboxes.doorway import Doorway, Order, Visitor, watch
-from belljar.sandboxes.enclosure import DOORSTEP, Enclosure, file_name, find_interpreter
-from belljar.sandboxes.engines import EngineSilent, ask, last_words
+from belljar.sandboxes.container.doorway import Doorway, Order, Visitor, watch
+from belljar.sandboxes.container.engines import EngineSilent, ask, last_words
+from belljar.sandboxes.container.flags import DOORSTEP, Enclosure, file_name, find_interpreter
 from belljar.sandboxes.hierarchy import ControlGroups, read_membership
 from belljar.sandboxes.limits import Enforcement
 

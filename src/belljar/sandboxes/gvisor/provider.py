@@ -20,11 +20,11 @@ from belljar.sandboxes.appearance import machine_files
 from belljar.sandboxes.base import Check, Identity, Limits, SandboxProcess, SandboxSpec
 from belljar.sandboxes.bubblewrap import NESTED, encode, nesting_arguments, open_content, open_etc
 from belljar.sandboxes.cgroups import MEBIBYTE
+from belljar.sandboxes.gvisor.oci import Confinement, configuration
+from belljar.sandboxes.gvisor.runsc import PLATFORMS, Runsc, find_runsc
 from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.lineage import open_descendant
 from belljar.sandboxes.namespace import NamespaceProvider, NamespaceSandbox, Told, advice, open_trial, try_told
-from belljar.sandboxes.oci import Confinement, configuration
-from belljar.sandboxes.runsc import PLATFORMS, Runsc, find_runsc
 from belljar.sandboxes.sealing import Seal, drop_command, unfiltered_seal
 
 _INSIDE = Identity(0, 0)

@@ -13,7 +13,7 @@ from belljar.errors import InvalidArgument
 from belljar.sandboxes.appearance import machine_files
 from belljar.sandboxes.base import WORKSPACE, Limits, SandboxSpec
 from belljar.sandboxes.bubblewrap import HOME, SCRATCH
-from belljar.sandboxes.engines import Engine
+from belljar.sandboxes.container.engines import Engine
 
 DOORSTEP = "/run/doorstep"
 

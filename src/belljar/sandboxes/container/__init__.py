@@ -1,0 +1,1 @@
+"""The `container` provider: sessions in containers of docker or podman, whichever answers."""

@@ -1,0 +1,1 @@
+"""The `microvm` provider: sessions in small virtual machines of microsandbox. Refused unless a trial boot succeeds."""
