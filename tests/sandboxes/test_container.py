@@ -22,7 +22,7 @@ from belljar.environments import Environment
 from belljar.errors import InvalidArgument, SandboxUnavailable
 from belljar.sandboxes.base import Limits, Provider, SandboxSpec
 from belljar.sandboxes.cgroups import adopt
-from belljar.sandboxes.container import containment
+from belljar.sandboxes.container import process as containment
 from belljar.sandboxes.container import provider as container
 from belljar.sandboxes.container.doorway import Doorway
 from belljar.sandboxes.container.engines import LABEL, Engine, find_engines
@@ -72,7 +72,7 @@ def engine(provider: Provider) -> Engine:
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Puts a shell script in an engine's place, the only one there is."""
-    monkeypatch.setattr("belljar.sandboxes.engines._search_path", lambda: str(tmp_path))
+    monkeypatch.setattr("belljar.sandboxes.container.engines._search_path", lambda: str(tmp_path))
 
     def write(name: str, script: str) -> Path:
         path = tmp_path / name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.sandboxes.microvm import threshold as threshold
+from belljar.sandboxes.microvm import threshold
 from belljar.sandboxes.microvm.crossing import Crossing
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="descriptors are passed by exec")

@@ -20,9 +20,10 @@ import pytest
 from trials import DEADLINE_S, PYTHON, Outcome, run
 
 from belljar.errors import SandboxUnavailable
+from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Interruptible, Limits, SandboxSpec
-from belljar.sandboxes.microvm import open_provider, threshold
 from belljar.sandboxes.microvm import provider as microvm
+from belljar.sandboxes.microvm import threshold
 from belljar.sandboxes.microvm.provider import MicroVMProvider, find_obstacle, interpreter_for, make_root
 from belljar.settings import Settings
 
