@@ -4,19 +4,24 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from groves import BranchedProvider, Grove, branching_provider
 from trials import READABLE, Opener, tight, usable
 
-from belljar.sandboxes.base import Identity, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
 
 
-@pytest.fixture(params=["process", "namespace", "gvisor", "container"])
+def _usable(name: str) -> Provider:
+    return BranchedProvider(branching_provider()) if name == "branch" else usable(name)
+
+
+@pytest.fixture(params=["process", "namespace", "branch", "gvisor", "container"])
 def provider(request: pytest.FixtureRequest) -> Provider:
-    return usable(request.param)
+    return _usable(request.param)
 
 
-@pytest.fixture(params=["namespace", "gvisor", "container"])
+@pytest.fixture(params=["namespace", "branch", "gvisor", "container"])
 def isolating(request: pytest.FixtureRequest) -> Provider:
-    return tight(request.param)
+    return _usable("branch") if request.param == "branch" else tight(request.param)
 
 
 @pytest.fixture
@@ -44,6 +49,13 @@ async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
     yield open_
     for sandbox in opened:
         await sandbox.aclose()
+
+
+@pytest.fixture
+async def grove(tmp_path: Path) -> AsyncIterator[Grove]:
+    grove = Grove(branching_provider(), tmp_path, Limits(memory_mb=256, cpus=1, processes=64, open_files=256))
+    yield grove
+    await grove.aclose()
 
 
 @pytest.fixture

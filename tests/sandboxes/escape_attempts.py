@@ -198,6 +198,9 @@ for number in set(os.listdir('/proc/1/fd')) - set('012'):
         None,
     ),
     Attempt("enter its namespaces", "call('setns', os.open('/proc/1/ns/mnt', 0), 0); breach('entered')", None),
+    Attempt("enter its namespaces by a pidfd", "call('setns', os.pidfd_open(1), 0x7e020000); breach('entered')", None),
+    Attempt("enter its mounts by a pidfd", "call('setns', os.pidfd_open(1), 0x00020000); breach('entered')", None),
+    Attempt("enter all, upper bits", "breach(system('setns', os.pidfd_open(1), 1 << 32 | 0x7e020000))", None),
     Attempt("trace it", "system('ptrace', 0x4206, 1, 0, 0); breach('seized')", None),
     # More network and sockets
     Attempt("find a socket's name", "if E['ABSTRACT'] in open('/proc/net/unix').read(): breach(1)", "everyone"),
@@ -316,6 +319,7 @@ NAMES = dict(
     ioctl=(16, 29), kcmp=(312, 272), kexec_load=(246, 104), keyctl=(250, 219), mount_setattr=(442, 442),
     move_mount=(429, 429), name_to_handle_at=(303, 264), open_by_handle_at=(304, 265), open_tree=(428, 428),
     perf_event_open=(298, 241), personality=(135, 92), pidfd_getfd=(438, 438), pivot_root=(155, 41),
+    setns=(308, 268),
     process_vm_readv=(310, 270), process_vm_writev=(311, 271), ptrace=(101, 117), request_key=(249, 218),
     set_mempolicy=(238, 237), socket=(41, 198), swapon=(167, 224), syslog=(103, 116), userfaultfd=(323, 282),
     vmsplice=(278, 75),

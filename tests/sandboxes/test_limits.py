@@ -12,7 +12,7 @@ from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.sandboxes.cgroups import PREFIX
 from belljar.sandboxes.hierarchy import ControlGroups, read_control_groups
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace import NamespaceProvider
+from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
 
 pytestmark = pytest.mark.anyio

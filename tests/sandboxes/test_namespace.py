@@ -10,8 +10,9 @@ import pytest
 from trials import ENVIRONMENT, PYTHON, READABLE, Opener, read_to_end, read_until, run, usable
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
-from belljar.sandboxes import namespace
 from belljar.sandboxes.base import Provider, SandboxSpec
+from belljar.sandboxes.namespace import provider as namespace
+from belljar.sandboxes.namespace import trial
 
 pytestmark = pytest.mark.anyio
 
@@ -170,6 +171,6 @@ async def test_a_refusal_at_spawn_carries_bubblewraps_words(refusing: Refuser, o
 def test_the_advice_names_the_setting_that_forbids(
     refusing: Refuser, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, advice: str
 ) -> None:
-    monkeypatch.setattr(namespace, "_setting", lambda name: value if name == setting else "")
+    monkeypatch.setattr(trial, "_setting", lambda name: value if name == setting else "")
     *_, line = refusing("bwrap: No permissions").check()
     assert advice in line.hint

@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import namespace, open_provider, providers
+from belljar.sandboxes import open_provider, providers
+from belljar.sandboxes.namespace import provider as namespace
 from belljar.settings import Settings
 
 

@@ -9,9 +9,9 @@ import pytest
 from trials import ENVIRONMENT, PYTHON, Opener, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import sealing
 from belljar.sandboxes.base import Identity, Provider
-from belljar.sandboxes.namespace import NamespaceProvider
+from belljar.sandboxes.namespace import sealing as sealing
+from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.seccomp import Filter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="Linux only")]

@@ -4,7 +4,7 @@ A provider is made once from the settings and makes sandboxes; a sandbox belongs
 knows folders, namespaces and processes; it knows nothing of kernels, cells or MCP.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -63,6 +63,25 @@ class SandboxSpec:
     limits: Limits = Limits()
     identity: Identity | None = None
     """Whose the session's processes and files are on the host, from `take_identity`."""
+    grounds: Path | None = None
+    """For a trunk: the folder that holds the folders of all its branches, open to be passed through (`o+x`) as theirs
+    are; None: two above the workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How a process of the origin comes into a branch, memory and all."""
+
+    holder: int
+    """A pidfd of the branch's first process: its namespaces are the ones to join. The branch closes it."""
+    flags: int
+    """For setns(2): exactly these are let through by the filter of system calls."""
+    identity: Identity
+    """Whom to become inside, as numbered there."""
+    groups: Sequence[int] = ()
+    """Descriptors that a process with one thread may write `0` to, before it joins: it is then in the branch's control
+    groups at once, where `admit` takes some ten milliseconds to move it. The branch closes them. Only for one that runs
+    no session's code: whoever holds them can leave its own groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +125,8 @@ class Sandbox(Protocol):
     """A private HOME, as code inside sees it."""
     temporary: str
     """A private folder for temporary files, as code inside sees it."""
+    can_spare: bool
+    """Whether `kill` can leave processes alive."""
 
     async def spawn(
         self,
@@ -127,12 +148,28 @@ class Sandbox(Protocol):
         """The most that all its processes together held since the last call; 0 where that is not measured."""
         ...
 
-    async def kill(self) -> None:
-        """End every process inside, at once."""
+    async def kill(self, spare: Collection[int] = ()) -> None:
+        """End every process inside, at once; those spared, by the host's numbers, keep the sandbox open."""
         ...
 
     async def aclose(self) -> None:
         """Kill and release; may be called twice. Called when the session ends or its kernel is replaced."""
+        ...
+
+
+@runtime_checkable
+class Branch(Sandbox, Protocol):
+    """A sandbox of its own that was opened out of another one, its origin. It may be the origin of further ones.
+
+    A command holds it open; once that was spawned, a process of the origin may enter it with its memory.
+    """
+
+    def entrance(self) -> Entrance:
+        """The way in. Asked after `spawn`."""
+        ...
+
+    def admit(self, pid: int) -> None:
+        """A process, by the host's number, has entered: hold it to the limits. Called before it runs a cell."""
         ...
 
 
@@ -161,4 +198,21 @@ class Provider(Protocol):
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet."""
+        ...
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """A provider whose sandboxes can be branched. Closing an origin ends its own processes; branches live on."""
+
+    def branching_gap(self) -> str:
+        """Why that does not work on this host; empty when it does. Tried once, then remembered."""
+        ...
+
+    async def open_trunk(self, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox that branches can be opened from."""
+        ...
+
+    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
+        """Make a sandbox whose entrance the origin's processes can use; the origin is a trunk or a branch, and held."""
         ...

@@ -60,8 +60,16 @@ class Group(Protocol):
         """The processes in it now."""
         ...
 
+    def has(self, pid: int) -> bool:
+        """Whether a process is in all of it."""
+        ...
+
     def join(self, pid: int) -> None:
         """Move a process in; `ProcessLookupError` when it is gone."""
+        ...
+
+    def allow_processes(self, count: int) -> None:
+        """Change how many there may be, where they are counted; those that are there stay."""
         ...
 
     def kill(self) -> None:
@@ -106,9 +114,16 @@ class _Folders:
     def members(self) -> set[int]:
         return {pid for folder in set(self.folders.values()) for pid in _numbers(folder / "cgroup.procs")}
 
+    def has(self, pid: int) -> bool:
+        return all(pid in _numbers(folder / "cgroup.procs") for folder in set(self.folders.values()))
+
     def join(self, pid: int) -> None:
         for folder in set(self.folders.values()):
             _write(folder / "cgroup.procs", pid)
+
+    def allow_processes(self, count: int) -> None:
+        if folder := self.folders.get("pids"):
+            _write(folder / "pids.max", count)
 
     def kill(self) -> None:
         for pid in self.members():

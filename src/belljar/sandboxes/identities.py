@@ -31,18 +31,18 @@ class Identities:
     """Gives them out. Not for several threads at once."""
 
     def __init__(self, numbers: range) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._taken: set[int] = set()
 
     def take(self) -> Identity:
         """One that no live session has."""
         for _ in range(_TRIES):
-            number = self._numbers.start + secrets.randbelow(len(self._numbers))
-            if number not in self._taken and (self._numbers == _FREE or not _has_account(number)):
+            number = self.numbers.start + secrets.randbelow(len(self.numbers))
+            if number not in self._taken and (self.numbers == _FREE or not _has_account(number)):
                 self._taken.add(number)
                 return Identity(number, number)
         raise SandboxUnavailable(
-            f"{len(self._taken)} of the {len(self._numbers)} host users for sessions are taken",
+            f"{len(self._taken)} of the {len(self.numbers)} host users for sessions are taken",
             hint="End sessions, or give the server's user namespace more users",
         )
 

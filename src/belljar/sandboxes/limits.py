@@ -10,7 +10,7 @@ import platform
 import resource
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 
 from belljar.errors import SandboxUnavailable
@@ -20,6 +20,8 @@ from belljar.sandboxes.hierarchy import ControlGroups, read_control_groups
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # Walks into its groups, then becomes the command: what moves itself costs 1 ms, what is moved by another up to 15.
+# On demand it waits for a line first, so that it can be bound while it is still the server's own user.
+_WAIT = "read -r _; "
 _DOORMAN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 
 
@@ -104,11 +106,32 @@ class Enforcement:
         self._peak_bytes = 0
         self._told_bytes = 0
 
-    def guarded(self, command: Sequence[str]) -> list[str]:
-        """The command, started so that it is in the group before its first instruction."""
-        if self.group is None:
+    def guarded(self, command: Sequence[str], *, waits: bool = False) -> list[str]:
+        """The command, started so that it is in the group before its first instruction.
+
+        `waits`: and that it starts only after a line came on its standard input.
+        """
+        if self.group is None and not waits:
             return [*command]
-        return ["/bin/sh", "-c", _DOORMAN, "belljar", *self.group.entrances(), "--", *command]
+        entrances = self.group.entrances() if self.group else []
+        return ["/bin/sh", "-c", _WAIT * waits + _DOORMAN, "belljar", *entrances, "--", *command]
+
+    def open_entrances(self) -> list[int]:
+        """Descriptors for a process to come in by itself, as the command does."""
+        entrances = self.group.entrances() if self.group else []
+        return [os.open(entrance, os.O_WRONLY | os.O_CLOEXEC) for entrance in entrances]
+
+    def admit(self, pid: int, *, is_alone: bool) -> None:
+        """Take in a process with one thread that has grown elsewhere, with limits of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.group is not None and not self.group.has(pid):
+                self.group.join(pid)
+            if self._processors is not None:
+                os.sched_setaffinity(pid, self._processors.numbers)
+            most = self.process_limits(is_alone=is_alone).get(resource.RLIMIT_NPROC)
+            if most is not None:
+                with contextlib.suppress(PermissionError):
+                    resource.prlimit(pid, resource.RLIMIT_NPROC, (most, most))
 
     def bind(self, pid: int, *, is_alone: bool) -> None:
         """Set what a process and its children inherit. `is_alone`: its user has no processes but the session's."""
@@ -141,6 +164,23 @@ class Enforcement:
         if limits.processes and "pids" not in governed and is_alone:
             chosen[resource.RLIMIT_NPROC] = limits.processes
         return chosen
+
+    @contextlib.contextmanager
+    def without_forks(self) -> Generator[None]:
+        """Nobody in the group can start a process meanwhile; where there is none, nothing is changed."""
+        if self.group is None or not self.limits.processes:
+            yield
+            return
+        group, before = self.group, self.group.refused_forks()
+        with contextlib.suppress(OSError):
+            group.allow_processes(0)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                group.allow_processes(self.limits.processes)
+            # Those were not the session's limit.
+            self._refused_forks += group.refused_forks() - before
 
     def incidents(self) -> list[Incident]:
         """Limits that were hit since the last call."""

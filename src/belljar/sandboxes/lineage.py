@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,10 @@ class _Process:
     is_dead: bool
 
 
-def end_lineage(leader: int, mark: str) -> None:
-    """Kill until nobody is left. Blocks until they are gone; `leader` must not have been reaped yet."""
+def end_lineage(leader: int, mark: str, spare: Collection[int] = ()) -> None:
+    """Kill until nobody is left but the spared. Blocks until they are gone; `leader` must not have been reaped yet."""
     deadline = time.monotonic() + _PATIENCE_S
-    untouchable: set[int] = set()
+    untouchable = set(spare)
     # Each pass may miss a child that is being forked; the next one sees it.
     while members := [process for process in _members(leader, mark) if process.pid not in untouchable]:
         untouchable |= _kill(members, deadline)

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
@@ -63,6 +63,7 @@ class ProcessSandbox:
         self.scratch = str(spec.scratch)
         self.home = str(spec.home)
         self.temporary = str(spec.home)
+        self.can_spare = sys.platform == "linux"
         self._session_id = spec.session_id
         self._enforcement = enforcement
         self._mark = secrets.token_hex(16)
@@ -104,9 +105,13 @@ class ProcessSandbox:
         """The most that all processes together held since the last call; 0 where that is not measured."""
         return self._enforcement.memory_peak_mb()
 
-    async def kill(self) -> None:
-        """End every process that can be found."""
+    async def kill(self, spare: Collection[int] = ()) -> None:
+        """End every process that can be found, but for the spared; outside Linux nobody can be."""
         async with self._ending:
+            if spare and sys.platform == "linux":
+                for child in self._children:
+                    await asyncio.to_thread(end_lineage, child.pid, self._mark, spare)
+                return
             while self._children:
                 child = self._children[-1]
                 self._enforcement.kill()

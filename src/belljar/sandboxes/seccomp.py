@@ -19,7 +19,7 @@ _REFUSED = {
         *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp"),
     ),
     "namespaces and mounts": (
-        *("setns", "unshare", "mount", "umount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree"),
+        *("unshare", "mount", "umount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree"),
         *("fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "open_tree_attr"),
     ),
     "files past their path": ("open_by_handle_at", "name_to_handle_at", "fanotify_init"),
@@ -65,6 +65,9 @@ _NEW_NAMESPACES = (
     0x20000000,  # pid
     0x40000000,  # network
 )
+ALL_NAMESPACES = sum(_NEW_NAMESPACES)
+"""What `setns` may be asked for: a whole sandbox or nothing. The kernel lets nobody into a user namespace but those who
+own it, from the one above: there is none to enter but where a branch was opened for it."""
 # Typing into a terminal for another process to read, and loading a line discipline.
 _TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
 
@@ -141,6 +144,7 @@ def _rules() -> Iterator[_Rule]:
     for calls in _REFUSED.values():
         for call in calls:
             yield _Rule(errno.EPERM, call)
+    yield _Rule(errno.EPERM, "setns", (_Condition(1, "NE", ALL_NAMESPACES),))
     yield from _clone_rules()
     yield from _personality_rules()
     yield from _socket_rules()

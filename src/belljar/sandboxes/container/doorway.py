@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import InvalidArgument
-from belljar.sandboxes.bubblewrap import open_content
+from belljar.sandboxes.namespace.bubblewrap import open_content
 
 MOST_DESCRIPTORS = 250
 _PROGRAM = Path(__file__).parent / "doorstep.py"

@@ -12,8 +12,8 @@ from pathlib import Path
 from belljar.errors import InvalidArgument
 from belljar.sandboxes.appearance import machine_files
 from belljar.sandboxes.base import WORKSPACE, Limits, SandboxSpec
-from belljar.sandboxes.bubblewrap import HOME, SCRATCH
 from belljar.sandboxes.container.engines import Engine
+from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH
 
 DOORSTEP = "/run/doorstep"
 

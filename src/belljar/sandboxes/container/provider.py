@@ -23,12 +23,12 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, SandboxUnavailable
 from belljar.sandboxes.base import Check, Identity, Limits, Sandbox, SandboxSpec
-from belljar.sandboxes.bubblewrap import check_folders, open_content
 from belljar.sandboxes.container.engines import Engine, find_engines
 from belljar.sandboxes.container.sandbox import ContainerSandbox, sweep
 from belljar.sandboxes.hierarchy import ControlGroups
 from belljar.sandboxes.identities import Identities, find_identities, hand_over
 from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.namespace.bubblewrap import check_folders, open_content
 from belljar.sandboxes.seccomp import load_filter
 
 _TRIAL_PATIENCE_S = 30

@@ -7,17 +7,17 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
-from belljar.sandboxes.bubblewrap import HOME, SCRATCH
 from belljar.sandboxes.container.doorway import Order
 from belljar.sandboxes.container.engines import LABEL, Engine
 from belljar.sandboxes.container.flags import Enclosure
 from belljar.sandboxes.container.process import ContainerProcess
 from belljar.sandboxes.limits import Enforcement
+from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH
 from belljar.sandboxes.seccomp import load_filter
 
 
@@ -28,6 +28,7 @@ class ContainerSandbox:
     scratch = SCRATCH
     home = HOME
     temporary = "/tmp"  # noqa: S108 - a path inside
+    can_spare = False
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class ContainerSandbox:
         self._incidents += process.incidents()
         self._peak_mb = max(self._peak_mb, process.memory_peak_mb())
 
-    async def kill(self) -> None:
-        """End every container; returns when nobody is left in them."""
+    async def kill(self, spare: Collection[int] = ()) -> None:
+        """End every container; returns when nobody is left in them. Nobody is spared."""
         async with self._ending:
             while self._processes:
                 process = self._processes[-1]

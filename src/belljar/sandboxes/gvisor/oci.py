@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.sandboxes.base import WORKSPACE
-from belljar.sandboxes.bubblewrap import HOME, SCRATCH
+from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH
 
 _RLIMITS = {
     getattr(resource, name): name

@@ -18,14 +18,17 @@ from pathlib import Path
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.appearance import machine_files
 from belljar.sandboxes.base import Check, Identity, Limits, SandboxProcess, SandboxSpec
-from belljar.sandboxes.bubblewrap import NESTED, encode, nesting_arguments, open_content, open_etc
 from belljar.sandboxes.cgroups import MEBIBYTE
 from belljar.sandboxes.gvisor.oci import Confinement, configuration
 from belljar.sandboxes.gvisor.runsc import PLATFORMS, Runsc, find_runsc
 from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.lineage import open_descendant
-from belljar.sandboxes.namespace import NamespaceProvider, NamespaceSandbox, Told, advice, open_trial, try_told
-from belljar.sandboxes.sealing import Seal, drop_command, unfiltered_seal
+from belljar.sandboxes.namespace.branches import Ground
+from belljar.sandboxes.namespace.bubblewrap import NESTED, encode, footing_of, nesting_arguments, open_content, open_etc
+from belljar.sandboxes.namespace.enclosure import NamespaceSandbox, Place, Tools
+from belljar.sandboxes.namespace.provider import NamespaceProvider
+from belljar.sandboxes.namespace.sealing import Seal, drop_command, unfiltered_seal
+from belljar.sandboxes.namespace.trial import Told, advice, open_trial, try_told
 
 _INSIDE = Identity(0, 0)
 _KERNEL = "runsc-sandbox"
@@ -84,7 +87,11 @@ class GVisorProvider(NamespaceProvider):
             limits = replace(limits, detail=self._unlimited)
         return [found, works, *_age(self._runsc), _users(seal), limits]
 
-    def _make(self, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None) -> "GVisorSandbox":
+    def branching_gap(self) -> str:
+        """Why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
+        return "gVisor's own kernel runs the sessions, and no process of one can leave it"
+
+    def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> "GVisorSandbox":
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             raise SandboxUnavailable("gVisor is not installed", hint=_INSTALL)
         enforcement = self._enforcer.enforce(spec.session_id, _as_counted(spec.limits))
@@ -158,6 +165,8 @@ class Glass:
 class GVisorSandbox(NamespaceSandbox):
     """One session's kernels, one a command. gVisor adds `HOME` where the environment has none."""
 
+    can_spare = False
+
     def __init__(
         self,
         bubblewrap: Path,
@@ -165,9 +174,12 @@ class GVisorSandbox(NamespaceSandbox):
         spec: SandboxSpec,
         enforcement: Enforcement,
         *,
-        on_close: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None],
     ) -> None:
-        super().__init__(bubblewrap, glass.seal, spec, enforcement, on_close=on_close)
+        ground = Ground(footing_of(spec.identity), has_to_settle=False)
+        place = Place(ground.footing.user)
+        tools = Tools(bubblewrap, glass.seal)
+        super().__init__(tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
         self._glass = glass
 
     async def spawn(
@@ -186,22 +198,23 @@ class GVisorSandbox(NamespaceSandbox):
 
     def _tell(
         self,
+        ground: Ground,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> Told:
         limits = self._enforcement.process_limits(is_alone=True)
-        if most := self._spec.limits.processes:
+        if most := self.spec.limits.processes:
             limits[resource.RLIMIT_NPROC] = most
-        return self._glass.tell(self._spec, limits, command, environment, pass_fds, stack)
+        return self._glass.tell(self.spec, limits, command, environment, pass_fds, stack)
 
-    def _bind(self, pid: int) -> None:
+    def _bind(self, pid: int, *, is_alone: bool) -> None:
         # The limits of a process are gVisor's to keep: it holds the files and the memory of all of them itself.
         self._enforcement.place(pid)
 
     def _complaint(self) -> str:
-        return try_gvisor(self._bubblewrap, self._glass)
+        return try_gvisor(self._tools.bubblewrap, self._glass)
 
 
 class GVisorProcess:

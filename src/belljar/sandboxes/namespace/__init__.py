@@ -1,0 +1,1 @@
+"""The `namespace` provider: Linux namespaces made by bubblewrap, which sessions can be forked into."""

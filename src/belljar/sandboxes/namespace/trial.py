@@ -1,0 +1,109 @@
+"""What bubblewrap is told for a sandbox, whether this host lets it work, and what to do where it does not."""
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from belljar.sandboxes.base import SandboxSpec
+from belljar.sandboxes.namespace.bubblewrap import Footing, arguments, encode, footing_of, open_content, open_files
+from belljar.sandboxes.namespace.sealing import Seal, drop_command
+
+TRIAL_PATIENCE_S = 10
+
+
+class Told(NamedTuple):
+    """What bubblewrap is told, and the descriptors that it is told with."""
+
+    command: list[str]
+    descriptors: list[int]
+    stdin: int | None = None
+    """Instead of one at its end."""
+
+    def after(self, other: "Told") -> "Told":
+        """Both, the other first."""
+        return Told([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
+
+
+def tell_bubblewrap(
+    seal: Seal,
+    spec: SandboxSpec,
+    footing: Footing,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stack: contextlib.ExitStack,
+) -> Told:
+    """The rest of bubblewrap's command line, for a sandbox that runs this command."""
+    dropping: list[str] = []
+    if footing.has_to_drop:
+        dropping, environment = drop_command(seal.setpriv, footing.user, environment)
+    files = open_files(spec, footing.user, stack)
+    # In a file and not on the command line, which every user of the host may read.
+    told = open_content(encode(arguments(spec, footing, environment, files)), stack)
+    words, descriptors = ["--args", str(told)], [told, *files.values()]
+    if seal.program:
+        program = open_content(seal.program, stack)
+        words += ["--seccomp", str(program)]
+        descriptors.append(program)
+    return Told([*words, "--", *dropping, *command], descriptors)
+
+
+def try_bubblewrap(bubblewrap: Path, seal: Seal) -> str:
+    """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
+    with open_trial(seal) as (spec, stack):
+        told = tell_bubblewrap(seal, spec, footing_of(spec.identity), ["true"], {"PATH": "/usr/bin:/bin"}, stack)
+        return try_told(bubblewrap, told)
+
+
+@contextlib.contextmanager
+def open_trial(seal: Seal) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
+    """A session that is none, to try a sandbox with."""
+    with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
+        spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
+        if seal.identities:
+            identity = seal.identities.take()
+            stack.callback(seal.identities.release, identity)
+            spec = replace(spec, identity=identity)
+        yield spec, stack
+
+
+def try_told(bubblewrap: Path, told: Told) -> str:
+    """Run bubblewrap once and return what was complained of."""
+    try:
+        answer = subprocess.run(
+            [str(bubblewrap), *told.command],
+            env={},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TRIAL_PATIENCE_S,
+            pass_fds=told.descriptors,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return "" if answer.returncode == 0 else answer.stderr.strip() or f"bwrap: status {answer.returncode}"
+
+
+def advice() -> str:
+    """The next action on a host where bubblewrap is refused."""
+    if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap"
+    if _setting("user/max_user_namespaces") == "0":
+        return "sysctl -w user.max_user_namespaces=10000"
+    if _setting("kernel/unprivileged_userns_clone") == "0":
+        return "sysctl -w kernel.unprivileged_userns_clone=1"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return "start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    return "`--sandbox process` does not isolate: choose it knowingly"
+
+
+def _setting(name: str) -> str:
+    try:
+        return (Path("/proc/sys") / name).read_text().strip()
+    except OSError:
+        return ""
