@@ -3,7 +3,7 @@
 import pytest
 
 from belljar.kernels.workshop import Workshop
-from belljar.sandboxes.namespace import NamespaceProvider
+from belljar.sandboxes.namespace.provider import NamespaceProvider
 from shared_environment import settings_with
 
 

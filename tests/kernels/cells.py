@@ -10,7 +10,8 @@ import pytest
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
-from belljar.kernels.ipython import RUNNER, session_environment, start_ipython
+from belljar.kernels.ipython import RUNNER, IPythonKernel, session_environment, start_ipython
+from belljar.kernels.starting import KernelStarter
 from belljar.outputs.events import (
     DisplayData,
     Event,
@@ -22,8 +23,10 @@ from belljar.outputs.events import (
     Stream,
 )
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Branching, Provider, Sandbox, SandboxSpec
+from belljar.sessions.folders import SessionFolders
 from belljar.settings import Settings
+from shared_environment import shared_settings
 
 DEADLINE_S = 60
 REPEAT_S = 5.0
@@ -196,3 +199,63 @@ class Place:
             yield kernel
         finally:
             await kernel.aclose()
+
+
+@dataclass(frozen=True)
+class ForkingPlace(Place):
+    """Where IPython kernels are forked from one warm process, as they are in a server."""
+
+    starter: KernelStarter
+    name: str = "default"
+    """The environment's."""
+
+    def folders(self, session_id: str) -> SessionFolders:
+        return SessionFolders(session_id, self.folder / session_id)
+
+    async def start(self, kind: str, session_id: str = "s") -> IPythonKernel:
+        folders = self.folders(session_id)
+        folders.make()
+        kernel = await self.starter.start(self.name, folders)
+        assert isinstance(kernel, IPythonKernel)
+        return kernel
+
+    @asynccontextmanager
+    async def open(self, kind: str = "ipython", session_id: str = "s") -> AsyncIterator[IPythonKernel]:
+        kernel = await self.start(kind, session_id)
+        try:
+            yield kernel
+        finally:
+            await kernel.aclose()
+
+
+def branching() -> Provider:
+    """The provider that sessions are forked behind, or a skipped test that says what the host lacks."""
+    provider = usable("namespace")
+    assert isinstance(provider, Branching)
+    if gap := provider.branching_gap():
+        pytest.skip(f"no session can be forked here: {gap}")
+    return provider
+
+
+@asynccontextmanager
+async def open_forking_place(environment: Environment, folder: Path, /, **flags: object) -> AsyncIterator[ForkingPlace]:
+    """With a zygote that is warm, or as warm as it will be."""
+    folder.chmod(0o711)  # sandboxes pass through it
+    provider = branching()
+    settings = shared_settings().model_copy(update=flags)
+    starter = KernelStarter(settings, provider, folder)
+    try:
+        await starter.is_warm(settings.environment)
+        yield ForkingPlace(provider, environment, folder, starter, settings.environment)
+    finally:
+        await starter.aclose()
+
+
+@asynccontextmanager
+async def open_place(name: str, environment: Environment, folder: Path) -> AsyncIterator[Place]:
+    """Behind the provider of that name; `forked` is the default one with kernels that are forked."""
+    if name == "forked":
+        async with open_forking_place(environment, folder) as place:
+            yield place
+    else:
+        yield Place(usable(name), environment, folder)

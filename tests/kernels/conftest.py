@@ -1,10 +1,12 @@
 """Kernels to run cells in: one of every kind behind every provider, shared by the tests of a module."""
 
+import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cells import Place, shared_id, usable
+from cells import ForkingPlace, Place, open_forking_place, shared_id, usable
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
@@ -29,9 +31,20 @@ def process_place(default_environment: Environment, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def own_place(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The same provider, in a folder of the test's own."""
-    return Place(place.provider, place.environment, tmp_path_factory.mktemp("kernel"))
+def own_place(place: Place) -> Place:
+    """The same place, in a folder of the test's own."""
+    folder = place.folder / f"own-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o711)
+    return replace(place, folder=folder)
+
+
+@pytest.fixture(scope="module")
+async def forking_place(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ForkingPlace]:
+    """Its kernels are forked from one warm process, which the tests of a module share."""
+    async with open_forking_place(default_environment, tmp_path_factory.mktemp("forks")) as place:
+        yield place
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 import asyncio
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cells import Place, interrupt_when_started, run
+from cells import Place, interrupt_when_started, open_place, run
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied, KernelStartFailed
@@ -13,6 +13,14 @@ from belljar.outputs.events import Event, Stream
 pytestmark = pytest.mark.anyio
 
 PNG = "iVBORw0KGgo"
+
+
+@pytest.fixture(scope="module", params=["process", "namespace", "forked"])
+async def place(
+    request: pytest.FixtureRequest, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Place]:
+    async with open_place(request.param, default_environment, tmp_path_factory.mktemp("ipython")) as place:
+        yield place
 
 
 async def test_writes_to_both_streams_keep_their_order(kernel: Kernel) -> None:
@@ -183,7 +191,7 @@ async def test_an_interpreter_that_does_not_start_is_quoted(own_place: Place, tm
     tmp_path.chmod(0o755)
     environment = Environment("broken", python, (tmp_path,))
     with pytest.raises(KernelStartFailed, match="exit status 7") as caught:
-        await replace(own_place, environment=environment).start("ipython")
+        await Place(own_place.provider, environment, own_place.folder).start("ipython")
     assert "no snakes here" in caught.value.hint
 
 

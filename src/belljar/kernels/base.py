@@ -7,7 +7,7 @@ hostile: implementations check form and size before they yield an event.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from belljar.outputs.events import Event
 from belljar.sandboxes.base import Incident
@@ -61,4 +61,57 @@ class Kernel(Protocol):
 
     def memory_mb(self) -> float:
         """Resident memory of the kernel's process now; 0 when it cannot be told."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Processor time of the kernel's process so far; 0 when it cannot be told."""
+        ...
+
+
+class Asleep(Protocol):
+    """A copy of a kernel as it once was, which runs nothing."""
+
+    lost: list[str]
+    """What it lacks: threads, processes and sockets do not come along."""
+
+    def is_alive(self) -> bool:
+        """Whether it can still be woken."""
+        ...
+
+    def memory_mb(self) -> float:
+        """What it costs beside the kernel."""
+        ...
+
+
+@runtime_checkable
+class Copyable(Kernel, Protocol):
+    """A kernel that can be copied as it is, between two cells."""
+
+    async def fall_asleep(self) -> Asleep:
+        """Keep a copy in the same sandbox. Raises CopyRefused when it would not be sound."""
+        ...
+
+    async def wake(self, copy: Asleep) -> Kernel:
+        """A kernel in this one's sandbox that goes on where the copy stands; this one may be dead by now."""
+        ...
+
+    def forget(self, copy: Asleep) -> None:
+        """End a copy."""
+        ...
+
+    def shares_sandbox(self, other: Kernel) -> bool:
+        """Whether closing one would end the other."""
+        ...
+
+    async def discard(self) -> None:
+        """End this kernel's processes and let go of it, but not of its sandbox, where copies sleep."""
+        ...
+
+
+@runtime_checkable
+class Rehearses(Protocol):
+    """A kernel that can get its first times over before it is anyone's."""
+
+    async def rehearse(self) -> None:
+        """Run what every cell runs through, leaving no trace."""
         ...

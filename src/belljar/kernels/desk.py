@@ -112,7 +112,8 @@ class Desk:
             request = _Request.model_validate_json(line)
         except (ValueError, ValidationError):
             return Reply(errors=["the request cannot be read: name at most 100 packages"])
-        log.info("session %s asks for %d packages", self._session_id, len(request.requirements))
+        count, ids = len(request.requirements), {"session_id": self._session_id}
+        log.info("session %s asks for %d packages", self._session_id, count, extra=ids)
         try:
             async with self._turn:
                 return await self._fulfil(request.requirements)

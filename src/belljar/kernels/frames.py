@@ -13,7 +13,8 @@ import os
 import socket
 import struct
 import sys
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
@@ -115,19 +116,71 @@ class Imported(_Message):
     errors: dict[str, Annotated[str, Field(max_length=2_000)]]
 
 
-Message = Ready | Sync | Display | Clear | Result | Error | Input | Done | Completed | Imported
+_Name = Annotated[str, Field(max_length=200)]
+
+
+class State(_Message):
+    """Answer to a request to save variables or to load them."""
+
+    type: Literal["state"]
+    kept: list[_Name] = Field(max_length=10_000)
+    lost: list[tuple[_Name, _Name, Annotated[str, Field(max_length=600)]]] = Field(max_length=1_000)
+    size_bytes: int = Field(ge=0, lt=2**63)
+
+
+class Forked(_Message):
+    """Answer to a request for a copy, from the process that was copied."""
+
+    type: Literal["forked"]
+    lost: list[Annotated[str, Field(max_length=500)]] = Field(max_length=100)
+    error: Annotated[str, Field(max_length=2_000)] = ""
+
+
+class Rehearsed(_Message):
+    """The first times are over."""
+
+    type: Literal["rehearsed"]
+
+
+class Warm(_Message):
+    """A zygote is ready to be copied."""
+
+    type: Literal["warm"]
+    failed: dict[str, Annotated[str, Field(max_length=2_000)]]
+    threads: int
+
+
+Message = (
+    Ready
+    | Sync
+    | Display
+    | Clear
+    | Result
+    | Error
+    | Input
+    | Done
+    | Completed
+    | Imported
+    | Forked
+    | Rehearsed
+    | Warm
+    | State
+)
 _message: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+
+
+_M = TypeVar("_M", bound=_Message)
 
 
 class Wire:
     """Made on the host before the runner starts; `child_*` go to the runner and are closed here after the spawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_streams: bool = True) -> None:
         self._sock, self._child_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.setblocking(False)
         if sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._pipes = {"stdout": _Pipe("stdout"), "stderr": _Pipe("stderr")}
+        self._pipes = {"stdout": _Pipe("stdout"), "stderr": _Pipe("stderr")} if has_streams else {}
         self._buffer = bytearray()
         self._is_flowing = False
         self._is_ended = False
@@ -151,21 +204,46 @@ class Wire:
         """The runner's descriptor 2."""
         return self._pipes["stderr"].write_end
 
+    @property
+    def child_ends(self) -> list[int]:
+        """All of the runner's descriptors: the socket, then the streams, if it has any."""
+        return [self.child_socket, *(pipe.write_end for pipe in self._pipes.values())]
+
     def close_child_ends(self) -> None:
         """After the spawn: without this the host would never see the runner's end close."""
         self._child_sock.close()
         for pipe in self._pipes.values():
             pipe.close_write_end()
 
-    async def send(self, message: dict[str, Any]) -> None:
-        """Send one message; KernelDied when there is no peer."""
-        frame = json.dumps(message).encode()
+    async def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message, and descriptors with it; KernelDied when there is no peer."""
+        content = json.dumps(message).encode()
+        frame = _LENGTH.pack(len(content)) + content
         try:
             # One at a time: an interrupt must not land in the middle of a long cell's code.
             async with self._sending:
-                await asyncio.get_running_loop().sock_sendall(self._sock, _LENGTH.pack(len(frame)) + frame)
+                if descriptors:
+                    await self._send_descriptors(frame[:1], descriptors)
+                    frame = frame[1:]
+                await asyncio.get_running_loop().sock_sendall(self._sock, frame)
         except OSError as error:
             raise KernelDied(GONE) from error
+
+    async def _send_descriptors(self, first: bytes, descriptors: Sequence[int]) -> None:
+        """They travel with the first byte; a zygote that is asked for many copies at once may have no room for it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                socket.send_fds(self._sock, [first], descriptors)
+            except BlockingIOError:
+                has_room = loop.create_future()
+                loop.add_writer(self._sock, lambda future=has_room: future.done() or future.set_result(None))
+                try:
+                    await has_room
+                finally:
+                    loop.remove_writer(self._sock)
+            else:
+                return
 
     async def receive(self) -> list[Stream | Message]:
         """The next things in order: at most one message, after everything that was written before it."""
@@ -191,6 +269,13 @@ class Wire:
     def drain(self) -> list[Stream]:
         """What the pipes hold now. For the last words of a process that never got ready."""
         return self._drain()
+
+    async def expect(self, kind: type[_M]) -> _M:
+        """The next message of this kind. For requests whose answer is all that matters."""
+        while True:
+            for item in await self.receive():
+                if isinstance(item, kind):
+                    return item
 
     def is_hung_up(self) -> bool:
         """Whether the runner's end of the socket is closed. For between cells, when nothing is being read."""

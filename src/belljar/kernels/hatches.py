@@ -5,7 +5,7 @@ Both are sockets in the session's scratch folder, and live as long as the sandbo
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +48,7 @@ async def open_hatches(
     layer: Path,
     egress: Egress,
     open_uv: OpenUv,
-) -> Sandbox:
+) -> "HatchedSandbox":
     """The sandbox with its hatches, which close with it. `python` runs the relay; no environment, no packages."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(sandbox.aclose)
@@ -82,10 +82,11 @@ class HatchedSandbox:
         self.scratch = sandbox.scratch
         self.home = sandbox.home
         self.temporary = sandbox.temporary
+        self.can_spare = sandbox.can_spare
         self.variables: dict[str, str] = {}
         self.prefix: list[str] = []
         self.resources = resources
-        self._sandbox = sandbox
+        self.inner = sandbox
 
     async def spawn(
         self,
@@ -97,29 +98,33 @@ class HatchedSandbox:
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
         """See the contract. The relay listens before the command runs: it becomes the command."""
-        return await self._sandbox.spawn(
+        return await self.inner.spawn(
             [*self.prefix, *command],
-            environment={**_with_commands(environment, self.variables), **self.variables},
+            environment=self.complete(environment),
             stdout=stdout,
             stderr=stderr,
             pass_fds=pass_fds,
         )
 
+    def complete(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a command, with what tells of the hatches."""
+        return {**_with_commands(environment, self.variables), **self.variables}
+
     def incidents(self) -> list[Incident]:
         """See the contract."""
-        return self._sandbox.incidents()
+        return self.inner.incidents()
 
     def memory_peak_mb(self) -> float:
         """See the contract."""
-        return self._sandbox.memory_peak_mb()
+        return self.inner.memory_peak_mb()
 
-    async def kill(self) -> None:
+    async def kill(self, spare: Collection[int] = ()) -> None:
         """See the contract."""
-        await self._sandbox.kill()
+        await self.inner.kill(spare)
 
     async def aclose(self) -> None:
         """See the contract."""
-        await self._sandbox.aclose()
+        await self.inner.aclose()
         await self.resources.aclose()
 
 

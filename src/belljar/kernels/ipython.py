@@ -5,14 +5,26 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from belljar.environments.base import Environment
-from belljar.errors import KernelDied, KernelStartFailed
+from belljar.errors import CopyRefused, KernelDied, KernelStartFailed
 from belljar.kernels import frames
-from belljar.kernels.base import Completion
+from belljar.kernels.base import Asleep, Completion, Kernel
+from belljar.kernels.copies import (
+    UNKNOWN_STATUS,
+    Change,
+    KeptProcess,
+    ask_for_copy,
+    private_memory_mb,
+    set_expendable,
+    show_in,
+)
 from belljar.kernels.imports import ImportProof
+from belljar.kernels.keeping import StateLoss, StateReport
 from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,
@@ -24,7 +36,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.sandboxes.base import Incident, Interruptible, Sandbox, SandboxProcess
+from belljar.sandboxes.base import Branch, Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 RUNNER = Path(__file__).parent / "runner"
@@ -32,13 +44,16 @@ RUNNER = Path(__file__).parent / "runner"
 # The runner is loaded by path under a name of its own: the session's Python need not have belljar, and the session's
 # sys.path does not get our folder.
 _BOOTSTRAP = (
-    "import importlib.util as u, sys; path, descriptor = sys.argv[1:]; sys.argv = ['']; "
+    "import importlib.util as u, sys; path, part, *words = sys.argv[1:]; sys.argv = ['']; "
     "spec = u.spec_from_file_location('belljar_runner', path + '/__init__.py', submodule_search_locations=[path]); "
     "module = u.module_from_spec(spec); sys.modules['belljar_runner'] = module; spec.loader.exec_module(module); "
-    "from belljar_runner.serving import main; main(int(descriptor))"
+    "from importlib import import_module; import_module('belljar_runner.' + part).main(*words)"
 )
+_Answer = TypeVar("_Answer", frames.Completed, frames.Forked, frames.Rehearsed)
 # A process that ended has closed its socket a moment before it can be waited for.
 EXIT_GRACE_S = 2.0
+COPY_PATIENCE_S = 10.0
+MOST_EARLY_CHARS = 4_000_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -49,22 +64,27 @@ async def start_ipython(
     wire = frames.Wire()
     try:
         process = await sandbox.spawn(
-            [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(wire.child_socket)],
+            runner_command(environment, "serving", str(wire.child_socket)),
             environment=session_environment(sandbox, environment, layer),
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
             pass_fds=[wire.child_socket],
         )
         wire.close_child_ends()
-        await _await_ready(wire, sandbox, process, start_timeout_s)
+        await await_ready(wire, sandbox, process, start_timeout_s)
     except BaseException:
         wire.close()
         await sandbox.aclose()
         raise
-    return IPythonKernel(wire, sandbox, process)
+    return IPythonKernel(wire, sandbox, process, environment)
 
 
-def session_environment(sandbox: Sandbox, environment: Environment, layer: Path) -> dict[str, str]:
+def runner_command(environment: Environment, part: str, *words: str) -> list[str]:
+    """The command that runs a part of the runner in the environment's Python."""
+    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), part, *words]
+
+
+def session_environment(sandbox: Sandbox, environment: Environment, layer: Path | None) -> dict[str, str]:
     """The variables a session sees, and no others: nothing of the server's own environment."""
     return {
         "PATH": f"{environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
@@ -73,13 +93,14 @@ def session_environment(sandbox: Sandbox, environment: Environment, layer: Path)
         "USER": "belljar",
         "LANG": "C.UTF-8",
         "TZ": os.environ.get("TZ", ""),
-        "PYTHONPATH": str(layer),
+        "PYTHONPATH": str(layer or ""),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "PLOTLY_RENDERER": "plotly_mimetype",
     }
 
 
-async def _await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess, timeout_s: float) -> None:
+async def await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess, timeout_s: float) -> None:
+    """Until the runner has attached; KernelStartFailed with its last words when it does not."""
     said: list[str] = []
     try:
         async with asyncio.timeout(timeout_s):
@@ -95,7 +116,10 @@ async def _await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProc
         said += [stream.text for stream in wire.drain()]
         status = await process.wait()
         hit = "".join(f"; {incident.kind}: it {incident.detail}" for incident in sandbox.incidents())
-        raise KernelStartFailed(f"the kernel ended with {cause_of(status)}{hit}", hint=_last_words(said)) from None
+        fact = f"the kernel ended with {cause_of(status)}{hit}"
+        if isinstance(process, KeptProcess) and process.complaint:
+            fact = f"the kernel could not be forked: {process.complaint}"
+        raise KernelStartFailed(fact, hint=_last_words(said)) from None
 
 
 def _last_words(said: list[str]) -> str:
@@ -117,9 +141,10 @@ class IPythonKernel:
 
     name = "ipython"
 
-    def __init__(self, wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess) -> None:
+    def __init__(self, wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess, environment: Environment) -> None:
+        self.environment = environment
         self._wire = wire
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self._process = process
         # What a sandbox carries for its peer over a connection comes from this very process.
         self._pid = process.pid if wire.peer_pid in (0, os.getpid()) else wire.peer_pid
@@ -129,6 +154,7 @@ class IPythonKernel:
         self._last_id = 0
         self._is_asking = False
         self._early: list[Stream] = []
+        self._asleep: list[SleepingKernel] = []
 
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
@@ -173,7 +199,7 @@ class IPythonKernel:
                     message.is_ok,
                     message.execution_count,
                     message.cpu_s,
-                    max(self._usage.peak_memory_mb(), self._sandbox.memory_peak_mb()),
+                    max(self._usage.peak_memory_mb(), self.sandbox.memory_peak_mb()),
                     tuple(message.variables),
                 )
             case _:
@@ -186,7 +212,9 @@ class IPythonKernel:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if is_protocol_breach else EXIT_GRACE_S):
                 status = await self._process.wait()
-        await self._sandbox.kill()
+        await self.kill()
+        if status == UNKNOWN_STATUS:
+            return KernelDied("the kernel's process ended")
         if status is not None:
             return KernelDied(f"the kernel's process ended with {cause_of(status)}")
         fault = gone.message if is_protocol_breach else "the cell closed the kernel's connection"
@@ -220,13 +248,27 @@ class IPythonKernel:
     async def complete(self, code: str, cursor: int) -> Completion:
         """See the contract."""
         self._last_id += 1
-        await self._wire.send({"op": "complete", "id": self._last_id, "code": code, "cursor": cursor})
+        try:
+            async with asyncio.timeout(COPY_PATIENCE_S):
+                await self._wire.send({"op": "complete", "id": self._last_id, "code": code, "cursor": cursor})
+                answer = await self._answer(frames.Completed)
+        except TimeoutError:
+            return Completion()  # names of the session's own may take for ever to look at
+        return Completion(answer.matches, answer.start, answer.end)
+
+    def _keep_early(self, stream: Stream) -> None:
+        """Output that came too early waits for the next cell; of a flood only the beginning does."""
+        if sum(len(kept.text) for kept in self._early) < MOST_EARLY_CHARS:
+            self._early.append(stream)
+
+    async def _answer(self, kind: type[_Answer]) -> _Answer:
+        """The answer to the last request; output that comes meanwhile is the next cell's."""
         while True:
             for item in await self._wire.receive():
                 if isinstance(item, Stream):
-                    self._early.append(item)
-                elif isinstance(item, frames.Completed) and item.id == self._last_id:
-                    return Completion(item.matches, item.start, item.end)
+                    self._keep_early(item)
+                elif isinstance(item, kind) and item.id == self._last_id:
+                    return item
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
         """See `ProvesImports`. What the modules print is nobody's output."""
@@ -238,26 +280,205 @@ class IPythonKernel:
                 if isinstance(item, frames.Imported) and item.id == self._last_id:
                     return ImportProof(frozenset(item.loaded), item.errors)
 
+    @property
+    def scratch(self) -> str:
+        """See `KeepsState`."""
+        return self.sandbox.scratch
+
+    async def save_state(
+        self, path_inside: str, *, limit_bytes: int | None = None, limit_s: float | None = None
+    ) -> StateReport:
+        """See `KeepsState`."""
+        return await self._keep({"op": "save", "path": path_inside, "limit_bytes": limit_bytes, "limit_s": limit_s})
+
+    async def load_state(self, path_inside: str) -> StateReport:
+        """See `KeepsState`."""
+        return await self._keep({"op": "load", "path": path_inside})
+
+    async def _keep(self, request: dict[str, str | float | None]) -> StateReport:
+        """What variables print when they are pickled or made again is nobody's output."""
+        self._last_id += 1
+        try:
+            await self._wire.send({**request, "id": self._last_id})
+            while True:
+                for item in await self._wire.receive():
+                    if isinstance(item, frames.State) and item.id == self._last_id:
+                        lost = tuple(StateLoss(*map(plain_text, one)) for one in item.lost)
+                        return StateReport(tuple(item.kept), lost, item.size_bytes)
+        except KernelDied as gone:
+            raise await self._death(gone) from None
+
+    # Copies
+
+    async def fork(
+        self, branch: Branch, sandbox: Sandbox, change: Change, copy: Asleep | None = None
+    ) -> "tuple[IPythonKernel, list[str]]":
+        """A kernel with the same memory in a branch of this one's sandbox, and what did not come along.
+
+        `sandbox` is the branch as the kernel sees it; with a copy, the memory is that copy's. Called between cells.
+        """
+        self._last_id += 1
+        wire, kept = frames.Wire(), KeptProcess()
+        try:
+            async with _patience():
+                if copy is None:
+                    await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=self._last_id)
+                    answer = _check_copied(await self._answer(frames.Forked))
+                else:
+                    await ask_for_copy(_ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
+                    answer = _check_copied(await _ours(copy).wire.expect(frames.Forked))
+            await show_in(wire, branch, sandbox, is_session=True)
+            kernel = await meet_copy(wire, kept, sandbox, self.environment)
+            branch.admit(kept.pid)
+        except BaseException:
+            wire.close()
+            kept.close()
+            raise
+        set_expendable(kept.pid, is_expendable=False)
+        return kernel, answer.lost
+
+    async def fall_asleep(self) -> "SleepingKernel":
+        """Keep a copy as it is now, in the same sandbox. Called between cells."""
+        if not self.sandbox.can_spare:
+            raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
+        self._last_id += 1
+        wire = frames.Wire(has_streams=False)
+        try:
+            async with _patience():
+                await self._wire.send({"op": "fork", "id": self._last_id}, wire.child_ends)
+                wire.close_child_ends()
+                answer = _check_copied(await self._answer(frames.Forked))
+                await wire.expect(frames.Ready)
+        except BaseException:
+            wire.close()
+            raise
+        copy = SleepingKernel(wire, answer.lost)
+        self._asleep.append(copy)
+        return copy
+
+    async def wake(self, copy: Asleep) -> "IPythonKernel":
+        """See `Copyable`. The copy sleeps on."""
+        copy = _ours(copy)
+        change = Change(folder=self.sandbox.workspace)
+        wire, kept = frames.Wire(), KeptProcess()
+        try:
+            async with _patience():
+                await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
+                _check_copied(await copy.wire.expect(frames.Forked))
+            kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
+        except BaseException:
+            wire.close()
+            kept.close()
+            raise
+        kernel._asleep = self._asleep
+        set_expendable(kept.pid, is_expendable=False)
+        return kernel
+
+    def forget(self, copy: Asleep) -> None:
+        """End a copy: its process ends when its wire closes."""
+        copy = _ours(copy)
+        if copy in self._asleep:
+            self._asleep.remove(copy)
+        copy.wire.close()
+
+    def shares_sandbox(self, other: Kernel) -> bool:
+        """See `Copyable`."""
+        return isinstance(other, IPythonKernel) and other.sandbox is self.sandbox
+
+    async def rehearse(self) -> None:
+        """See `Rehearses`."""
+        self._last_id += 1
+        await self._wire.send({"op": "rehearse", "id": self._last_id})
+        await self._answer(frames.Rehearsed)
+
     async def kill(self) -> None:
-        """See the contract."""
-        await self._sandbox.kill()
+        """See the contract. Copies asleep are spared."""
+        await self.sandbox.kill([copy.pid for copy in self._asleep])
+
+    async def discard(self) -> None:
+        """End the process and let go of it, not of its sandbox. For a kernel that another one takes the place of."""
+        await self.kill()
+        self._release()
 
     async def aclose(self) -> None:
         """See the contract."""
-        await self._sandbox.aclose()
+        for copy in [*self._asleep]:
+            self.forget(copy)
+        await self.sandbox.aclose()
+        self._release()
+
+    def _release(self) -> None:
         self._wire.close()
         self._usage.close()
+        if isinstance(self._process, KeptProcess):
+            self._process.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
     def incidents(self) -> list[Incident]:
         """See the contract."""
-        return self._sandbox.incidents()
+        return self.sandbox.incidents()
 
     def memory_mb(self) -> float:
         """See the contract."""
         return self._usage.memory_mb()
+
+    def cpu_s(self) -> float:
+        """See the contract."""
+        return self._usage.cpu_s()
+
+
+@asynccontextmanager
+async def _patience() -> AsyncGenerator[None]:
+    """For an answer of a session, whose code may see to it that there is none."""
+    try:
+        async with asyncio.timeout(COPY_PATIENCE_S):
+            yield
+    except TimeoutError:
+        raise CopyRefused(
+            f"the session cannot be copied: it gave no answer in {COPY_PATIENCE_S:g} s", hint="Start a new session"
+        ) from None
+
+
+async def meet_copy(wire: frames.Wire, kept: KeptProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
+    """The kernel at the other end, once it has attached."""
+    await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
+    kept.meet(wire.peer_pid)
+    return IPythonKernel(wire, sandbox, kept, environment)
+
+
+def _check_copied(answer: frames.Forked) -> frames.Forked:
+    if answer.error:
+        raise CopyRefused(
+            f"the session cannot be copied: {answer.error}", hint="End those threads first, or start a new session"
+        )
+    return answer
+
+
+class SleepingKernel:
+    """A copy of a kernel as it once was: a process that runs nothing until a kernel is woken from it."""
+
+    def __init__(self, wire: frames.Wire, lost: list[str]) -> None:
+        self.wire = wire
+        self.lost = lost
+        self.pid = wire.peer_pid
+        # Memory that runs out is taken from copies first; a woken one starts as important as any.
+        set_expendable(self.pid, is_expendable=True)
+
+    def is_alive(self) -> bool:
+        """Whether it can still be woken."""
+        return not self.wire.is_hung_up()
+
+    def memory_mb(self) -> float:
+        """What it costs beside the kernel."""
+        return private_memory_mb(self.pid)
+
+
+def _ours(copy: Asleep) -> SleepingKernel:
+    if not isinstance(copy, SleepingKernel):
+        raise TypeError(f"{copy!r} is a copy of another kind of kernel")
+    return copy
 
 
 def plain_text(text: str) -> str:

@@ -2,21 +2,29 @@
 
 import asyncio
 import logging
+import math
+import os
+import time
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+from belljar import measures
 from belljar.egress.rules import PACKAGES, parse_rules
 from belljar.environments import Environment, open_environment
 from belljar.environments.index import index_variables
-from belljar.errors import InvalidArgument
-from belljar.kernels.base import Kernel
-from belljar.kernels.hatches import Egress, open_hatches
-from belljar.kernels.ipython import RUNNER, session_environment, start_ipython
+from belljar.errors import BelljarError, CopyRefused, InvalidArgument, KernelDied, KernelStartFailed, SandboxUnavailable
+from belljar.kernels.base import Asleep, Kernel
+from belljar.kernels.copies import Change
+from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
+from belljar.kernels.ipython import RUNNER, IPythonKernel, session_environment, start_ipython
+from belljar.kernels.nursery import Nursery, Zygote
 from belljar.kernels.workshop import Workshop
-from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Branch, Branching, Identity, Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 
 KERNEL_PREFIX = "kernel:"
+StartKind = Literal["cold", "forked", "jupyter"]
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +66,12 @@ class Folders(Protocol):
 class KernelStarter:
     """Knows the settings and the provider; opens each environment once."""
 
-    def __init__(self, settings: Settings, provider: Provider) -> None:
+    def __init__(self, settings: Settings, provider: Provider, folder: Path, run: str = "") -> None:
         self._settings = settings
+        self._run = run
         self._provider = provider
+        self._folder = folder
+        self._nurseries: dict[Path, Nursery] = {}
         self._environments: dict[str, asyncio.Task[Environment]] = {}
         self.workshop = Workshop(settings, provider)
 
@@ -104,7 +115,9 @@ class KernelStarter:
             )
         return environment
 
-    async def _hatched(self, sandbox: Sandbox, folders: Folders, python: Path, packages: Environment | None) -> Sandbox:
+    async def _hatched(
+        self, sandbox: Sandbox, folders: Folders, python: Path, packages: Environment | None
+    ) -> HatchedSandbox:
         return await open_hatches(
             sandbox,
             session_id=folders.session_id,
@@ -126,16 +139,144 @@ class KernelStarter:
             variables = await asyncio.to_thread(index_variables)
         return Egress(rules, self._settings.egress_allow_private, variables)
 
-    async def start(self, name: str, folders: Folders) -> Kernel:
-        """Open a sandbox and start a kernel in it."""
+    async def start(self, name: str, folders: Folders, *, is_ahead: bool = False) -> Kernel:
+        """Open a sandbox and start a kernel in it, for someone who waits or ahead of their asking."""
+        began_at = time.perf_counter()
+        try:
+            kernel, kind = await self._start(name, folders)
+        except BelljarError:
+            measures.kernel_start_failures.add()
+            raise
+        measures.kernel_starts.observe(time.perf_counter() - began_at, "refill" if is_ahead else kind)
+        return kernel
+
+    async def _start(self, name: str, folders: Folders) -> tuple[Kernel, StartKind]:
         if name.startswith(KERNEL_PREFIX):
-            return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders)
+            return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
         environment = await self.environment(name)
-        sandbox = await self._provider.open(self._spec(folders, (*environment.readable, RUNNER, folders.layer)))
-        sandbox = await self._hatched(sandbox, folders, environment.python, environment)
-        return await start_ipython(
-            sandbox, environment, layer=folders.layer, start_timeout_s=self._settings.start_timeout_s
+        spec = self._spec(folders, (*environment.readable, RUNNER, folders.layer))
+        zygote = await self._zygote(environment)
+        branch = await self._open_branch(spec, zygote) if zygote is not None else None
+        opened = branch or await self._provider.open(spec)
+        sandbox = await self._hatched(opened, folders, environment.python, environment)
+        if zygote is not None and branch is not None and zygote.is_warm:
+            change = Change(
+                environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
+                folder=sandbox.workspace,
+                threads=thread_count(spec.limits),
+            )
+            if (kernel := await self._forked(zygote, branch, sandbox, environment, change)) is not None:
+                return kernel, "forked"
+        patience_s = self._settings.start_timeout_s
+        return await start_ipython(sandbox, environment, layer=folders.layer, start_timeout_s=patience_s), "cold"
+
+    # Warm starts
+
+    async def _zygote(self, environment: Environment) -> Zygote | None:
+        """A process to fork from or at least to branch from; None where that is off or does not work."""
+        nursery = await self.nursery(environment)
+        return await nursery.zygote() if nursery else None
+
+    async def nursery(self, environment: Environment) -> Nursery | None:
+        """The environment's; None where sessions are not forked."""
+        provider = self._provider
+        if not self._settings.fork_start or not isinstance(provider, Branching):
+            return None
+        if environment.python in self._nurseries:
+            return self._nurseries[environment.python]
+        if await asyncio.to_thread(provider.branching_gap):
+            return None
+        # Looked up after the wait: others may have waited for the same.
+        if environment.python not in self._nurseries:
+            self._nurseries[environment.python] = Nursery(
+                provider,
+                environment,
+                folder=self._folder,
+                name=f"zygote-.{self._run}.",
+                modules=self._settings.preload,
+                make_spec=partial(self._zygote_spec, environment),
+            )
+        return self._nurseries[environment.python]
+
+    async def is_warm(self, name: str) -> bool:
+        """Wait until sessions of that environment are forked; False when they will not be."""
+        if name.startswith(KERNEL_PREFIX):
+            return False
+        nursery = await self.nursery(await self.environment(name))
+        return nursery is not None and await nursery.warm()
+
+    def _zygote_spec(self, environment: Environment, name: str, folder: Path) -> SandboxSpec:
+        return SandboxSpec(
+            session_id=name,
+            workspace=folder / "workspace",
+            scratch=folder / "scratch",
+            home=folder / "home",
+            readable=(*environment.readable, RUNNER),
+            limits=limits_of(self._settings),
         )
+
+    async def fork(
+        self, kernel: Kernel, origin: Folders, folders: Folders, *, copy: Asleep | None = None, reseed: bool = False
+    ) -> tuple[Kernel, list[str]]:
+        """A kernel with another one's memory, or a sleeping copy's, in a sandbox of its own; and what it lacks."""
+        provider = self._provider
+        if not isinstance(kernel, IPythonKernel):
+            raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
+        if not isinstance(provider, Branching):
+            raise CopyRefused(
+                f"sessions in the sandbox {provider.name} cannot be forked", hint="Start a new session instead"
+            )
+        hatched = kernel.sandbox
+        if not isinstance(hatched, HatchedSandbox) or not isinstance(hatched.inner, Branch):
+            gap = "" if self._settings.fork_start else "the server's setting fork_start is false"
+            gap = gap or await asyncio.to_thread(provider.branching_gap) or "it was started with no place to fork from"
+            raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
+        environment = kernel.environment
+        spec = self._spec(folders, (*environment.readable, RUNNER, folders.layer))
+        try:
+            branch = await provider.open_branch(spec, hatched.inner)
+        except SandboxUnavailable as error:
+            # Forks of forks of forks: Linux nests namespaces only so deep.
+            raise CopyRefused(
+                f"this session cannot be forked: {error.message}", hint="Fork an earlier one, or start a new session"
+            ) from error
+        sandbox = await self._hatched(branch, folders, environment.python, environment)
+        change = Change(
+            environment=sandbox.variables,
+            moved={str(origin.layer): str(folders.layer)},
+            folder=sandbox.workspace,
+            reseed=reseed,
+        )
+        try:
+            return await kernel.fork(branch, sandbox, change, copy)
+        except BaseException:
+            await sandbox.aclose()
+            raise
+
+    async def _open_branch(self, spec: SandboxSpec, zygote: Zygote) -> Branch | None:
+        provider = self._provider
+        try:
+            return await provider.open_branch(spec, zygote.trunk) if isinstance(provider, Branching) else None
+        except SandboxUnavailable as error:
+            ids = {"session_id": spec.session_id}
+            log.warning("session %s starts cold: %s", spec.session_id, error, extra=ids)
+            return None
+
+    async def _forked(
+        self, zygote: Zygote, branch: Branch, sandbox: Sandbox, environment: Environment, change: Change
+    ) -> Kernel | None:
+        """A kernel forked into its sandbox; None when a cold one must do."""
+        try:
+            return await zygote.fork(branch, sandbox, environment, change)
+        except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
+            # The zygote died, or its copy did: the next session gets another one.
+            # Without its hint, which has the last words of the process.
+            log.warning("a session starts cold: %s", getattr(error, "message", "") or type(error).__name__)
+            await sandbox.kill()
+            return None
+        except BaseException:
+            await sandbox.aclose()
+            raise
 
     async def _start_jupyter(self, kernel_name: str, folders: Folders) -> Kernel:
         # jupyter_client and zmq take 150 ms to import: only sessions that use them pay.
@@ -170,10 +311,18 @@ class KernelStarter:
         )
 
     async def aclose(self) -> None:
-        """Stop preparing."""
+        """Stop preparing, and end the processes that sessions are forked from."""
         for task in self._environments.values():
             task.cancel()
         await asyncio.gather(*self._environments.values(), return_exceptions=True)
+        for nursery in self._nurseries.values():
+            await nursery.aclose()
+
+
+def thread_count(limits: Limits) -> int:
+    """How many threads a session can make use of."""
+    available = len(os.sched_getaffinity(0))
+    return min(available, math.ceil(limits.cpus)) if limits.cpus else available
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -180,6 +180,10 @@ class JupyterKernel:
         """Resident set of the kernel's process."""
         return self._usage.memory_mb()
 
+    def cpu_s(self) -> float:
+        """See the contract."""
+        return self._usage.cpu_s()
+
     async def _watch_for_end(self) -> None:
         """Whatever ends first, the process, a connection or our patience with its messages: end the rest, say why."""
         exited = asyncio.get_running_loop().create_task(self._process.wait())

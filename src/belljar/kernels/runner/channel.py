@@ -3,6 +3,7 @@
 Owns framing and nothing else; the host's side of the same form is `kernels/frames.py`.
 """
 
+import array
 import json
 import os
 import select
@@ -13,6 +14,9 @@ from typing import Any
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_DESCRIPTORS = array.array("i")
+_MOST_DESCRIPTORS = socket.CMSG_SPACE(8 * _DESCRIPTORS.itemsize)
 
 
 class Channel:
@@ -21,6 +25,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._descriptors: list[int] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._thread = threading.get_ident()
@@ -47,10 +52,26 @@ class Channel:
                     frame = bytes(self._buffer[_LENGTH.size : end])
                     del self._buffer[:end]
                     return json.loads(frame)
-            chunk = self._sock.recv(262_144)
-            if not chunk:
-                raise EOFError
-            self._buffer += chunk
+            self._buffer += self._read()
+
+    def _read(self) -> bytes:
+        chunk, ancillary, _, _ = self._sock.recvmsg(262_144, _MOST_DESCRIPTORS, _CLOSE_ON_EXEC)
+        if not chunk:
+            raise EOFError
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                whole = len(data) - len(data) % _DESCRIPTORS.itemsize
+                self._descriptors += array.array("i", data[:whole])
+        return chunk
+
+    def take_descriptors(self, count: "int | None" = None) -> "list[int]":
+        """Those that came with the last message: all there are, or so many when another one may be here as well."""
+        taken, self._descriptors = self._descriptors[:count], self._descriptors[len(self._descriptors[:count]) :]
+        return taken
+
+    def close(self) -> None:
+        """Hang up. For a copy of the process, whose host is another one."""
+        self._sock.close()
 
     def fileno(self) -> int:
         """For selecting on."""
@@ -58,7 +79,10 @@ class Channel:
 
     def has_message(self) -> bool:
         """Whether bytes of a message are here or in the socket, without waiting for any."""
-        return self.has_buffered() or bool(select.select([self._sock], [], [], 0)[0])
+        # Not `select`: a server with many sessions hands on descriptors beyond the 1,024 that it can look at.
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return self.has_buffered() or bool(poll.poll(0))
 
     def has_buffered(self) -> bool:
         """Whether bytes of a message are already here, so that selecting on the socket would miss them."""

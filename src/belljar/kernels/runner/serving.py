@@ -10,18 +10,25 @@ import getpass
 import importlib
 import itertools
 import os
+import random
 import resource
 import socket
 import sys
 import traceback
 from collections import deque
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
+from . import forking, moving, surroundings
 from .channel import Channel
 from .interrupts import Interrupts
+from .keeping import Keeping
+from .loading import Loading
+from .saving import Saving
 from .shell import Shell, build_shell, direct_outputs
 from .streams import Streams
+from .traces import no_traces
 
 NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
 
@@ -40,6 +47,7 @@ class Runner:
         self.interrupts = Interrupts()
         self._execution: Any = None
         self._allow_input = False
+        self.is_asleep = False
         self._held: dict[str, Any] | None = None
         self._waiting: deque[dict[str, Any]] = deque()
 
@@ -54,6 +62,7 @@ class Runner:
         self.shell.on_begin = self._begin
         builtins.input = self._input
         getpass.getpass = self._getpass
+        surroundings.remember_start(self.shell)
         self.channel.send({"type": "ready", "python": sys.version.split()[0]})
 
     def serve(self) -> None:
@@ -62,6 +71,8 @@ class Runner:
             try:
                 message = self._next()
             except EOFError:
+                if self.is_asleep:
+                    os._exit(0)  # its buffers and its exit functions are the origin's
                 return
             handler = getattr(self, "_on_" + str(message.get("op")), None)
             if handler is not None:
@@ -171,6 +182,77 @@ class Runner:
                 self.loop.run_until_complete(task)
             raise
 
+    # Copies
+
+    def _on_fork(self, message: dict[str, Any]) -> None:
+        """A copy of this session: one that runs, with pipes and a keeper of its own, or one that sleeps."""
+        descriptors = self.channel.take_descriptors()
+        own = {self.channel.fileno(), *descriptors, *moving.loop_descriptors(self.loop)}
+        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": forking.uncloneable(own)}
+        if message.get("is_elsewhere"):
+            answer["lost"] += forking.left_behind()
+        if reason := forking.obstacle():
+            answer["error"] = reason
+        else:
+            self.streams.flush()
+            numbers, folder = random.getstate(), _folder()
+            try:
+                if len(descriptors) == 1:
+                    is_copy = forking.divide_asleep()
+                else:
+                    is_copy = forking.divide(
+                        descriptors,
+                        is_elsewhere=message["is_elsewhere"],
+                        is_hidden=not self.is_asleep,
+                        has_keeper=message["has_keeper"],
+                    )
+            except OSError as error:
+                is_copy, answer["error"] = False, str(error)
+            if is_copy:
+                random.setstate(numbers)
+                self._become_copy(descriptors, message, folder)
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.channel.send(answer)
+        if self.is_asleep:
+            forking.reap()
+
+    def _become_copy(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
+        self.is_asleep = len(descriptors) == 1
+        if self.is_asleep:
+            forking.silence_streams()
+            sock = socket.socket(fileno=descriptors[0])
+        else:
+            sock = forking.take_streams(descriptors)
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+            forking.own_proc_entry()
+        # The old channel's socket object closes its descriptor when it goes; that number must not be reused before.
+        self.channel.close()
+        self.channel = Channel(sock)
+        # A copy asleep too: held open by it, a pipe of the origin's would never end and a port never be free.
+        forking.detach_inherited({self.channel.fileno()})
+        if not self.is_asleep:
+            self._settle_in(message, folder)
+        self._waiting.clear()
+        self.channel.send({"type": "ready", "python": sys.version.split()[0]})
+
+    def _settle_in(self, message: dict[str, Any], folder: str) -> None:
+        """A copy that runs is a session of its own: its files, its variables of the environment, its event loop."""
+        os.environ.update(message["environment"])
+        for old, new in message["moved"].items():
+            moving.move_modules(old, new)
+        # Who enters another sandbox stands at its root.
+        for place in (folder, message["folder"]):
+            with contextlib.suppress(OSError):
+                os.chdir(place)
+                break
+        self.loop = moving.own_loop(self.loop)
+        forking.stir_random()
+        if message["reseed"]:
+            forking.reseed()
+
     # What the host asks
 
     def _on_execute(self, message: dict[str, Any]) -> None:
@@ -226,6 +308,15 @@ class Runner:
         names = (name for name in self.shell.user_ns if name not in hidden and not name.startswith("_"))
         return list(itertools.islice(names, MAX_VARIABLES))
 
+    def _on_rehearse(self, message: dict[str, Any]) -> None:
+        direct_outputs(self.shell, lambda _message: None)
+        asyncio.set_event_loop(self.loop)
+        with no_traces(self.shell):
+            for cell in ("None", "0"):
+                self.shell.run_cell(cell, store_history=False)
+        direct_outputs(self.shell, self.emit)
+        self.channel.send({"type": "rehearsed", "id": message["id"]})
+
     def _on_complete(self, message: dict[str, Any]) -> None:
         text, matches = self.shell.complete(None, message["code"], message["cursor"])
         end = message["cursor"]
@@ -238,12 +329,39 @@ class Runner:
         errors: dict[str, str] = {}
         importlib.invalidate_caches()
         with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self.interrupts.begin()
             for name in message["modules"]:
                 errors[name] = "interrupted"
                 errors[name] = _import_error(name)
         self.streams.flush()
         failed = {name: error for name, error in errors.items() if error}
         self.channel.send({"type": "imported", "id": message["id"], "loaded": loaded, "errors": failed})
+
+    def _on_save(self, message: dict[str, Any]) -> None:
+        self._keep(message, Saving(self.shell, message["path"], message["limit_bytes"], message["limit_s"]))
+
+    def _on_load(self, message: dict[str, Any]) -> None:
+        self._keep(message, Loading(self.shell, message["path"]))
+
+    def _keep(self, message: dict[str, Any], work: Keeping) -> None:
+        """Runs code of the session's, so it is a cell to everyone but the host: nothing it shows is shown."""
+        self._execution = message["id"]
+        self._allow_input = False
+        self.streams.begin()
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self._begin()
+            work.run()
+        work.finish()
+        self.streams.flush()
+        self._execution = self._held = None
+        self.channel.send({**work.report.message(), "id": message["id"]})
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""  # removed under our feet
 
 
 def _import_error(name: str) -> str:
@@ -263,8 +381,8 @@ def _cpu_s() -> float:
     )
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: str) -> None:
     """Cold start: build the shell, attach to the inherited socket, serve."""
     runner = Runner()
-    runner.attach(socket.socket(fileno=descriptor))
+    runner.attach(socket.socket(fileno=int(descriptor)))
     runner.serve()

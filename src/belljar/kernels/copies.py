@@ -1,0 +1,211 @@
+"""Copies of a running process: how one is asked for, met on a wire of its own, and heard of when it ends."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from belljar.errors import SandboxUnavailable
+from belljar.kernels.exits import exit_status, tells_exits
+from belljar.kernels.frames import Wire
+from belljar.sandboxes.base import Branch, Sandbox
+from belljar.sandboxes.child import open_pidfd
+
+UNKNOWN_STATUS = 256
+"""How a process ended that nobody could be asked about."""
+# Deaf to what a session sends to every `sleep` there is.
+HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
+_MOST_SAID = 65_536
+_RETRY_S = 0.001
+_REAPED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different for a copy."""
+
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables to set; for a copy of a zygote, all there are."""
+    moved: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Folders of packages that are elsewhere, old to new."""
+    folder: str = "/"
+    """Where it works, unless it already works somewhere that exists."""
+    reseed: bool = False
+    threads: int = 1
+    """How many the linear algebra may use."""
+
+
+class _Told(BaseModel):
+    status: int | None = None
+    error: str = ""
+
+
+class KeptProcess:
+    """A copy of a process: seen through its own descriptor where Linux tells how it ended, else through its keeper."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.complaint = ""
+        """Why there is no copy."""
+        self.has_keeper = not tells_exits()
+        self._status = UNKNOWN_STATUS
+        self._said = bytearray()
+        self._has_ended = asyncio.Event()
+        self._is_silent_or_met = asyncio.Event()
+        self._pidfd = -1
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        asyncio.get_running_loop().add_reader(self._reading, self._on_word)
+
+    @property
+    def child_end(self) -> int:
+        """For who forks it."""
+        return self._writing
+
+    def close_child_end(self) -> None:
+        """Once the other one has it."""
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def meet(self, pid: int) -> None:
+        """It has shown itself."""
+        self.pid = pid
+        self._is_silent_or_met.set()
+        if self.has_keeper or self._has_ended.is_set():
+            return
+        if (pidfd := open_pidfd(pid)) is None:
+            self.close()
+            return
+        self._pidfd = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    async def wait(self) -> int:
+        """Exit status when it ends; negative for a signal."""
+        await self._is_silent_or_met.wait()
+        if self.pid:
+            await self._has_ended.wait()
+        return self._status
+
+    def _on_word(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            piece = os.read(self._reading, 4096)
+            self._said += piece
+            if piece and len(self._said) < _MOST_SAID:
+                return
+            self._hear()
+
+    def _hear(self) -> None:
+        with contextlib.suppress(ValidationError):
+            told = _Told.model_validate_json(bytes(self._said))
+            self._status = UNKNOWN_STATUS if told.status is None else told.status
+            self.complaint = told.error
+        self._stop_listening()
+        # Who forks it without a keeper falls silent at once: then it is over when its own descriptor says so.
+        if self.has_keeper or self.complaint:
+            self.close()
+
+    def _on_exit(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        self._ask(loop.time() + _REAPED_S)
+
+    def _ask(self, deadline: float) -> None:
+        """It is known only when the first process of its sandbox has waited for it, which it does at once."""
+        if self._pidfd < 0:
+            return
+        loop = asyncio.get_running_loop()
+        status = exit_status(self._pidfd)
+        if status is None and loop.time() < deadline:
+            loop.call_later(_RETRY_S, self._ask, deadline)
+            return
+        self._status = UNKNOWN_STATUS if status is None else status
+        self.close()
+
+    def _stop_listening(self) -> None:
+        if self._reading >= 0:
+            asyncio.get_running_loop().remove_reader(self._reading)
+            os.close(self._reading)
+            self._reading = -1
+        self._is_silent_or_met.set()
+
+    def close(self) -> None:
+        """Hear no more of it; may be called twice."""
+        self._stop_listening()
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self.close_child_end()
+        self._has_ended.set()
+
+
+async def ask_for_copy(
+    wire: Wire, copy: Wire, kept: KeptProcess, change: Change, *, is_elsewhere: bool, **more: Any
+) -> None:
+    """Ask a runner or a zygote for a copy of itself that runs, in the same sandbox or where `show_in` will say."""
+    message = {
+        "op": "fork",
+        "is_elsewhere": is_elsewhere,
+        "has_keeper": kept.has_keeper,
+        "environment": dict(change.environment),
+        "moved": dict(change.moved),
+        "folder": change.folder,
+        "reseed": change.reseed,
+        "threads": change.threads,
+        **more,
+    }
+    await wire.send(message, [*copy.child_ends, kept.child_end])
+    copy.close_child_ends()
+    kept.close_child_end()
+
+
+async def show_in(copy: Wire, branch: Branch, sandbox: Sandbox, *, is_session: bool) -> None:
+    """Open a branch, which `sandbox` is to the kernel, and have the copy that was asked for enter it.
+
+    Asked for first: the process is forked while bubblewrap makes the sandbox, which takes as long.
+    """
+    await _hold(sandbox)
+    entrance = branch.entrance()
+    user = entrance.identity
+    message = {"flags": entrance.flags, "uid": user.uid, "gid": user.gid}
+    # Code of a session's could keep the way into a control group, and leave its own by it: the host moves its copies.
+    await copy.send(message, [entrance.holder, *(() if is_session else entrance.groups)])
+
+
+async def _hold(sandbox: Sandbox) -> None:
+    """Open a sandbox and keep it open, with nothing inside yet."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    try:
+        await sandbox.spawn(HOLD, environment={"PATH": "/usr/bin:/bin"}, stdout=writing, stderr=writing)
+    except SandboxUnavailable as error:
+        with contextlib.suppress(BlockingIOError):
+            error.hint = os.read(reading, 2_000).decode(errors="replace").strip() or error.hint
+        raise
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def set_expendable(pid: int, *, is_expendable: bool) -> None:
+    """Whether memory that runs out is taken from this process before all others."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "0")
+
+
+def private_memory_mb(pid: int) -> float:
+    """What a process holds that no other one shares; 0 when it cannot be told."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    kilobytes = sum(
+        int(line.split()[1]) for line in text.splitlines() if line.startswith(("Private_Dirty:", "Private_Clean:"))
+    )
+    return kilobytes / 1024

@@ -1,0 +1,190 @@
+"""Where an environment's sessions come from: a process with everything imported, forked into a sandbox for each.
+
+The zygote is confined as a session is: it runs the environment's code, which is not ours. Until it is warm, and where
+it cannot be had, kernels start cold.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from belljar.environments.base import Environment
+from belljar.errors import BelljarError
+from belljar.files.removal import remove_tree
+from belljar.kernels import frames
+from belljar.kernels.copies import Change, KeptProcess, ask_for_copy, show_in
+from belljar.kernels.ipython import IPythonKernel, meet_copy, runner_command, session_environment
+from belljar.sandboxes.base import Branch, Branching, Sandbox, SandboxSpec
+
+# Its copies share its hash seed and its layout of memory: now and then there is another one.
+RECYCLE_AFTER = 1_000
+PATIENCE_S = 60.0
+RETRY_AFTER_S = 30.0
+# Its threads would not come along into a copy.
+_SINGLE_THREADED = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Those that a copy starts would spin for 2^26 cycles before they sleep: 25 ms of a processor in every session's
+    # first moments, in which each of its page faults has to interrupt them.
+    "OPENBLAS_THREAD_TIMEOUT": "18",
+}
+
+log = logging.getLogger(__name__)
+
+
+class Zygote:
+    """One process in its trunk: warming, warm, or gone."""
+
+    def __init__(self, trunk: Sandbox, folder: Path) -> None:
+        self.trunk = trunk
+        self.is_warm = False
+        self.failed: dict[str, str] = {}
+        """Modules that it could not import, and why."""
+        self.forks = 0
+        self._folder = folder
+        self._wire = frames.Wire()
+        self._forking = asyncio.Lock()
+
+    async def start(self, environment: Environment, modules: Sequence[str]) -> None:
+        """Start it. Its trunk can be branched from then on, by sessions that start cold."""
+        wire = self._wire
+        await self.trunk.spawn(
+            runner_command(environment, "zygote", str(wire.child_socket), *modules),
+            environment={**session_environment(self.trunk, environment, None), **_SINGLE_THREADED},
+            stdout=wire.child_stdout,
+            stderr=wire.child_stderr,
+            pass_fds=[wire.child_socket],
+        )
+        wire.close_child_ends()
+
+    async def warm_up(self) -> None:
+        """Wait until everything is imported."""
+        async with asyncio.timeout(PATIENCE_S):
+            self.failed = (await self._wire.expect(frames.Warm)).failed
+        self.is_warm = True
+
+    def is_alive(self) -> bool:
+        """Whether it can still fork."""
+        return not self._wire.is_hung_up()
+
+    async def fork(self, branch: Branch, sandbox: Sandbox, environment: Environment, change: Change) -> IPythonKernel:
+        """A fresh kernel in the branch; `sandbox` is the same one, as the kernel is to see it."""
+        copy, kept = frames.Wire(), KeptProcess()
+        try:
+            async with self._forking:
+                self.forks += 1
+                await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True)
+            await show_in(copy, branch, sandbox, is_session=False)
+            kernel = await meet_copy(copy, kept, sandbox, environment)
+            branch.admit(kept.pid)
+        except BaseException:
+            copy.close()
+            kept.close()
+            raise
+        return kernel
+
+    async def aclose(self) -> None:
+        """End it; sessions that were forked from it live on."""
+        self._wire.close()
+        await self.trunk.aclose()
+        await asyncio.to_thread(remove_tree, self._folder)
+
+
+class Nursery:
+    """One environment's zygote, replaced when it dies or is worn out."""
+
+    def __init__(
+        self,
+        provider: Branching,
+        environment: Environment,
+        *,
+        folder: Path,
+        name: str,
+        modules: Sequence[str],
+        make_spec: Callable[[str, Path], SandboxSpec],
+    ) -> None:
+        self.complaint = ""
+        """Why there is no warm zygote, or what it could not import."""
+        self._provider = provider
+        self._environment = environment
+        self._folder = folder
+        self._name = name
+        self._modules = modules
+        self._make_spec = make_spec
+        self._zygote: Zygote | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._retry_at = 0.0
+
+    async def zygote(self) -> Zygote | None:
+        """The one to fork or to branch from, started if need be; None while none can be had."""
+        async with self._opening:
+            if self._zygote is not None and not self._is_usable(self._zygote):
+                await self._discard(self._zygote)
+            if self._zygote is None and asyncio.get_running_loop().time() >= self._retry_at:
+                await self._start()
+            return self._zygote
+
+    async def warm(self) -> bool:
+        """Wait until there is a warm one; False when there will be none."""
+        if await self.zygote() is not None and self._warming is not None:
+            await asyncio.gather(self._warming, return_exceptions=True)
+        return self._zygote is not None and self._zygote.is_warm
+
+    def _is_usable(self, zygote: Zygote) -> bool:
+        return zygote.is_alive() and zygote.forks < RECYCLE_AFTER
+
+    async def _start(self) -> None:
+        name = f"{self._name}{secrets.token_hex(8)}"
+        folder = self._folder / name
+        for part in ("workspace", "scratch", "home"):
+            (folder / part).mkdir(parents=True, mode=0o700)
+        try:
+            zygote = Zygote(await self._provider.open_trunk(self._make_spec(name, folder)), folder)
+        except BelljarError as error:
+            self._fail(f"no sandbox for it: {error}")
+            await asyncio.to_thread(remove_tree, folder)
+            return
+        try:
+            await zygote.start(self._environment, self._modules)
+        except BaseException as error:
+            await zygote.aclose()
+            if not isinstance(error, BelljarError):
+                raise
+            self._fail(str(error))
+            return
+        self._zygote = zygote
+        self._warming = asyncio.get_running_loop().create_task(self._warm_up(zygote))
+
+    async def _warm_up(self, zygote: Zygote) -> None:
+        try:
+            await zygote.warm_up()
+        except (BelljarError, TimeoutError) as error:
+            # Its trunk stays: sessions may be branched from it by now.
+            self._fail(str(error) or f"not ready after {PATIENCE_S:g} s")
+        else:
+            self.complaint = "; ".join(f"{name} does not import ({why})" for name, why in zygote.failed.items())
+            if self.complaint:
+                log.warning("zygote of %s: %s", self._environment.python, self.complaint)
+
+    def _fail(self, complaint: str) -> None:
+        self.complaint = complaint
+        self._retry_at = asyncio.get_running_loop().time() + RETRY_AFTER_S
+        log.warning("zygote of %s: %s; sessions start cold", self._environment.python, complaint)
+
+    async def _discard(self, zygote: Zygote) -> None:
+        self._zygote = None
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
+            self._warming = None
+        await zygote.aclose()
+
+    async def aclose(self) -> None:
+        """End the zygote."""
+        async with self._opening:
+            if self._zygote is not None:
+                await self._discard(self._zygote)

@@ -1,0 +1,61 @@
+"""What a copy of a live session must make its own: places that moved, and the event loop."""
+
+# The event loop's own parts have no public names; what is not there is made anew instead.
+# pyright: reportPrivateUsage=false
+
+import asyncio
+import os
+import selectors
+import sys
+from typing import Any, cast
+
+
+def move_modules(old: str, new: str) -> None:
+    """A folder of packages is elsewhere for this copy: modules that are loaded find their other halves there."""
+    sys.path[:] = [_moved(path, old, new) for path in sys.path]
+    sys.path_importer_cache.clear()
+    for module in list(sys.modules.values()):
+        for name in ("__file__", "__cached__"):
+            place = getattr(module, name, None)
+            if isinstance(place, str):
+                _set(module, name, _moved(place, old, new))
+        for holder, name in ((module, "__path__"), (getattr(module, "__spec__", None), "submodule_search_locations")):
+            places: Any = getattr(holder, name, None)
+            if isinstance(places, list):
+                places[:] = [_moved(str(place), old, new) for place in cast("list[Any]", places)]
+    if "PYTHONPATH" in os.environ:
+        parts = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(_moved(part, old, new) for part in parts)
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    return new + path[len(old) :] if path == old or path.startswith(old + os.sep) else path
+
+
+def _set(module: Any, name: str, value: str) -> None:
+    try:
+        if getattr(module, name) != value:
+            setattr(module, name, value)
+    except Exception:
+        return  # an object in sys.modules that is no module and refuses
+
+
+def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    """The same loop with its tasks, on a selector of its own: the old one's registrations are the origin's too."""
+    given: Any = loop
+    if loop.is_closed():
+        return loop
+    if not all(hasattr(given, name) for name in ("_selector", "_make_self_pipe", "_ssock", "_csock", "_internal_fds")):
+        return asyncio.new_event_loop()
+    # Never unregistered or closed in an orderly way: that would reach into the origin's selector.
+    given._selector = selectors.DefaultSelector()
+    given._internal_fds = 0
+    given._make_self_pipe()
+    given._default_executor = None
+    return loop
+
+
+def loop_descriptors(loop: asyncio.AbstractEventLoop) -> "set[int]":
+    """The event loop's own sockets, which a copy replaces."""
+    ends = (getattr(loop, "_ssock", None), getattr(loop, "_csock", None))
+    return {end.fileno() for end in ends if end is not None}

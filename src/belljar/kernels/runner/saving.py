@@ -1,0 +1,239 @@
+"""Saving: the session's variables go to a file, as one object graph, within limits."""
+
+# What is kept may be anything.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from typing import Any
+
+from . import surroundings
+from .alarms import Alarms, TimeIsUp
+from .culprits import reason_for, said, type_name
+from .keeping import IMPORTS, INTERRUPTED, SURROUNDING, VARIABLE, WHOLE_FILE, Entry, Loss, Report, undisturbed
+from .pickling import make_pickler
+from .statefile import CannotWrite, CountingSink, StateWriter, TooLarge
+
+# Finding the part of a variable that is to blame takes no longer than this.
+BLAME_S = 2.0
+
+
+class Saving:
+    """Writes one object graph, variable after variable, small ones first.
+
+    After each variable the file could end and be whole: whatever stops the work costs the large ones. A variable that
+    cannot be pickled has left half of itself in the stream and in the pickler's memory, so all is begun again without.
+    """
+
+    def __init__(self, shell: Any, path: str, limit_bytes: int | None, limit_s: float | None) -> None:
+        self.report = Report()
+        self._shell = shell
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._limit_s = limit_s
+        self._alarms = Alarms(limit_s)
+        self._writer: StateWriter | None = None
+        self._order: list[str] = []
+        self._imported: list[str] = []
+        self._entries: list[Entry] = []
+        self._stopped = INTERRUPTED
+
+    def run(self) -> None:
+        """All but the last step."""
+        try:
+            self._entries = self._collected()
+            self._writer = StateWriter(self._path, self._limit_bytes)
+            with self._alarms.taken(), undisturbed():
+                while not self._is_done(self._writer):
+                    continue
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._stopped = said(error)
+
+    def finish(self) -> None:
+        """Give the file its name, with as much as is whole."""
+        if not self._entries:
+            self.report.lost.append(Loss(WHOLE_FILE, "", self._stopped))
+        count = 0
+        if self._writer is not None:
+            try:
+                self.report.size_bytes = self._writer.commit()
+                count = self._writer.whole_count
+            except (OSError, CannotWrite) as error:
+                self._stopped = said(error)
+            self._writer.close()
+        for entry in self._entries[count:]:
+            self._lose(entry, self._stopped)
+        names = {entry.name for entry in self._entries[:count] if entry.kind == VARIABLE}
+        if any(entry.kind == IMPORTS for entry in self._entries[:count]):
+            names.update(self._imported)
+        self.report.kept = [name for name in self._order if name in names]
+
+    def _collected(self) -> list[Entry]:
+        variables = surroundings.variables(self._shell)
+        self._order = list(variables)
+        modules = {name: module for name, value in variables.items() if (module := _module_name(value))}
+        self._imported = list(modules)
+        entries = self._surroundings(surroundings.BEFORE_VARIABLES)
+        if modules:
+            entries.append(Entry(IMPORTS, "import", (modules, _submodules(modules))))
+        entries += self._surroundings(surroundings.AFTER_VARIABLES)
+        own = [Entry(VARIABLE, name, value) for name, value in variables.items() if name not in modules]
+        return entries + sorted(own, key=lambda entry: _rough_size(entry.value))
+
+    def _surroundings(self, chosen: tuple[surroundings.Surrounding, ...]) -> list[Entry]:
+        taken: list[Entry] = []
+        for one in chosen:
+            try:
+                value = one.take(self._shell)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self.report.lost.append(Loss(one.name, "", said(error)))
+                continue
+            if value is not None:
+                taken.append(Entry(SURROUNDING, one.name, value))
+        return taken
+
+    def _is_done(self, writer: StateWriter) -> bool:
+        """One attempt with the entries that are left; without those that spoil it there may be another."""
+        entries = self._entries
+        writer.restart(self._header())
+        pickler = make_pickler(writer, self._shell)
+        sizes: list[int] = []
+        for index, entry in enumerate(entries):
+            try:
+                with self._alarms.limited(self._share_s(is_last=index == len(entries) - 1)):
+                    pickler.dump(entry.value)
+                sizes.append(writer.end_variable())
+            except (KeyboardInterrupt, CannotWrite):
+                raise
+            except TimeIsUp:
+                if not self._alarms.left_s():
+                    self._stopped = f"the time limit of {self._limit_s:g} s was over before this was done"
+                    return True
+                self._drop({index: self._too_slow()})
+                return False
+            except BaseException as error:
+                del pickler  # with all that it remembers
+                self._drop({index: self._reason(entry, error), **self._other_faults(index + 1)})
+                return False
+        return self._is_within_limit(writer, sizes)
+
+    def _other_faults(self, first: int) -> dict[int, str]:
+        """The same for the entries from that one on, without writing: all that fail are dropped at once."""
+        faults: dict[int, str] = {}
+        sink = CountingSink(self._limit_bytes)
+        pickler = make_pickler(sink, self._shell)
+        for index, entry in enumerate(self._entries[first:], first):
+            sink.restart()
+            try:
+                with self._alarms.limited(self._share_s(is_last=False)):
+                    pickler.dump(entry.value)
+                continue
+            except KeyboardInterrupt:
+                raise
+            except TimeIsUp:
+                if not self._alarms.left_s():
+                    break
+                faults[index] = self._too_slow()
+            except BaseException as error:
+                faults[index] = self._reason(entry, error)
+            pickler = make_pickler(sink, self._shell)
+        return faults
+
+    def _is_within_limit(self, writer: StateWriter, sizes: list[int]) -> bool:
+        if not writer.is_over:
+            return True
+        total, dropped = writer.size_bytes, dict[int, str]()
+        for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+            if total <= (self._limit_bytes or 0):
+                break
+            if self._entries[index].kind == VARIABLE:
+                total -= sizes[index]
+                dropped[index] = f"it takes {sizes[index]:,} bytes, and all together may take {self._limit_bytes:,}"
+        self._drop(dropped)
+        return not dropped
+
+    def _reason(self, entry: Entry, error: BaseException) -> str:
+        if isinstance(error, TooLarge):
+            return said(error)
+        left_s = self._alarms.left_s()
+        try:
+            with self._alarms.limited(BLAME_S if left_s is None else min(BLAME_S, left_s / 4)):
+                return reason_for(entry.name, entry.value, error, self._fault)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            return said(error)
+
+    def _fault(self, value: Any) -> BaseException | None:
+        try:
+            make_pickler(CountingSink(self._limit_bytes), self._shell).dump(value)
+        except (KeyboardInterrupt, TimeIsUp):
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def _share_s(self, *, is_last: bool) -> float | None:
+        """One variable that hangs leaves half of the time to the others."""
+        left_s = self._alarms.left_s()
+        return left_s if left_s is None or is_last else left_s / 2
+
+    def _too_slow(self) -> str:
+        return f"it took too long, and all together may take {self._limit_s:g} s"
+
+    def _drop(self, reasons: dict[int, str]) -> None:
+        for index, reason in reasons.items():
+            self._lose(self._entries[index], reason)
+        self._entries = [entry for index, entry in enumerate(self._entries) if index not in reasons]
+
+    def _lose(self, entry: Entry, reason: str) -> None:
+        if entry.kind == IMPORTS:
+            self.report.lost += [Loss(name, "module", reason) for name in self._imported]
+        else:
+            self.report.lost.append(Loss(entry.name, _type_of(entry), reason))
+
+    def _header(self) -> dict[str, Any]:
+        entries = [[entry.kind, entry.name, _type_of(entry)] for entry in self._entries]
+        return {"python": sys.version.split()[0], "order": self._order, "entries": entries}
+
+
+def _module_name(value: Any) -> str:
+    """What to import to have it again; empty when that is not how to. The value is not asked: it may lie or raise."""
+    if not issubclass(type(value), types.ModuleType):
+        return ""
+    name = str(object.__getattribute__(value, "__dict__").get("__name__"))
+    return name if sys.modules.get(name) is value else ""
+
+
+def _submodules(modules: dict[str, str]) -> list[str]:
+    """`import a.b` puts only `a` under a name."""
+    packages = tuple(f"{name}." for name in modules.values())
+    return [name for name in list(sys.modules) if name.startswith(packages)]
+
+
+def _type_of(entry: Entry) -> str:
+    return type_name(entry.value) if entry.kind == VARIABLE else ""
+
+
+def _rough_size(value: Any) -> int:
+    """Enough to have the large ones last, without asking code of the session's."""
+    kind = type(value)
+    if kind in (type, types.FunctionType):
+        return 0
+    if type_name(value).partition(".")[0] in ("numpy", "pandas", "polars", "pyarrow", "torch", "scipy"):
+        with contextlib.suppress(Exception):
+            return int(value.nbytes)
+        with contextlib.suppress(Exception):
+            return int(value.memory_usage(deep=False).sum())
+    if kind in (list, tuple, dict, set, frozenset):
+        return 100 * len(value)
+    if kind in (str, bytes, bytearray):
+        return len(value)
+    return 1_000
