@@ -22,7 +22,16 @@ def killed(incident: Incident) -> str:
 
 
 def lethal(incidents: Sequence[Incident], death: str) -> Incident | None:
-    """The incident that ended a kernel which died like this: want of memory kills with SIGKILL and nothing else."""
-    if not death.endswith("SIGKILL"):
+    """The incident that ended a kernel which died like this: want of memory kills with SIGKILL and nothing else.
+
+    It may also have killed the process that would have told.
+    """
+    if not death.endswith(("SIGKILL", "process ended")):
         return None
     return next((incident for incident in incidents if incident.kind == "out_of_memory"), None)
+
+
+def rewound(count: int) -> str:
+    """The kernel died, and an earlier state took its place."""
+    cells = "this cell" if count == 1 else f"the last {count} cells"
+    return f"the kernel died and the session was rewound: variables and files are as they were before {cells}"

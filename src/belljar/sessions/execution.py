@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from belljar.errors import BelljarError, KernelDied
+from belljar import logs, measures
+from belljar.errors import BelljarError, Busy, KernelDied
 from belljar.files.changes import Snapshot, changes, snapshot
 from belljar.kernels.base import Kernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent, State, Status, Usage
@@ -21,8 +22,9 @@ from belljar.outputs.events import Finished, InputRequest
 from belljar.outputs.recording import Recorder
 from belljar.outputs.summary import Summary
 from belljar.sandboxes.base import Incident
-from belljar.sessions.causes import killed, lethal, survived
+from belljar.sessions.causes import killed, lethal, rewound, survived
 from belljar.sessions.stopping import Stopper
+from belljar.spans import ExecutionSpan
 
 if TYPE_CHECKING:
     from belljar.sessions.session import Session
@@ -59,9 +61,11 @@ class Outcome:
 class Execution:
     """A cell on its way through a session."""
 
-    def __init__(self, execution_id: str, session: "Session", cell: Cell) -> None:
+    def __init__(self, execution_id: str, session: "Session", cell: Cell, number: int) -> None:
         settings = session.settings
         self.id = execution_id
+        self.number = number
+        """Which of its session's executions it is, from 1 on."""
         self.session = session
         self.cell = cell
         store = DisplayStore(session.folders.displays, execution_id)
@@ -80,6 +84,7 @@ class Execution:
         self._is_being_asked = False
         self.question: InputRequest | None = None
         self.questions = 0
+        self.span = ExecutionSpan(session.id, execution_id, number)
 
     # What callers see
 
@@ -206,13 +211,17 @@ class Execution:
 
     async def run(self) -> None:
         """Take the turn, run the cell, tell what changed, keep the result. Never raises what the cell caused."""
+        logs.bind(session_id=self.session.id, execution_id=self.id, principal=self.session.principal)
         try:
-            async with self.session.turn:
+            async with self.session.turn, self.session.admission.slot(self.session.principal):
                 if self.is_finished:
                     return
                 self._started_at = time.monotonic()
+                self.span.begin()
                 await self._run_in_turn()
         except BelljarError as error:
+            if isinstance(error, Busy):
+                measures.refusals.add("admission")
             self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
         except asyncio.CancelledError:
             self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
@@ -221,20 +230,22 @@ class Execution:
             # The last boundary: a fault of ours must not leave an execution that runs for ever.
             log.exception("execution %s failed inside belljar", self.id)
             # The cell may still run in there, and the next one would be answered with its words.
-            lost = await self.session.bury_kernel("belljar itself failed while a cell ran")
+            burial = await self.session.life.bury("belljar itself failed while a cell ran")
             cause = f"internal-error: {type(error).__name__}"
-            self._outcome = Outcome(status="rejected", state="lost", lost=lost, cause=cause)
+            self._outcome = Outcome(status="rejected", state=burial.state, lost=burial.lost, cause=cause)
         finally:
             self._finish()
 
     async def _run_in_turn(self) -> None:
-        kernel = await self.session.ready_kernel()
+        kernel = await self.session.life.ready()
         if self._is_cancelled:
             self._outcome = Outcome(status="interrupted", cause="interrupted while its kernel started; it never ran")
             return
-        if (loss := self.session.take_loss()) is not None:
-            self._outcome.state, self._outcome.lost = "lost", loss.names
+        if (loss := self.session.life.take_loss()) is not None:
+            self._outcome.state, self._outcome.lost = loss.state, loss.names
             self._keep(self._recorder.notice(loss.notice))
+        await self.session.life.keep()
+        self.session.begin(self)
         before = await self._look()
         if self.cell.filename:
             # In its turn: written earlier, it would count as the doing of the cell that runs then.
@@ -325,7 +336,7 @@ class Execution:
         elif stopper.reason == "disk_full":
             full = Incident("disk_full", f"folder {self.session.quota.detail}, so the cell was interrupted")
             outcome.cause = survived(full)
-        self.session.remember(finished)
+        self.session.life.remember(finished)
 
     async def _bury(self, kernel: Kernel, death: KernelDied, stopper: Stopper) -> None:
         """The process is gone: say why, and what went with it."""
@@ -334,10 +345,13 @@ class Execution:
         for incident in incidents:
             if incident is not fatal:
                 self._keep(self._recorder.notice(f"{incident.kind}: the session {incident.detail}"))
-        cause = self.session.ended_by or (killed(fatal) if fatal else "")
+        cause = self.session.life.ended_by or (killed(fatal) if fatal else "")
         outcome = self._outcome
-        outcome.lost = await self.session.bury_kernel(cause or death.message)
-        outcome.status, outcome.state = _status(stopper) or "died", "lost"
+        burial = await self.session.life.bury(cause or death.message)
+        outcome.status, outcome.state, outcome.lost = _status(stopper) or "died", burial.state, burial.lost
+        if burial.is_rewound:
+            undone = self.session.take_back(burial.since or self.id)
+            self._keep(self._recorder.notice(rewound(len(undone))))
         if cause:
             outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
             return
@@ -362,10 +376,29 @@ class Execution:
             return
         self._ended_at = time.monotonic()
         self._stopper = None
-        self.session.last_cause = self._outcome.cause or self.session.last_cause
+        self.session.life.last_cause = self._outcome.cause or self.session.life.last_cause
         self._result = self.result()
         self.session.journal.finish(self._result)
+        self._measure(self._result)
         self._notify()
+
+    def _measure(self, result: ExecutionResult) -> None:
+        usage = result.usage
+        measures.executions.add(result.status)
+        measures.execution_queue.observe(usage.queue_s)
+        measures.execution_wall.observe(usage.wall_s)
+        self.span.end(
+            result.status,
+            is_failure=not result.success,
+            queue_s=usage.queue_s,
+            wall_s=usage.wall_s,
+            cpu_s=usage.cpu_s,
+            peak_memory_mb=usage.peak_memory_mb,
+            events=result.sequence,
+            displays=len(result.displays),
+            files=len(result.files),
+            lost=len(result.lost),
+        )
 
     def _notify(self) -> None:
         self._changed.set()

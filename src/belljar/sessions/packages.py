@@ -49,7 +49,7 @@ async def _proof(session: Session, modules: list[str], watched: list[str]) -> Im
         return None
     async with session.turn:
         try:
-            kernel = await session.ready_kernel()
+            kernel = await session.life.ready()
         except BelljarError:
             return None
         if not isinstance(kernel, ProvesImports):
@@ -64,7 +64,7 @@ async def _proof(session: Session, modules: list[str], watched: list[str]) -> Im
                 await kernel.kill()
             return await proving
         except KernelDied as death:
-            await session.bury_kernel(f"importing {', '.join(modules)} ended the kernel: {death.message}")
+            await session.life.bury(f"importing {', '.join(modules)} ended the kernel: {death.message}")
             return ImportProof(errors=dict.fromkeys(modules, f"it ended the kernel: {death.message}"))
         finally:
             proving.cancel()

@@ -2,25 +2,33 @@
 
 import asyncio
 import logging
-import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from belljar.errors import Busy, ExecutionNotFound, SessionNotFound
+from belljar import measures, spans
+from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, SessionNotFound
+from belljar.files.removal import remove_tree
 from belljar.kernels.starting import KernelStarter
-from belljar.models import ExecutionResult, OutputEvent
+from belljar.logs import pseudonym
+from belljar.models import ExecutionResult, SessionFork, SessionInfo
 from belljar.outputs.displays import display_uri, read_display
+from belljar.outputs.notebook import NotebookCell
 from belljar.outputs.summary import Summary
+from belljar.sessions.admission import Admission
 from belljar.sessions.execution import Execution, output_uri
+from belljar.sessions.folders import SessionFolders
+from belljar.sessions.forks import fork_kernel
 from belljar.sessions.journal import Journal
-from belljar.sessions.session import Session, SessionFolders, iso
+from belljar.sessions.pool import Pool, new_folders
+from belljar.sessions.roll import Roll
+from belljar.sessions.session import Session, iso
 from belljar.settings import Settings
 
-REMEMBERED_ENDS = 1_000
+DAY_S = 24 * 60 * 60
+MOST_KEY_CHARS = 200
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
 log = logging.getLogger(__name__)
@@ -29,56 +37,140 @@ log = logging.getLogger(__name__)
 class Registry:
     """Sessions by id. Another principal's session answers exactly as an unknown one."""
 
-    def __init__(self, settings: Settings, folder: Path, journal: Journal, starter: KernelStarter) -> None:
+    def __init__(self, settings: Settings, folder: Path, journal: Journal, roll: Roll, starter: KernelStarter) -> None:
         self.settings = settings
         self.journal = journal
+        self.roll = roll
         self._folder = folder
         self._starter = starter
+        self.pool = Pool(starter, folder, roll, environment=settings.environment, size=settings.pool_size)
+        self._admission = Admission(
+            most_running=settings.max_running,
+            most_waiting=settings.max_waiting,
+            headroom_mb=settings.memory_headroom_mb,
+        )
         self._sessions: dict[str, Session] = {}
-        self._ends: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def create(self, principal: str, *, environment: str = "", reason: str = "") -> Session:
         """A new session; its kernel starts with its first cell."""
+        self._check_room()
+        name = environment or self.settings.environment
+        self._starter.check(name)
+        asked_at = time.perf_counter()
+        unborn = self.pool.take(name)
+        folders = unborn.folders if unborn else new_folders(self._folder, self._starter)
+        session = self._open(folders, principal, name, reason)
+        self._enter(session)
+        if unborn is not None:
+            session.life.adopt(unborn.kernel, is_fresh=True)
+            measures.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
+        measures.sessions_opened.add("new")
+        return session
+
+    def _check_room(self) -> None:
         if len(self._sessions) >= self.settings.max_sessions:
             raise Busy(
                 f"{len(self._sessions)} sessions are open, the most that max_sessions allows",
                 hint="Clear one with clear_session, or try again when an idle one has expired",
             )
-        name = environment or self.settings.environment
-        self._starter.check(name)
-        session_id = secrets.token_hex(16)
-        folders = SessionFolders(session_id, self._folder / session_id, self._starter.take_identity())
-        folders.make()
+        self._admission.check_memory()
+
+    def _open(self, folders: SessionFolders, principal: str, environment: str, reason: str) -> Session:
         session = Session(
             folders,
             principal=principal,
-            environment=name,
+            environment=environment,
             reason=reason,
             settings=self.settings,
             journal=self.journal,
-            start_kernel=partial(self._starter.start, name),
+            roll=self.roll,
+            admission=self._admission,
+            start_kernel=partial(self._starter.start, environment),
         )
         self._sessions[session.id] = session
-        log.info("session %s created, environment %s", session.id, name)
+        spans.note(session_id=session.id)
         return session
 
+    def _enter(self, session: Session) -> None:
+        self.roll.enter(session.id, session.principal, session.environment, session.reason)
+        self.journal.commit()
+        log.info("session %s created", session.id, extra=_about(session))
+
+    async def fork(
+        self, session_id: str, principal: str, *, at: str = "", reseed: bool = False
+    ) -> tuple[Session, SessionFork]:
+        """A new session that goes on from the state of another one, or from its state before an execution."""
+        origin = self.get(session_id, principal)
+        self._check_room()
+        origin.check_idle()
+        async with origin.turn:
+            forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
+            session = self._open(forked.folders, principal, origin.environment, f"fork of {origin.id}")
+            self._enter(session)
+            session.life.adopt(forked.kernel)
+            session.life.variables = forked.variables
+            self.roll.note(session.id, 0, forked.variables)
+            measures.sessions_opened.add("fork")
+        variables, lost = list(forked.variables), forked.lost
+        return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
+
     def get(self, session_id: str, principal: str) -> Session:
-        """The caller's session, marked as used."""
-        session = self._sessions.get(session_id)
+        """The caller's session, woken if it sleeps, marked as used."""
+        session = self._sessions.get(session_id) or self._woken(session_id, principal)
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
         session.touch()
+        spans.note(session_id=session.id)
+        return session
+
+    def _woken(self, session_id: str, principal: str) -> Session | None:
+        """A session that sleeps on disk, as the caller's own again; its kernel starts with its next cell."""
+        entry = self.roll.find(session_id)
+        if entry is None or entry.principal != principal or entry.state != "asleep":
+            return None
+        self._check_room()
+        if not self.roll.claim(session_id):
+            return None
+        folders = SessionFolders(session_id, self._folder / session_id, self._starter.take_identity())
+        folders.make()
+        session = self._open(folders, principal, entry.environment, entry.reason)
+        session.resume(entry)
+        measures.sessions_opened.add("woken")
+        log.info("session %s is awake again", session_id, extra=_about(session))
         return session
 
     def _absence(self, session_id: str, principal: str) -> str:
-        owner, end = self._ends.get(session_id, ("", ""))
-        if end and owner == principal:
-            return f"session {session_id!r} {end}"
+        entry = self.roll.find(session_id)
+        if entry is not None and entry.principal == principal and entry.state == "gone":
+            return f"session {session_id!r} {entry.end}"
         return f"session {session_id[:64]!r} does not exist: it was never made, has expired, or was cleared"
 
     def of(self, principal: str) -> list[Session]:
         """The caller's sessions, oldest first."""
         return [session for session in self._sessions.values() if session.principal == principal]
+
+    def asleep(self, principal: str) -> list[SessionInfo]:
+        """The caller's sessions that are on disk alone, oldest first. Any call with their id wakes them."""
+        kept_s = self.settings.keep_days * DAY_S
+        return [
+            SessionInfo(
+                session_id=entry.id,
+                environment=entry.environment,
+                kernel="asleep",
+                sandbox=self.settings.sandbox,
+                state="asleep",
+                created_at=iso(entry.created_at),
+                last_used_at=iso(entry.used_at),
+                expires_at=iso(entry.used_at + kept_s),
+                age_s=round(time.time() - entry.created_at, 1),
+                memory_mb=0.0,
+                executions=entry.executions,
+                files=0,
+                reason=entry.reason,
+                last_cause=entry.end,
+            )
+            for entry in self.roll.asleep(principal)
+        ]
 
     def all(self) -> list[Session]:
         """Every session, for the operator."""
@@ -92,6 +184,20 @@ class Registry:
             if session.principal == principal and (execution := session.execution(execution_id)) is not None:
                 return execution
         return None
+
+    def has_checkpoint(self, execution_id: str, principal: str) -> bool:
+        """Whether the variables there were before the caller's execution can be had back by a rewind."""
+        execution = self.execution(execution_id, principal)
+        return execution is not None and execution.session.life.checkpoints.holds(execution_id)
+
+    def submitted(self, key: str, principal: str) -> str | None:
+        """The caller's execution that was submitted under this key before."""
+        if not key.isprintable() or len(key) > MOST_KEY_CHARS:
+            raise InvalidArgument(
+                f"idempotency_key has {len(key)} characters or unprintable ones",
+                hint=f"Pass at most {MOST_KEY_CHARS} printable characters, such as a UUID",
+            )
+        return self.journal.find_key(principal, key) if key else None
 
     def result(self, execution_id: str, principal: str, since: int = 0) -> ExecutionResult:
         """What an execution gave, from event number `since` on."""
@@ -151,10 +257,10 @@ class Registry:
         self.journal.commit()
         return await asyncio.to_thread(self.journal.read_output, execution_id, offset, limit)
 
-    def history(self, session: Session) -> list[tuple[str, ExecutionResult | None, list[OutputEvent]]]:
+    def history(self, session: Session) -> list[NotebookCell]:
         """Every execution of a session with what it said."""
         return [
-            (record.code, record.result, list(self.journal.events(record.id)))
+            NotebookCell(record.code, record.result, list(self.journal.events(record.id)), record.is_undone)
             for record in self.journal.of_session(session.id)
         ]
 
@@ -166,41 +272,68 @@ class Registry:
         await self._end(session, "was cleared")
 
     async def sweep(self) -> list[str]:
-        """End the sessions that were idle too long; what runs is never swept."""
+        """Put to sleep, or end, the sessions that were idle too long; what runs is never swept."""
         minutes = self.settings.session_idle_s / 60
         ended: list[str] = []
         for session in self.all():
             # Looked at one by one: while the last one ended, this one may have been used or cleared.
             now = time.time()
             if session.id in self._sessions and not session.is_busy and session.expires_at <= now:
-                await self._end(session, f"expired at {iso(now)} after {minutes:g} idle minutes")
+                await self._retire(session, f"expired at {iso(now)} after {minutes:g} idle minutes")
                 ended.append(session.id)
+        await self._forget_outdated()
         return ended
+
+    async def _retire(self, session: Session, end: str) -> None:
+        """The session goes to sleep, unless that is switched off."""
+        if not self.settings.hibernate or session.is_blank():
+            await self._end(session, end)
+            return
+        self._sessions.pop(session.id, None)
+        report = await session.put_to_sleep(end)
+        self._release_identity(session)
+        kept = f"{len(report.kept)} variables kept" if report else "its variables are lost"
+        measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
+        log.info("session %s %s and sleeps, %s", session.id, end, kept, extra=_about(session))
+
+    async def _forget_outdated(self) -> None:
+        for entry in self.roll.outdated(time.time() - self.settings.keep_days * DAY_S):
+            await asyncio.to_thread(remove_tree, self._folder / entry.id)
+            self.roll.forget(entry.id)
 
     async def _end(self, session: Session, end: str) -> None:
         self._sessions.pop(session.id, None)
-        self._ends[session.id] = (session.principal, end)
-        while len(self._ends) > REMEMBERED_ENDS:
-            self._ends.popitem(last=False)
         await session.aclose()
         await asyncio.to_thread(session.remove_files)
-        if session.folders.identity is not None:
-            self._starter.release_identity(session.folders.identity)
+        self._release_identity(session)
         self.journal.forget_session(session.id)
-        log.info("session %s %s", session.id, end)
+        self.roll.end(session.id, end)
+        log.info("session %s %s", session.id, end, extra=_about(session))
+
+    def _release_identity(self, session: Session) -> None:
+        identity = session.folders.identity
+        # A fork is its origin's user: the number is free when the last of them has gone.
+        if identity is not None and all(other.folders.identity != identity for other in self._sessions.values()):
+            self._starter.release_identity(identity)
 
     async def aclose(self) -> None:
-        """End every session."""
-        for session in self.all():
-            await self._end(session, "ended with its server")
+        """Put every session to sleep, or end it."""
+        await self.pool.aclose()
+        await asyncio.gather(*(self._retire(session, "ended with its server") for session in self.all()))
+
+
+def _about(session: Session) -> dict[str, str]:
+    """The ids that a log line about it carries."""
+    return {"session_id": session.id, "principal": pseudonym(session.principal)}
 
 
 @asynccontextmanager
 async def open_registry(
-    settings: Settings, folder: Path, journal: Journal, starter: KernelStarter
+    settings: Settings, folder: Path, journal: Journal, roll: Roll, starter: KernelStarter
 ) -> AsyncGenerator[Registry]:
     """A registry with its sweep running in the background."""
-    registry = Registry(settings, folder, journal, starter)
+    registry = Registry(settings, folder, journal, roll, starter)
+    registry.pool.fill()
     sweeping = asyncio.get_running_loop().create_task(_sweep_for_ever(registry))
     try:
         yield registry

@@ -1,88 +1,43 @@
 """One session: a folder, a kernel that may have to be replaced, and the turn that cells take one after another."""
 
 import asyncio
-import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
-from belljar.errors import Busy
+from belljar.errors import Busy, KernelDied, NoCheckpoint
 from belljar.files.removal import remove_tree
+from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
-from belljar.kernels.base import Kernel
-from belljar.kernels.starting import Folders
-from belljar.models import SessionInfo, SessionNotice
-from belljar.outputs.events import Finished
-from belljar.sandboxes.base import Identity, Incident
-from belljar.sessions.causes import killed
+from belljar.kernels.keeping import StateReport
+from belljar.models import Rewinding, SessionInfo, SessionNotice
+from belljar.sandboxes.base import Incident
+from belljar.sessions.admission import Admission
+from belljar.sessions.checkpoints import Checkpoints
 from belljar.sessions.execution import Cell, Execution
+from belljar.sessions.folders import SessionFolders
+from belljar.sessions.hibernation import Waking, in_words, save
 from belljar.sessions.journal import Journal, Record
+from belljar.sessions.life import Life, StartKernel
 from belljar.sessions.quota import DiskQuota
+from belljar.sessions.roll import Entry, Roll
 from belljar.settings import Settings
 
+Outcome = TypeVar("Outcome")
+
+MEBIBYTE = 1024 * 1024
 KEPT_EXECUTIONS = 50
+IDLE_S = 0.02
+# Of a number of executions; more would be an id, or meant to be a nuisance.
+MOST_DIGITS = 9
+UNLIMITED_MB = 1024 * 1024
 INSTRUCTIONS = (
     "Pass this session_id in the next calls: variables, imports and files stay. "
     "It ends after {minutes:g} minutes without use."
 )
-
-StartKernel = Callable[[Folders], Awaitable[Kernel]]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFolders:
-    """The session's places on the host."""
-
-    session_id: str
-    root: Path
-    identity: Identity | None = None
-    """Whose they are, where the session is a user of its own."""
-
-    @property
-    def workspace(self) -> Path:
-        """Working directory of the cells, `/mnt/data` inside."""
-        return self.root / "workspace"
-
-    @property
-    def scratch(self) -> Path:
-        """Sockets and connection files."""
-        return self.root / "scratch"
-
-    @property
-    def home(self) -> Path:
-        """HOME under providers without a private one."""
-        return self.root / "home"
-
-    @property
-    def layer(self) -> Path:
-        """Packages installed for this session alone."""
-        return self.root / "layer"
-
-    @property
-    def displays(self) -> Path:
-        """What executions showed, out of the cells' reach."""
-        return self.root / "displays"
-
-    def make(self) -> None:
-        """Make them all, below a folder that is closed to others."""
-        for folder in (self.workspace, self.scratch, self.home, self.layer):
-            folder.mkdir(parents=True, mode=0o700)
-            if self.identity is not None and folder != self.layer:
-                os.chown(folder, self.identity.uid, self.identity.gid)
-        # Ours, and read by the session's user through its mount.
-        self.layer.chmod(0o755)
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What went with a kernel that died, told to the next execution."""
-
-    names: tuple[str, ...]
-    notice: str
 
 
 class Session:
@@ -97,6 +52,8 @@ class Session:
         reason: str,
         settings: Settings,
         journal: Journal,
+        roll: Roll,
+        admission: Admission,
         start_kernel: StartKernel,
     ) -> None:
         self.id = folders.session_id
@@ -106,21 +63,28 @@ class Session:
         self.reason = reason
         self.settings = settings
         self.journal = journal
+        self._roll = roll
+        self.admission = admission
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
         self.quota = DiskQuota((folders.workspace, folders.scratch, folders.home), settings.disk_mb or 0)
         self.turn = asyncio.Lock()
-        self._start_kernel = start_kernel
-        self._kernel: Kernel | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self.ended_by = ""
-        """Why the kernel was ended from here while no cell ran."""
-        self._loss: Loss | None = None
-        self.last_cause: str | None = None
-        self._variables: tuple[str, ...] = ()
+        snapshots = Snapshots(folders.workspace, folders.snapshots, limit_bytes=settings.checkpoint_disk_mb * MEBIBYTE)
+        self.life = Life(
+            folders,
+            start_kernel=start_kernel,
+            quota=self.quota,
+            checkpoints=Checkpoints(snapshots, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb),
+            is_busy=lambda: self.is_busy,
+            on_growth=self._on_growth,
+            does_rewind=settings.on_death == "rewind",
+        )
         self._executions: dict[str, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tasks_aside: set[asyncio.Task[None]] = set()
+        self._tasks_aside: set[asyncio.Task[Any]] = set()
+        self._timeline: list[str] = []
+        """Executions that were not taken back, in order."""
+        self._is_closed = False
         self._count = 0
         self._created_at = time.time()
         self._used_at = time.time()
@@ -128,16 +92,17 @@ class Session:
 
     # Cells
 
-    def submit(self, cell: Cell) -> Execution:
+    def submit(self, cell: Cell, key: str = "") -> Execution:
         """Queue a cell; it runs when its turn comes, whoever waits for it."""
+        self.admission.check_queue()
         if len(self._tasks) >= self.settings.max_queue:
             raise Busy(
                 f"session {self.id} has {len(self._tasks)} executions waiting, the most that max_queue allows",
                 hint="Wait for some of them with get_execution, or interrupt them with interrupt_execution",
             )
-        execution = Execution(secrets.token_hex(16), self, cell)
-        self.journal.begin(Record(execution.id, self.id, self.principal, cell.code, None), time.time())
         self._count += 1
+        execution = Execution(secrets.token_hex(16), self, cell, self._count)
+        self.journal.begin(Record(execution.id, self.id, self.principal, cell.code, None), time.time(), key)
         self._remember_execution(execution)
         task = asyncio.get_running_loop().create_task(execution.run(), name=f"execution {execution.id}")
         self._tasks.add(task)
@@ -154,6 +119,27 @@ class Session:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self.touch()
+        self._roll.note(self.id, self._count, self.life.variables)
+        if not self._tasks and self.life.checkpoints.are_kept and not self._is_closed:
+            # While nobody waits, so that the next cell need not.
+            self._run_aside(self._keep_when_idle())
+
+    def _run_aside(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks_aside.add(task)
+        task.add_done_callback(self._tasks_aside.discard)
+        return task
+
+    async def _keep_when_idle(self) -> None:
+        await asyncio.sleep(max(IDLE_S, self.life.checkpoints.wait_s))
+        if not self.is_busy and not self.turn.locked():
+            async with self.turn:
+                await self.life.keep()
+
+    def begin(self, execution: Execution) -> None:
+        """Its turn has come. One that waits is not part of what can be taken back: it will run all the same."""
+        self._timeline.append(execution.id)
+        self.life.checkpoints.begin(execution.id, execution.number)
 
     def execution(self, execution_id: str) -> Execution | None:
         """An execution that is running or ended lately; older ones are in the journal."""
@@ -163,34 +149,14 @@ class Session:
         """Executions that run or wait for their turn, in order."""
         return [execution for execution in self._executions.values() if not execution.is_finished]
 
-    # The kernel, used by the execution that has the turn
-
-    async def ready_kernel(self) -> Kernel:
-        """The kernel, started if there is none."""
-        if self._kernel is not None and not self._kernel.is_alive():
-            await self.bury_kernel(self._idle_death(self._kernel))
-        if self._kernel is None:
-            self._kernel = await self._start_kernel(self.folders)
-            watch = self.quota.watch(is_busy=lambda: self.is_busy, on_growth=self._on_growth)
-            self._watch = asyncio.get_running_loop().create_task(watch)
-        return self._kernel
-
-    def _idle_death(self, kernel: Kernel) -> str:
-        fact = "the kernel's process ended while no cell ran"
-        hit = next((incident for incident in kernel.incidents() if incident.kind == "out_of_memory"), None)
-        cause = self.ended_by or (killed(hit) if hit else "")
-        self.last_cause = cause or fact
-        return f"{fact} ({cause})" if cause else fact
-
     def _on_growth(self) -> None:
         """The folder is over its limit and grows: stop the cell, or what a cell left running."""
         running = next((execution for execution in self.running() if execution.has_started), None)
         if running is not None:
             running.stop_for_disk(at_once=self.quota.is_far_over)
-        elif self._kernel is not None:
-            self.ended_by = killed(Incident("disk_full", f"folder {self.quota.detail}, and grew between two cells"))
-            self._tasks_aside.add(task := asyncio.get_running_loop().create_task(self._kernel.kill()))
-            task.add_done_callback(self._tasks_aside.discard)
+            return
+        full = Incident("disk_full", f"folder {self.quota.detail}, and grew between two cells")
+        self._run_aside(self.life.kill_idle(full))
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Put a file into the folder, if there is room."""
@@ -198,32 +164,100 @@ class Session:
         await self.quota.check_room(len(data))
         await asyncio.to_thread(self.workspace.write, name, data)
 
-    def take_loss(self) -> Loss | None:
-        """What the last kernel took with it, told once."""
-        loss, self._loss = self._loss, None
-        return loss
+    # Other states of it
 
-    def remember(self, finished: Finished) -> None:
-        """What the session holds after a cell."""
-        self._variables = finished.variables
+    def check_idle(self) -> None:
+        """Refuse what cannot be done while a cell runs."""
+        if running := self.running():
+            raise Busy(
+                f"session {self.id} has {len(running)} unfinished execution{'s' if len(running) > 1 else ''}",
+                hint="Wait for it with get_execution, or stop it with interrupt_execution",
+            )
 
-    async def bury_kernel(self, cause: str) -> tuple[str, ...]:
-        """The kernel died: release it and tell which variables are gone. The next turn starts a fresh one."""
-        await self._release_kernel()
-        self.ended_by = ""
-        names, self._variables = self._variables, ()
-        gone = f"Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else "It held no variables."
-        self._loss = Loss(
-            names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept. {gone}"
+    async def rewind(self, to: str | int) -> Rewinding:
+        """Back to before an execution: by its id, or the number of executions to take back."""
+        self.check_idle()
+        # Whoever stops waiting must not leave it half-way, with the files of one state and the variables of another.
+        # What is meant is told now, when nothing runs: by its turn there may be cells after it.
+        rewinding = self._run_aside(self._rewind(self._target(to)))
+        try:
+            return await asyncio.shield(rewinding)
+        except asyncio.CancelledError:
+            rewinding.add_done_callback(_drop_outcome)
+            if rewinding.cancelled():
+                raise KernelDied(f"session {self.id} ended while it was rewound") from None
+            raise
+
+    async def _rewind(self, target: str) -> Rewinding:
+        async with self.turn:
+            lost = await self.life.rewind(self.life.checkpoints.find(target))
+            return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
+
+    def take_back(self, since: str) -> list[str]:
+        """The session is as it was before that execution: it and those after it are on record as undone."""
+        if since not in self._timeline:
+            return []
+        place = self._timeline.index(since)
+        undone, self._timeline = self._timeline[place:], self._timeline[:place]
+        self.journal.undo(undone)
+        return undone
+
+    def _target(self, to: str | int) -> str:
+        if to in self._timeline:  # looked up first: an id may consist of digits
+            return str(to)
+        if isinstance(to, int) or (to.isdecimal() and len(to) <= MOST_DIGITS):
+            number = int(to)
+            if not 0 < number <= len(self._timeline):
+                raise NoCheckpoint(
+                    f"session {self.id} has {len(self._timeline)} executions, {number} cannot be taken back",
+                    hint="Pass 1 for the state before the last execution, or an execution_id",
+                )
+            return self._timeline[-number]
+        raise NoCheckpoint(
+            f"execution {to[:64]!r} is none of session {self.id}, or was taken back",
+            hint="Pass an execution_id that this session answered with, or 1 for its last one",
         )
-        return names
+
+    # Sleep
+
+    def resume(self, entry: Entry) -> None:
+        """It was asleep on disk: what it was goes on, with the first kernel."""
+        self._created_at = entry.created_at
+        self._count = entry.executions
+        self._timeline = [record.id for record in self.journal.of_session(self.id) if not record.is_undone]
+        self._is_noticed = True
+        self.life.variables = entry.variables
+        self.life.waking = Waking(self.folders, entry)
+
+    async def put_to_sleep(self, end: str) -> StateReport | None:
+        """Write the variables to disk and end the kernel. Returns what was kept; None: nothing was."""
+        for execution in self.running():
+            execution.interrupt()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        report = None
+        async with self.turn:
+            if self.life.waking is None and self.life.kernel is not None:
+                limit_mb = self.settings.disk_mb or self.settings.memory_mb or UNLIMITED_MB
+                report = await save(self.life.kernel, self.folders, limit_bytes=limit_mb * MEBIBYTE)
+        await self.aclose()
+        self._roll.put_to_sleep(self.id, end, [*map(in_words, report.lost)] if report else [])
+        return report
 
     # Life
+
+    def is_blank(self) -> bool:
+        """Whether nothing would be missed of it."""
+        return self._count == 0 and self.life.waking is None and not self.workspace.list().entries
 
     @property
     def is_busy(self) -> bool:
         """Whether something runs or waits."""
         return bool(self._tasks)
+
+    @property
+    def state(self) -> Literal["running", "idle", "fresh"]:
+        """What it does; `fresh` has no kernel yet."""
+        return "running" if self.is_busy else "idle" if self.life.kernel else "fresh"
 
     @property
     def expires_at(self) -> float:
@@ -236,21 +270,15 @@ class Session:
 
     async def aclose(self) -> None:
         """End the kernel and everything that runs; may be called twice. The folder stays."""
+        self._is_closed = True
+        for task in [*self._tasks_aside]:
+            task.cancel()
         for execution in self.running():
             execution.interrupt()
         for task in [*self._tasks]:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._release_kernel()
-
-    async def _release_kernel(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
-        if self._kernel is not None:
-            await self._kernel.aclose()
-        self._kernel = None
+        await asyncio.gather(*self._tasks, *self._tasks_aside, return_exceptions=True)
+        await self.life.aclose()
 
     def remove_files(self) -> None:
         """Delete everything it kept on disk."""
@@ -276,20 +304,27 @@ class Session:
         return SessionInfo(
             session_id=self.id,
             environment=self.environment,
-            kernel=self._kernel.name if self._kernel else "not started",
+            kernel=self.life.kernel.name if self.life.kernel else "not started",
             sandbox=self.settings.sandbox,
-            state="running" if self.is_busy else "idle" if self._kernel else "fresh",
+            state=self.state,
             created_at=iso(self._created_at),
             last_used_at=iso(self._used_at),
             expires_at=iso(self.expires_at),
             age_s=round(time.time() - self._created_at, 1),
-            memory_mb=round(self._kernel.memory_mb(), 1) if self._kernel else 0.0,
+            memory_mb=round(self.life.kernel.memory_mb(), 1) if self.life.kernel else 0.0,
             executions=self._count,
             files=len(self.workspace.list().entries),
+            checkpoints=self.life.checkpoints.count,
             reason=self.reason,
             last_status=last.result().status if last else None,
-            last_cause=self.last_cause,
+            last_cause=self.life.last_cause,
         )
+
+
+def _drop_outcome(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more; a failure was told to whoever did."""
+    if not task.cancelled():
+        task.exception()
 
 
 def iso(timestamp: float) -> str:

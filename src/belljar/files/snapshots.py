@@ -1,0 +1,179 @@
+"""Snapshots of a session folder, kept by the host, and putting the folder back to one of them.
+
+A snapshot costs what changed since the one before. Contents lie in a store that only the host can enter; names,
+modes, times and owners are kept in memory: snapshots end with the server, as the sleeping kernels they belong to do.
+Knows nothing of sessions or executions. Blocking; call it in a thread.
+"""
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import EngineError, InvalidArgument
+from belljar.files.descent import Omission
+from belljar.files.restoring import Restoring
+from belljar.files.stamps import Inode
+from belljar.files.taking import ENTRY_BYTES, NotKept, Taking
+from belljar.files.trees import ContentStore, FolderNode, Known
+from belljar.files.workspace import shown
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """What taking a snapshot came to. Not complete: there is no such snapshot, for the reason given.
+
+    `copied_bytes` is what it added to the store, `changed` what was written meanwhile and may be torn.
+    """
+
+    label: str
+    is_complete: bool
+    reason: str
+    entries: int
+    copied_files: int
+    copied_bytes: int
+    skipped: tuple[Omission, ...]
+    skipped_count: int
+    changed: tuple[Omission, ...]
+    changed_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What putting the folder back came to. Not complete: what is named could not be made as it was."""
+
+    label: str
+    is_complete: bool
+    written_files: int
+    removed: int
+    skipped: tuple[Omission, ...]
+    skipped_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    tree: FolderNode
+    entries: int
+
+
+class Snapshots:
+    """See the module's docstring. One call at a time, others wait; what is in `store` from before is removed."""
+
+    def __init__(self, folder: Path, store: Path, *, limit_bytes: int) -> None:
+        self._folder = os.fspath(folder)
+        self._limit_bytes = limit_bytes
+        self._store = ContentStore(store)
+        self._kept: dict[str, _Snapshot] = {}
+        self._reasons: dict[str, str] = {}
+        self._known: dict[Inode, Known] = {}
+        self._latest: FolderNode | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The snapshots that can be restored, in the order they were taken."""
+        return tuple(self._kept)
+
+    @property
+    def size_bytes(self) -> int:
+        """What all of them take: contents in the store, names in memory. Holes do not count."""
+        return self._store.size_bytes + sum(kept.entries for kept in list(self._kept.values())) * ENTRY_BYTES
+
+    def take(self, label: str) -> SnapshotReport:
+        """Keep the folder as it is now, in place of a snapshot with that label. Reads content only where it changed."""
+        with self._lock:
+            taking = Taking(self._store, self._known, self.size_bytes, self._limit_bytes)
+            reason = ""
+            try:
+                tree = taking.take(self._folder, self._latest)
+            except NotKept as error:
+                taking.undo()
+                self._forget(label)
+                self._reasons[label] = reason = error.reason
+            except BaseException:
+                taking.undo()
+                raise
+            else:
+                self._forget(label)
+                self._kept[label] = _Snapshot(tree, taking.entries)
+                self._known, self._latest = taking.known, tree
+            return _taken(label, taking, reason)
+
+    def restore(self, label: str) -> RestoreReport:
+        """Make the folder's content as it was, without touching what still is; the folder itself stays the same one.
+
+        Files that are still there are written in place, so that those who have them open see the content too.
+        """
+        with self._lock:
+            snapshot = self._kept.get(label)
+            if snapshot is None:
+                raise self._missing(label)
+            restoring = Restoring(self._store, self._known)
+            try:
+                restoring.restore(self._folder, snapshot.tree)
+            except OSError as error:
+                raise EngineError(f"the folder cannot be restored: {error.strerror}") from error
+            finally:
+                self._known, self._latest = restoring.known, snapshot.tree
+            return _restored(label, restoring)
+
+    def export(self, label: str, target: Path) -> RestoreReport:
+        """Make another folder's content what this one's was."""
+        with self._lock:
+            snapshot = self._kept.get(label)
+            if snapshot is None:
+                raise self._missing(label)
+            restoring = Restoring(self._store, {})
+            try:
+                restoring.restore(os.fspath(target), snapshot.tree)
+            except OSError as error:
+                raise EngineError(f"the snapshot cannot be copied: {error.strerror}") from error
+            return _restored(label, restoring)
+
+    def drop(self, label: str) -> None:
+        """Forget a snapshot, and contents that no other one has. Dropping what is not there does nothing."""
+        with self._lock:
+            self._forget(label)
+
+    def close(self) -> None:
+        """Forget all of them and remove the store. May be called twice."""
+        with self._lock:
+            self._kept.clear()
+            self._reasons.clear()
+            self._known.clear()
+            self._latest = None
+            self._store.close()
+
+    def _forget(self, label: str) -> None:
+        self._reasons.pop(label, None)
+        snapshot = self._kept.pop(label, None)
+        if snapshot is not None:
+            self._store.release(snapshot.tree)
+
+    def _missing(self, label: str) -> InvalidArgument:
+        if label in self._reasons:
+            return InvalidArgument(f"the snapshot {shown(label)} was not kept: {self._reasons[label]}")
+        hint = f"Kept are {', '.join(map(shown, self._kept))}" if self._kept else "None are kept"
+        return InvalidArgument(f"there is no snapshot {shown(label)}", hint=hint)
+
+
+def _taken(label: str, taking: Taking, reason: str) -> SnapshotReport:
+    return SnapshotReport(
+        label,
+        is_complete=not reason,
+        reason=reason,
+        entries=taking.entries,
+        copied_files=taking.copied_files,
+        copied_bytes=taking.copied_bytes,
+        skipped=tuple(taking.skipped.named),
+        skipped_count=taking.skipped.count,
+        changed=tuple(taking.changed.named),
+        changed_count=taking.changed.count,
+    )
+
+
+def _restored(label: str, restoring: Restoring) -> RestoreReport:
+    skipped = restoring.skipped
+    return RestoreReport(
+        label, not skipped.count, restoring.written_files, restoring.removed, tuple(skipped.named), skipped.count
+    )

@@ -1,0 +1,145 @@
+"""What snapshots of a folder are made of: a tree of nodes in memory, and contents in a store on disk.
+
+A content is one file of the store, without a name of its own and once for all files that have it, so that nothing
+hostile code can build has to be built there again. Knows nothing of the folder, or of how snapshots are taken.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from belljar.errors import EngineError
+from belljar.files.removal import remove_tree
+from belljar.files.stamps import Stamp
+
+INODE_BYTES = 512
+"""What a content costs besides its data."""
+
+
+class Content:
+    """The bytes of one or more files, in the store."""
+
+    __slots__ = ("is_gone", "path", "size_bytes", "uses")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size_bytes = INODE_BYTES
+        self.uses = 0
+        self.is_gone = False
+
+
+class FileNode(NamedTuple):
+    """A regular file."""
+
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    content: Content
+
+
+class LinkNode(NamedTuple):
+    """A symlink."""
+
+    target: str
+    mtime_ns: int
+    uid: int
+    gid: int
+
+
+class SpecialNode(NamedTuple):
+    """A pipe, socket or device: left where it is, never made."""
+
+    kind: str
+
+
+class FolderNode(NamedTuple):
+    """A folder; one node for all snapshots between which nothing below it changed."""
+
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    children: "dict[str, Node]"
+
+
+Node = FileNode | LinkNode | SpecialNode | FolderNode
+
+
+class Known(NamedTuple):
+    """The content a file was seen to have; without a stamp, one has to look whether it still has."""
+
+    stamp: Stamp | None
+    content: Content
+
+
+class ContentStore:
+    """Contents in a folder that only the host can enter; what is there from before is removed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count()
+        self._size_bytes = 0
+        if folder.exists():
+            remove_tree(folder)
+        folder.mkdir(parents=True, mode=0o700)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the contents take, holes not counted."""
+        return self._size_bytes
+
+    def new(self) -> tuple[Content, int]:
+        """An empty content to be written through the descriptor, which the caller closes; then kept or discarded."""
+        content = Content(os.fspath(self._folder / str(next(self._numbers))))
+        return content, _open(content, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def open(self, content: Content) -> int:
+        """A descriptor to read it; the caller closes it."""
+        return _open(content, os.O_RDONLY)
+
+    def keep(self, content: Content, data_bytes: int) -> None:
+        """Count a new content from now on."""
+        content.size_bytes += data_bytes
+        self._size_bytes += content.size_bytes
+
+    def hold(self, tree: FolderNode) -> None:
+        """A snapshot has this tree: its contents stay."""
+        for content in _contents(tree):
+            content.uses += 1
+
+    def release(self, tree: FolderNode) -> None:
+        """A snapshot with this tree is gone, and so are contents that no other one has."""
+        for content in _contents(tree):
+            content.uses -= 1
+            if content.uses == 0:
+                self.discard(content)
+                self._size_bytes -= content.size_bytes
+
+    def discard(self, content: Content) -> None:
+        """Remove a content that no snapshot has."""
+        content.is_gone = True
+        os.unlink(content.path)  # noqa: PTH108 - a thousand times in a row
+
+    def close(self) -> None:
+        """Remove everything. May be called twice."""
+        self._size_bytes = 0
+        remove_tree(self._folder)
+
+
+def _open(content: Content, flags: int) -> int:
+    try:
+        return os.open(content.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, FileExistsError) as error:
+        # Never to be taken for a file of the session that is missing.
+        raise EngineError(f"the store of snapshots was tampered with: {error.strerror}") from error
+
+
+def _contents(tree: FolderNode) -> Iterator[Content]:
+    for node in tree.children.values():
+        if isinstance(node, FileNode):
+            yield node.content
+        elif isinstance(node, FolderNode):
+            yield from _contents(node)

@@ -1,0 +1,184 @@
+"""Earlier states of a session: sleeping copies of its kernel and what its folder held, bounded in number and size.
+
+A state is kept between two cells, at the latest before the next one begins; cells that follow each other faster than
+`SHORTEST_S` share one. Knows kernels and files; what a rewind means to a caller is the session's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar import measures
+from belljar.errors import BelljarError, NoCheckpoint
+from belljar.files.snapshots import Snapshots
+from belljar.kernels.base import Asleep, Copyable, Kernel
+from belljar.sessions.beginnings import Beginning
+
+SHORTEST_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A state, and the execution that began from it."""
+
+    origin: Copyable | Beginning
+    copy: Asleep
+    variables: tuple[str, ...]
+    label: str
+    files_gap: str
+    """Why the files were not kept; empty when they were."""
+    execution_id: str = ""
+    number: int = 0
+    """Which execution of its session that was."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is a session that has run nothing."""
+        return isinstance(self.copy, Beginning)
+
+    async def wake(self) -> Kernel:
+        """A kernel that goes on from here; the copy sleeps on."""
+        return await self.origin.wake(self.copy)
+
+
+class Checkpoints:
+    """Those of one session, oldest first."""
+
+    def __init__(self, snapshots: Snapshots, *, most: int, memory_mb: int) -> None:
+        self.is_due = True
+        """Whether a cell has run since the last one was taken."""
+        self.refusal = ""
+        """Why the latest could not be taken."""
+        self._snapshots = snapshots
+        self._most = most
+        self._memory_mb = memory_mb
+        self._kept: list[Checkpoint] = []
+        self._taken_at = -SHORTEST_S
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    @property
+    def count(self) -> int:
+        """How many a caller can go back to."""
+        return sum(bool(kept.execution_id) for kept in self._kept)
+
+    @property
+    def wait_s(self) -> float:
+        """How long until the next may be taken."""
+        return self._taken_at + SHORTEST_S - time.monotonic()
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether there are to be any."""
+        return self._most > 0
+
+    async def take(self, kernel: Copyable, variables: tuple[str, ...], beginning: Beginning | None = None) -> None:
+        """Keep the state as it is, if it is new and the last one is not too recent; a beginning is its own copy."""
+        if not self._most or not self.is_due or self.wait_s > 0:
+            return
+        self.is_due = False
+        self._taken_at = time.monotonic()
+        label = secrets.token_hex(8)
+        try:
+            copy = beginning or await kernel.fall_asleep()
+        except (BelljarError, TimeoutError) as error:
+            self.refusal = str(error)
+            return
+        report = await asyncio.to_thread(self._snapshots.take, label)
+        self.refusal = ""
+        self._kept.append(
+            Checkpoint(beginning or kernel, copy, variables, label, "" if report.is_complete else report.reason)
+        )
+        measures.checkpoints.add()
+        await self._stay_within_bounds(kernel)
+
+    async def _stay_within_bounds(self, current: Copyable) -> None:
+        for checkpoint in [kept for kept in self._kept if not kept.copy.is_alive()]:
+            await self._drop(checkpoint, current)
+        while len(self._kept) > self._most:
+            await self._drop(self._kept[0], current)
+        if not self._kept:
+            return
+        sizes = await asyncio.to_thread(lambda: [kept.copy.memory_mb() for kept in self._kept])
+        while len(self._kept) > 1 and sum(sizes[-len(self._kept) :]) > self._memory_mb:
+            await self._drop(self._kept[0], current)
+
+    def begin(self, execution_id: str, number: int) -> None:
+        """An execution begins; the latest state is the one before it, if nothing ran since."""
+        if self._kept and not self._kept[-1].execution_id and not self.is_due:
+            self._kept[-1].execution_id = execution_id
+            self._kept[-1].number = number
+
+    def latest(self) -> Checkpoint | None:
+        """The newest that can be woken."""
+        return next((kept for kept in reversed(self._kept) if kept.copy.is_alive()), None)
+
+    def find(self, execution_id: str) -> Checkpoint:
+        """The state before an execution."""
+        found = next((kept for kept in self._kept if kept.execution_id == execution_id), None)
+        if found is None or not found.copy.is_alive():
+            raise NoCheckpoint(
+                f"no state was kept from before execution {execution_id[:64]!r}", hint=self._what_there_is()
+            )
+        return found
+
+    def _what_there_is(self) -> str:
+        if not self._most:
+            return "The server keeps none, because its setting checkpoints is 0"
+        known = ", ".join(kept.execution_id for kept in self._kept if kept.execution_id)
+        if known:
+            return f"States are kept from before: {known}"
+        return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
+
+    def holds(self, execution_id: str) -> bool:
+        """Whether the variables there were before an execution can be had back."""
+        return any(kept.execution_id == execution_id and kept.variables and kept.copy.is_alive() for kept in self._kept)
+
+    def are_of(self, kernel: Copyable) -> bool:
+        """Whether a state sleeps in this kernel's sandbox, and can still be woken."""
+        return any(kept.copy.is_alive() and kept.origin.shares_sandbox(kernel) for kept in self._kept)
+
+    async def restore_files(self, checkpoint: Checkpoint) -> list[str]:
+        """Put the folder back as it was; what could not be is named."""
+        if checkpoint.files_gap:
+            return [f"files: {checkpoint.files_gap}"]
+        report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
+        return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
+
+    async def export_files(self, checkpoint: Checkpoint, target: Path) -> list[str]:
+        """Make another folder hold what this one did; what could not be is named."""
+        if checkpoint.files_gap:
+            return [f"files: {checkpoint.files_gap}"]
+        report = await asyncio.to_thread(self._snapshots.export, checkpoint.label, target)
+        return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
+
+    async def drop_after(self, checkpoint: Checkpoint) -> None:
+        """Later states are of a past that did not happen; this one is fresh again."""
+        place = self._kept.index(checkpoint)
+        for later in self._kept[place + 1 :]:
+            await self._drop(later, checkpoint.origin)
+        checkpoint.execution_id, checkpoint.number = "", 0
+        self.is_due = False
+
+    async def _drop(self, checkpoint: Checkpoint, current: Copyable | Beginning | None = None) -> None:
+        """Forget one, and close the sandbox of a kernel that is gone with the last state that slept in it."""
+        self._kept.remove(checkpoint)
+        checkpoint.origin.forget(checkpoint.copy)
+        others = [*([current] if current is not None else []), *(kept.origin for kept in self._kept)]
+        origin = checkpoint.origin
+        if not isinstance(origin, Beginning) and not any(other.shares_sandbox(origin) for other in others):
+            await origin.aclose()
+        with contextlib.suppress(BelljarError):
+            await asyncio.to_thread(self._snapshots.drop, checkpoint.label)
+
+    async def aclose(self) -> None:
+        """Forget all of them, and close the sandboxes that were kept for them alone."""
+        for checkpoint in [*self._kept]:
+            await self._drop(checkpoint)

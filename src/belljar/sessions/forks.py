@@ -1,0 +1,58 @@
+"""A second session out of a first: its kernel's memory, its own copy of the folder and of installed packages."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.files.copies import copy_tree
+from belljar.files.removal import remove_tree
+from belljar.kernels.base import Kernel
+from belljar.kernels.starting import KernelStarter
+from belljar.sessions.folders import SessionFolders
+from belljar.sessions.pool import new_session_id
+from belljar.sessions.session import Session
+
+MEBIBYTE = 1024 * 1024
+_NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedKernel:
+    """All that the new session needs."""
+
+    folders: SessionFolders
+    kernel: Kernel
+    variables: tuple[str, ...]
+    lost: list[str]
+
+
+async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
+    """Fork the kernel of a session whose turn the caller has; nothing is left behind when it fails."""
+    kernel = await origin.life.ready()
+    checkpoint = origin.life.checkpoints.find(at) if at else None
+    session_id = new_session_id()
+    folders = SessionFolders(session_id, root / session_id, origin.folders.identity)
+    folders.make()
+    try:
+        lost = await asyncio.to_thread(_copy_files, origin, folders)
+        if checkpoint is not None:
+            lost += await origin.life.checkpoints.export_files(checkpoint, folders.workspace)
+        if checkpoint is not None and checkpoint.is_beginning:
+            forked, missing = await starter.start(origin.environment, folders), []
+        else:
+            copy = checkpoint.copy if checkpoint else None
+            forked, missing = await starter.fork(kernel, origin.folders, folders, copy=copy, reseed=reseed)
+    except BaseException:
+        await asyncio.to_thread(remove_tree, folders.root)
+        raise
+    variables = checkpoint.variables if checkpoint else origin.life.variables
+    return ForkedKernel(folders, forked, variables, [*lost, *missing])
+
+
+def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
+    identity = folders.identity
+    owner = (identity.uid, identity.gid) if identity else None
+    limit = (origin.settings.disk_mb or 0) * MEBIBYTE or _NO_LIMIT
+    report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
+    copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=_NO_LIMIT)
+    return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]

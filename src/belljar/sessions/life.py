@@ -1,0 +1,173 @@
+"""A session's kernel from its start to its end: started when needed, lost and mourned, kept asleep, rewound.
+
+Everything here is done by whoever has the session's turn. Knows nothing of executions.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from belljar import measures
+from belljar.errors import BelljarError, KernelStartFailed
+from belljar.kernels.base import Copyable, Kernel
+from belljar.kernels.starting import Folders
+from belljar.outputs.events import Finished
+from belljar.sandboxes.base import Incident
+from belljar.sessions.beginnings import Beginning
+from belljar.sessions.causes import killed
+from belljar.sessions.checkpoints import Checkpoint, Checkpoints
+from belljar.sessions.hibernation import Waking
+from belljar.sessions.losses import Burial, Loss
+from belljar.sessions.quota import DiskQuota
+
+StartKernel = Callable[[Folders], Awaitable[Kernel]]
+
+
+class Life:
+    """One session's. `on_growth` is called when its folder is over the limit and grows."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        *,
+        start_kernel: StartKernel,
+        quota: DiskQuota,
+        checkpoints: Checkpoints,
+        is_busy: Callable[[], bool],
+        on_growth: Callable[[], None],
+        does_rewind: bool,
+    ) -> None:
+        self.kernel: Kernel | None = None
+        self.ended_by = ""
+        """Why the kernel was ended from here while no cell ran."""
+        self.last_cause: str | None = None
+        self.variables: tuple[str, ...] = ()
+        self.checkpoints = checkpoints
+        self.waking: Waking | None = None
+        """What is on disk for the first kernel."""
+        self._folders = folders
+        self._start_kernel = start_kernel
+        self._quota = quota
+        self._is_busy = is_busy
+        self._on_growth = on_growth
+        self._does_rewind = does_rewind
+        self._is_fresh = False
+        self._loss: Loss | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    # The kernel
+
+    async def ready(self) -> Kernel:
+        """The kernel, started if there is none."""
+        if self.kernel is not None and not self.kernel.is_alive():
+            await self.bury(self._idle_death(self.kernel))
+        if self.kernel is None:
+            if self.waking is not None:
+                await self.waking.prepare()
+            kernel = self.adopt(await self._start_kernel(self._folders), is_fresh=self.waking is None)
+            if self.waking is not None:
+                # Once: a kernel that dies of what was kept is not given it again.
+                waking, self.waking = self.waking, None
+                self._loss = await waking.load(kernel)
+            return kernel
+        return self.kernel
+
+    def adopt(self, kernel: Kernel, *, is_fresh: bool = False) -> Kernel:
+        """Take a kernel that runs already; a fresh one has run nothing."""
+        self.kernel = kernel
+        self._is_fresh = is_fresh
+        if self._watch is None:
+            watch = self._quota.watch(is_busy=self._is_busy, on_growth=self._on_growth)
+            self._watch = asyncio.get_running_loop().create_task(watch)
+        return kernel
+
+    def _idle_death(self, kernel: Kernel) -> str:
+        fact = "the kernel's process ended while no cell ran"
+        hit = next((incident for incident in kernel.incidents() if incident.kind == "out_of_memory"), None)
+        cause = self.ended_by or (killed(hit) if hit else "")
+        self.last_cause = cause or fact
+        return f"{fact} ({cause})" if cause else fact
+
+    def remember(self, finished: Finished) -> None:
+        """What the session holds after a cell."""
+        self.variables = finished.variables
+        self.checkpoints.is_due = True
+
+    def take_loss(self) -> Loss | None:
+        """What the last kernel took with it, told once."""
+        loss, self._loss = self._loss, None
+        return loss
+
+    async def bury(self, cause: str) -> Burial:
+        """The kernel died. Where that is wished and possible the latest checkpoint takes its place."""
+        self.ended_by = ""
+        names, self.variables = self.variables, ()
+        latest = self.checkpoints.latest() if self._does_rewind else None
+        if latest is not None:
+            since = latest.execution_id
+            with contextlib.suppress(BelljarError):
+                return Burial(tuple(await self.rewind(latest)), is_rewound=True, since=since)
+        await self._leave_kernel()
+        gone = f"Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else "It held no variables."
+        self._loss = Loss(
+            names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept. {gone}"
+        )
+        return Burial(names)
+
+    async def _leave_kernel(self) -> None:
+        """Let a kernel go; copies of it that sleep can still be woken, so its sandbox stays with them."""
+        kernel, self.kernel = self.kernel, None
+        if kernel is None:
+            return
+        if isinstance(kernel, Copyable) and self.checkpoints.are_of(kernel):
+            await kernel.discard()
+        else:
+            await kernel.aclose()
+
+    async def kill_idle(self, incident: Incident) -> None:
+        """End a kernel between two cells, for what a cell left running."""
+        if self.kernel is not None:
+            self.ended_by = killed(incident)
+            await self.kernel.kill()
+
+    # Checkpoints
+
+    async def keep(self) -> None:
+        """Put a copy of the session as it is now to sleep, unless that was done since the last cell."""
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if isinstance(self.kernel, Copyable):
+            beginning = Beginning(partial(self._start_kernel, self._folders)) if is_fresh else None
+            await self.checkpoints.take(self.kernel, self.variables, beginning)
+        elif self.kernel is not None:
+            self.checkpoints.refusal = f"sessions of {self.kernel.name} cannot be copied"
+
+    async def rewind(self, checkpoint: Checkpoint) -> list[str]:
+        """Go on from a checkpoint: variables and files as they were. Returns what did not come along."""
+        if checkpoint.is_beginning:
+            # Before the new kernel's sandbox there is an end to the old one's, where the later states sleep.
+            await self.checkpoints.drop_after(checkpoint)
+        await self._leave_kernel()
+        lost = await self.checkpoints.restore_files(checkpoint)
+        try:
+            self.adopt(await checkpoint.wake(), is_fresh=checkpoint.is_beginning)
+        except (BelljarError, TimeoutError) as error:
+            names, self.variables = self.variables, ()
+            self._loss = Loss(names, "A rewind failed. This is a fresh kernel: imports and variables are gone")
+            raise KernelStartFailed(f"the earlier state could not be woken: {error or 'it did not answer'}") from error
+        self.variables = checkpoint.variables
+        self._loss = None
+        await self.checkpoints.drop_after(checkpoint)
+        measures.rewinds.add()
+        return [*lost, *checkpoint.copy.lost]
+
+    async def aclose(self) -> None:
+        """End the kernel, its copies and the watch; may be called twice."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+        if self.kernel is not None:
+            kernel, self.kernel = self.kernel, None
+            await kernel.aclose()
+        await self.checkpoints.aclose()

@@ -1,0 +1,63 @@
+"""What servers that are gone left behind: unended executions, sessions without a process, folders of nobody."""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from belljar.files.removal import remove_tree
+from belljar.models import ExecutionResult
+from belljar.outputs.summary import Summary
+from belljar.sessions.execution import output_uri
+from belljar.sessions.journal import Journal, Record
+from belljar.sessions.roll import Roll
+
+KILLED = "its server ended without notice"
+ZYGOTE = "zygote-"
+
+log = logging.getLogger(__name__)
+
+
+def recover(journal: Journal, roll: Roll, folder: Path, living: Collection[str], *, budget_chars: int) -> None:
+    """Put on record what became of the sessions of servers that are not among the living."""
+    for entry in roll.abandoned(living):
+        if entry.state == "unborn":
+            remove_tree(folder / entry.id)
+            roll.forget(entry.id)
+            continue
+        for record in [*journal.of_session(entry.id)]:
+            if record.result is None:
+                journal.finish(_broken_off(journal, record, entry.variables, budget_chars))
+        roll.put_to_sleep(entry.id, KILLED)
+        log.warning(
+            "session %s: %s; files are kept, variables are lost", entry.id, KILLED, extra={"session_id": entry.id}
+        )
+    for path in folder.glob(f"{ZYGOTE}*"):
+        if path.name.split(".")[1:2] != [] and path.name.split(".")[1] not in living:
+            remove_tree(path)
+
+
+def _broken_off(journal: Journal, record: Record, variables: tuple[str, ...], budget_chars: int) -> ExecutionResult:
+    """The result of an execution whose server was killed: what it said until then, and that it never ended."""
+    summary = Summary(budget_chars=budget_chars, uri=output_uri(record.id))
+    sequence = 0
+    for event in journal.events(record.id):
+        summary.add(event)
+        sequence = event.sequence
+    cause = f"{KILLED} while it ran"
+    return ExecutionResult(
+        success=False,
+        status="died",
+        execution_id=record.id,
+        session_id=record.session_id,
+        execution_count=0,
+        output=[text for _, text in summary.segments()],
+        stdout=summary.stream("stdout"),
+        stderr=summary.stream("stderr"),
+        displays=summary.displays,
+        error=cause,
+        truncated=summary.truncation,
+        state="lost",
+        lost=list(variables),
+        cause=cause,
+        sequence=sequence,
+    )
