@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import (
     first_result,
+    forking,
     lines,
     mcp_calls,
     memory,
@@ -32,9 +33,10 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "slow-reader": slow_reader.measure,
     "start-up": start_up.measure,
     "sandbox": sandboxes.measure,
+    "forking": forking.measure,
 }
 FULL_S = 285.0
-QUICK_S = 80.0
+QUICK_S = 120.0
 
 
 def main() -> int:
@@ -57,7 +59,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run", description="Measure belljar beside its peers, in one run.")
     parser.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: about a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: about two minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     return parser.parse_args()
 

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: the peer's value, ours, and the most that `bound` (ours / peer, or ours alone) may be."""
+    """One line: the peer's value, ours, and the most that `bound` may be: ours / peer, or ours alone.
+
+    With the bound "gain" the target is the least that peer / ours may be.
+    """
 
     measurement: str
     what: str
@@ -16,7 +19,7 @@ class Figure:
     ours: float
     peer: float | None = None
     target: float | None = None
-    bound: Literal["ratio", "value"] = "ratio"
+    bound: Literal["ratio", "value", "gain"] = "ratio"
     note: str = ""
 
     @property
@@ -25,8 +28,15 @@ class Figure:
         return self.ours / self.peer if self.peer else None
 
     @property
+    def gain(self) -> float | None:
+        """Peer / ours."""
+        return self.peer / self.ours if self.peer and self.ours else None
+
+    @property
     def is_met(self) -> bool | None:
         """Whether the target is met; None without one."""
+        if self.bound == "gain":
+            return None if self.target is None or self.gain is None else round(self.gain, 1) >= self.target
         measured = self.ratio if self.bound == "ratio" else self.ours
         if self.target is None or measured is None:
             return None
@@ -96,17 +106,27 @@ def _cells(figure: Figure) -> list[str]:
     mark = {True: "ok", False: "MISS", None: ""}[figure.is_met]
     target = ""
     if figure.target is not None:
-        target = f"≤ {figure.target:g}×" if figure.bound == "ratio" else f"≤ {figure.target:g} {figure.unit}"
+        target = {
+            "ratio": f"≤ {figure.target:g}×",
+            "value": f"≤ {figure.target:g} {figure.unit}",
+            "gain": f"≥ {figure.target:g}× less",
+        }[figure.bound]
     return [
         figure.measurement,
         figure.what,
         _value(figure.peer, figure.unit),
         _value(figure.ours, figure.unit),
-        "" if figure.ratio is None or figure.bound == "value" else f"{figure.ratio:.2f}×",
+        _comparison(figure),
         target,
         mark,
         figure.note,
     ]
+
+
+def _comparison(figure: Figure) -> str:
+    if figure.bound == "gain":
+        return "" if figure.gain is None else f"{figure.gain:.1f}× less"
+    return "" if figure.ratio is None or figure.bound == "value" else f"{figure.ratio:.2f}×"
 
 
 def _value(value: float | None, unit: str) -> str:

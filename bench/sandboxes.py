@@ -14,7 +14,7 @@ from belljar.kernels.ipython import session_environment
 from belljar.kernels.starting import limits_of
 from belljar.sandboxes import open_provider, providers
 from belljar.sandboxes.base import SandboxSpec
-from belljar.sessions.session import SessionFolders
+from belljar.sessions.folders import SessionFolders
 from bench.figures import Figure, Round, paired
 from bench.one_plus_one import TURN, consume, taken_in_turns
 from bench.stage import Stage

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ def belljar_command() -> list[str]:
 
 
 @asynccontextmanager
-async def open_stdio(stage: Stage, command: list[str], era: str) -> AsyncGenerator[Client]:
-    """Start a server and connect to it."""
-    parameters = StdioServerParameters(command=command[0], args=command[1:], env=_variables(stage))
+async def open_stdio(
+    stage: Stage, command: list[str], era: str, variables: Mapping[str, str] = {}
+) -> AsyncGenerator[Client]:
+    """Start a server, with settings of its own in `variables`, and connect to it."""
+    environment = {**_variables(stage), **variables}
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment)
     with (stage.folder / "servers.log").open("a") as log:
         async with Client(stdio_client(parameters, errlog=log), mode=ERAS[era]) as client:
             yield client

@@ -19,7 +19,7 @@ from belljar.environments import Environment, open_environment
 from belljar.kernels.base import Kernel
 from belljar.kernels.starting import KernelStarter
 from belljar.sandboxes import open_provider
-from belljar.sessions.session import SessionFolders
+from belljar.sessions.folders import SessionFolders
 from belljar.settings import Settings, load_settings
 
 ENGINES = ("container_engine", "container_image", "runsc")
@@ -52,11 +52,13 @@ class Stage:
 
     @asynccontextmanager
     async def open_kernel(self, sandbox: str = "namespace") -> AsyncGenerator[Kernel]:
-        """A kernel with nothing above it: no session, no journal."""
-        settings = self.settings(sandbox)
-        starter = KernelStarter(settings, open_provider(settings))
+        """A kernel with nothing above it: no session, no journal. Started cold; `forking` measures the others."""
+        grounds = self.folder / "kernels"
+        grounds.mkdir(mode=0o711, exist_ok=True)
+        settings = self.settings(sandbox).model_copy(update={"fork_start": False})
+        starter = KernelStarter(settings, open_provider(settings), grounds)
         identifier = secrets.token_hex(8)
-        folders = SessionFolders(identifier, self.folder / "kernels" / identifier)
+        folders = SessionFolders(identifier, grounds / identifier)
         folders.make()
         kernel = await starter.start("default", folders)
         try:

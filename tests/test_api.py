@@ -12,14 +12,17 @@ import pytest
 import belljar
 from belljar.environments import Environment
 from belljar.errors import (
+    Busy,
     ExecutionNotFound,
     FileMissing,
     InvalidArgument,
     InvalidPath,
+    NoCheckpoint,
     SessionNotFound,
     SettingsError,
     UsageError,
 )
+from belljar.sandboxes.namespace.provider import NamespaceProvider
 from live_server import live_server
 
 pytestmark = pytest.mark.anyio
@@ -326,6 +329,79 @@ async def test_a_package_that_is_there_is_told_with_its_version(session: belljar
     assert outcome.installed_version is not None
 
 
+# Other states
+
+
+@pytest.fixture(scope="module")
+def forking() -> None:
+    if gap := NamespaceProvider().branching_gap():
+        pytest.skip(f"sessions cannot be forked here: {gap}")
+
+
+@pytest.mark.usefixtures("forking")
+async def test_a_fork_goes_its_own_way_and_says_what_came_along(session: belljar.SessionHandle) -> None:
+    await session.execute("x = [1]\nopen('f', 'w').write('one')")
+    fork = await session.fork()
+    await fork.execute("x.append(2)\nopen('f', 'w').write('two')")
+    assert [(await one.execute("x, open('f').read()")).result for one in (session, fork)] == [
+        "([1], 'one')",
+        "([1, 2], 'two')",
+    ]
+    assert fork.id != session.id
+    assert session.forked is None
+    assert fork.forked is not None
+    assert (fork.forked.origin, fork.forked.variables, fork.forked.lost) == (session.id, ["x"], [])
+    assert await fork.download("f") == b"two"
+    await fork.aclose()
+    await fork.aclose()
+    with pytest.raises(SessionNotFound, match=fork.id):
+        await fork.execute("x")
+    assert (await session.execute("x")).result == "[1]"
+
+
+@pytest.mark.usefixtures("forking")
+async def test_forks_end_with_the_block_of_the_first_one(place: "belljar.Engine | belljar.RemoteServer") -> None:
+    async with place.open_session() as session:
+        ran = await session.execute("x = 1\nimport random\nrandom.seed(1)")
+        child = await session.fork(reseed=True)
+        before = await child.fork(at="")
+        await session.aclose()
+        assert (await before.execute("x")).result == "1"
+        with pytest.raises(NoCheckpoint, match=ran.execution_id):
+            await child.fork(at=ran.execution_id)
+    for one in (session, child, before):
+        with pytest.raises(SessionNotFound, match=one.id):
+            await one.files()
+
+
+async def test_a_rewind_undoes_and_says_what(session: belljar.SessionHandle) -> None:
+    first = await session.execute("x = 1\nopen('f', 'w').close()")
+    rewinding = await session.rewind(1)
+    assert (rewinding.session_id, rewinding.to) == (session.id, first.execution_id)
+    assert (rewinding.undone, rewinding.lost) == ([first.execution_id], [])
+    assert await session.files() == []
+    assert ((await session.execute("x")).error or "").startswith("NameError")
+
+
+@pytest.mark.parametrize("to", [0, -1, 7, "", "nonsense"])
+async def test_a_rewind_to_nowhere_is_refused(session: belljar.SessionHandle, to: str | int) -> None:
+    await session.execute("x = 1")
+    with pytest.raises(NoCheckpoint):
+        await session.rewind(to)
+    assert (await session.execute("x")).result == "1"
+
+
+async def test_a_session_with_a_running_cell_is_neither_forked_nor_rewound(session: belljar.SessionHandle) -> None:
+    stream = session.stream("print('on')\nimport time\ntime.sleep(60)")
+    assert (await anext(stream)).text == "on\n"
+    with pytest.raises(Busy, match="unfinished"):
+        await session.rewind(1)
+    with pytest.raises(Busy, match="unfinished"):
+        await session.fork()
+    await session.interrupt()
+    await stream.aclose()
+
+
 # Sessions
 
 
@@ -399,6 +475,8 @@ def test_the_public_names_are_these() -> None:
         "OutputEvent",
         "OutputStream",
         "RemoteServer",
+        "Rewinding",
+        "SessionFork",
         "SessionHandle",
         "Settings",
         "connect",

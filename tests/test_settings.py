@@ -120,6 +120,19 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ('http = "localhost:65536"', "http", '"localhost:65536"'),
         ("allowed_hosts = [1]", "allowed_hosts", "[1]"),
         ("max_queue = 2026-01-01", "max_queue", "2026-01-01"),
+        ('preload = ["numpy", "not a module"]', "preload", "'not a module' is no module name"),
+        ('preload = ["numpy."]', "preload", "'numpy.'"),
+        ('preload = ["os; import sys"]', "preload", "'os; import sys'"),
+        ('preload = ["class"]', "preload", "'class'"),
+        ('preload = [""]', "preload", "''"),
+        ('preload = "numpy"', "preload", '"numpy"'),
+        ("pool_size = 65", "pool_size", "more than max_sessions, which is 64"),
+        ("pool_size = 9\nmax_sessions = 8", "pool_size", "more than max_sessions, which is 8"),
+        ("pool_size = -1", "pool_size", "-1"),
+        ("checkpoints = -1", "checkpoints", "-1"),
+        ("checkpoint_memory_mb = 0", "checkpoint_memory_mb", "0"),
+        ('on_death = "rise"', "on_death", '"rise"'),
+        ('on_death = "rewind"\ncheckpoints = 0', "on_death", "because checkpoints is 0"),
     ],
 )
 def test_a_wrong_value_in_a_file_names_setting_value_file_and_what_is_allowed(
@@ -255,6 +268,11 @@ def test_a_limit_that_nothing_could_live_with_is_refused(name: str, value: float
         load_settings({name: value})
     assert ("a limit of 0 leaves nothing to work with" in caught.value.message) == (float(value) == 0)
     assert '"none"' in caught.value.hint
+
+
+def test_a_pool_may_be_as_large_as_there_may_be_sessions() -> None:
+    settings = load_settings({"pool_size": 3, "max_sessions": 3, "preload": ["os.path", "ünïcode"], "checkpoints": 0})
+    assert (settings.pool_size, settings.preload, settings.on_death) == (3, ["os.path", "ünïcode"], "fresh")
 
 
 LIMITS = ["memory_mb", "cpus", "max_processes", "disk_mb", "temporary_mb", "max_open_files"]

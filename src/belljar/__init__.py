@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from belljar.client import RemoteServer, connect
     from belljar.errors import BelljarError
     from belljar.handles import OutputStream, SessionHandle
-    from belljar.models import Display, ExecutionResult, FileReference, OutputEvent
+    from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
     from belljar.settings import Settings
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "OutputEvent",
     "OutputStream",
     "RemoteServer",
+    "Rewinding",
+    "SessionFork",
     "SessionHandle",
     "Settings",
     "connect",
@@ -39,7 +41,7 @@ _HOMES = {
     "belljar.client": ("RemoteServer", "connect"),
     "belljar.errors": ("BelljarError",),
     "belljar.handles": ("OutputStream", "SessionHandle"),
-    "belljar.models": ("Display", "ExecutionResult", "FileReference", "OutputEvent"),
+    "belljar.models": ("Display", "ExecutionResult", "FileReference", "OutputEvent", "Rewinding", "SessionFork"),
     "belljar.settings": ("Settings",),
 }
 

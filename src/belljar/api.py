@@ -14,7 +14,7 @@ from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.files.workspace import mime_type_of
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
-from belljar.models import ExecutionResult, FileReference, OutputEvent
+from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
@@ -57,25 +57,31 @@ class Engine:
     @asynccontextmanager
     async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
         """A session with its kernel started; it and its files are gone when the block ends."""
-        sessions = self._runtime.sessions
-        session = sessions.create(PRINCIPAL, environment=environment)
+        session = self._runtime.sessions.create(PRINCIPAL, environment=environment)
+        family: list[LocalSession] = []
+        handle = LocalSession(self._runtime, session.id, family)
         try:
             async with session.turn:
-                await session.ready_kernel()
-            yield LocalSession(self._runtime, session.id)
+                await session.life.ready()
+            yield handle
         finally:
-            # It may have expired or ended with the engine meanwhile.
-            with contextlib.suppress(SessionNotFound):
-                await sessions.clear(session.id, PRINCIPAL)
+            for member in [*family]:
+                await member.aclose()
 
 
 class LocalSession:
     """See `SessionHandle`."""
 
-    def __init__(self, runtime: Runtime, session_id: str) -> None:
+    def __init__(
+        self, runtime: Runtime, session_id: str, family: "list[LocalSession]", forked: SessionFork | None = None
+    ) -> None:
         self._runtime = runtime
         self._id = session_id
+        self._forked = forked
         self._askers = Askers()
+        self._family = family
+        """All that end with one block: the session it opened and the forks of it."""
+        family.append(self)
 
     @property
     def id(self) -> str:
@@ -173,6 +179,30 @@ class LocalSession:
         """See `SessionHandle`."""
         session = self._session()
         return (await install_packages(self._runtime.starter, session, as_list(packages))).outcomes
+
+    # Other states
+
+    @property
+    def forked(self) -> SessionFork | None:
+        """See `SessionHandle`."""
+        return self._forked
+
+    async def fork(self, *, at: str = "", reseed: bool = False) -> SessionHandle:
+        """See `SessionHandle`."""
+        _, forked = await self._runtime.sessions.fork(self._id, PRINCIPAL, at=at, reseed=reseed)
+        return LocalSession(self._runtime, forked.session_id, self._family, forked)
+
+    async def rewind(self, to: str | int) -> Rewinding:
+        """See `SessionHandle`."""
+        return await self._session().rewind(to)
+
+    async def aclose(self) -> None:
+        """See `SessionHandle`."""
+        # It may have expired or ended with the engine meanwhile.
+        with contextlib.suppress(SessionNotFound):
+            await self._runtime.sessions.clear(self._id, PRINCIPAL)
+        if self in self._family:
+            self._family.remove(self)
 
     def _session(self) -> Session:
         return self._runtime.sessions.get(self._id, PRINCIPAL)

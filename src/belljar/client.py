@@ -33,9 +33,9 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, Unauthorized
+from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, SessionNotFound, Unauthorized
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list, named_error
-from belljar.models import ExecutionResult, FileReference, OutputEvent
+from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
     from belljar.environments.packages import InstallOutcome
@@ -101,12 +101,16 @@ class RemoteServer:
     async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
         """A session on the server, cleared when the block ends."""
         fields = await self.call("new_session", {"environment": environment})
+        family: list[RemoteSession] = []
+        handle = RemoteSession(self, str(fields["session_id"]), family)
         try:
-            yield RemoteSession(self, str(fields["session_id"]))
+            yield handle
         finally:
-            # A server that is out of reach ends the session by itself when nothing has used it for a while.
-            with anyio.move_on_after(CLEAR_TIMEOUT_S, shield=True), contextlib.suppress(BelljarError):
-                await self.call("clear_session", {"session_id": fields["session_id"]})
+            # A server that is out of reach ends the sessions by itself when nothing has used them for a while.
+            with anyio.move_on_after(CLEAR_TIMEOUT_S, shield=True):
+                for member in [*family]:
+                    with contextlib.suppress(BelljarError):
+                        await member.aclose()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Fields:
         """The fields of a tool's answer; a refusal is raised."""
@@ -147,10 +151,16 @@ class RemoteServer:
 class RemoteSession:
     """See `SessionHandle`."""
 
-    def __init__(self, server: RemoteServer, session_id: str) -> None:
+    def __init__(
+        self, server: RemoteServer, session_id: str, family: "list[RemoteSession]", forked: SessionFork | None = None
+    ) -> None:
         self._server = server
         self._id = session_id
+        self._forked = forked
         self._askers = Askers()
+        self._family = family
+        """All that end with one block: the session it opened and the forks of it."""
+        family.append(self)
 
     @property
     def id(self) -> str:
@@ -257,6 +267,30 @@ class RemoteSession:
         arguments = {"session_id": self._id, "packages": as_list(packages)}
         answer = await self._server.call("install_dependencies", arguments)
         return [InstallOutcome(**outcome) for outcome in answer["packages"]]
+
+    # Other states
+
+    @property
+    def forked(self) -> SessionFork | None:
+        """See `SessionHandle`."""
+        return self._forked
+
+    async def fork(self, *, at: str = "", reseed: bool = False) -> SessionHandle:
+        """See `SessionHandle`."""
+        answer = await self._server.call("fork_session", {"session_id": self._id, "at": at, "reseed": reseed})
+        forked = SessionFork.model_validate(answer)
+        return RemoteSession(self._server, forked.session_id, self._family, forked)
+
+    async def rewind(self, to: str | int) -> Rewinding:
+        """See `SessionHandle`."""
+        return Rewinding.model_validate(await self._server.call("rewind_session", {"session_id": self._id, "to": to}))
+
+    async def aclose(self) -> None:
+        """See `SessionHandle`."""
+        with contextlib.suppress(SessionNotFound):
+            await self._server.call("clear_session", {"session_id": self._id})
+        if self in self._family:
+            self._family.remove(self)
 
 
 # Answers and errors

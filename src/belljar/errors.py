@@ -7,6 +7,7 @@ BelljarError
 │   ├── InvalidPath           invalid-path
 │   ├── FileMissing           file-missing
 │   ├── InvalidArgument       invalid-argument
+│   ├── NoCheckpoint          no-checkpoint
 │   ├── Unauthorized          unauthorized
 │   └── SettingsError         invalid-settings
 ├── LimitError            a limit was reached: wait, or raise the limit
@@ -16,6 +17,7 @@ BelljarError
     ├── SandboxUnavailable    sandbox-unavailable
     ├── EnvironmentBroken     environment-broken
     ├── KernelStartFailed     kernel-start-failed
+    ├── CopyRefused           copy-refused
     └── KernelDied            kernel-died
 
 Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
@@ -71,6 +73,12 @@ class InvalidArgument(UsageError):
     code = "invalid-argument"
 
 
+class NoCheckpoint(UsageError):
+    """A session cannot be rewound to where it was asked to."""
+
+    code = "no-checkpoint"
+
+
 class Unauthorized(UsageError):
     """Credentials missing or not accepted."""
 
@@ -119,6 +127,12 @@ class KernelStartFailed(EngineError):
     """The kernel's process ended or stayed silent before it was ready."""
 
     code = "kernel-start-failed"
+
+
+class CopyRefused(EngineError):
+    """A running kernel cannot be copied as it is."""
+
+    code = "copy-refused"
 
 
 class KernelDied(EngineError):

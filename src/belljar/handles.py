@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import anyio
 
 from belljar.errors import BelljarError, EngineError, UsageError
-from belljar.models import ExecutionResult, FileReference, OutputEvent
+from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
     from belljar.environments.packages import InstallOutcome
@@ -59,6 +59,26 @@ class SessionHandle(Protocol):
 
     async def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
         """Install packages for this session: each one's version, or what kept it away."""
+        ...
+
+    @property
+    def forked(self) -> SessionFork | None:
+        """What came along and what did not, if it is a fork of another session."""
+        ...
+
+    async def fork(self, *, at: str = "", reseed: bool = False) -> "SessionHandle":
+        """A session of its own that goes on from the state of this one, or from its state before execution `at`.
+
+        It ends with the same `async with` block as this one, or when it is closed.
+        """
+        ...
+
+    async def rewind(self, to: str | int) -> Rewinding:
+        """Undo executions, back to before the one with this id, or this many of the last."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the session and delete its files before its block ends; may be called twice."""
         ...
 
 

@@ -95,6 +95,29 @@ class ExecutionResult(Model):
     session_info: SessionNotice | None = None
 
 
+class Rewinding(Model):
+    """A session that goes on from an earlier state."""
+
+    session_id: str
+    to: str
+    """The execution that it is now as it was before."""
+    undone: list[str]
+    """Executions that are as if they had not been, that one first."""
+    lost: list[str] = []
+    """What did not come back: threads, processes and sockets of that time, and files that were not kept."""
+
+
+class SessionFork(Model):
+    """A new session that goes on from another one's state."""
+
+    session_id: str
+    origin: str
+    variables: list[str] = []
+    lost: list[str] = []
+    """What did not come along."""
+    session_info: SessionNotice | None = None
+
+
 class SessionInfo(Model):
     """A session as its owner sees it."""
 
@@ -102,7 +125,7 @@ class SessionInfo(Model):
     environment: str
     kernel: str
     sandbox: str
-    state: Literal["idle", "running", "fresh"]
+    state: Literal["idle", "running", "fresh", "asleep"]
     created_at: str
     last_used_at: str
     expires_at: str
@@ -110,6 +133,8 @@ class SessionInfo(Model):
     memory_mb: float
     executions: int
     files: int
+    checkpoints: int = 0
+    """Earlier states that it can be rewound to."""
     reason: str = ""
     last_status: Status | None = None
     last_cause: str | None = None

@@ -8,6 +8,7 @@ knows what a setting is for.
 import difflib
 import hashlib
 import json
+import keyword
 import os
 import re
 import tomllib
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import platformdirs
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -112,6 +113,26 @@ def _checked_image(value: str) -> str:
 
 def _checked_rule(entry: str) -> str:
     return entry if entry == PACKAGES else str(parse_rule(entry))
+
+
+def _checked_module(name: str) -> str:
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+        raise ValueError(f"{name!r} is no module name, like numpy or matplotlib.pyplot")
+    return name
+
+
+def _within_sessions(size: int, info: ValidationInfo) -> int:
+    """Refuse a pool that could not be handed out; checked after `max_sessions`, which stands before it."""
+    most = info.data.get("max_sessions", size)
+    if size > most:
+        raise ValueError(f"it is more than max_sessions, which is {most}")
+    return size
+
+
+def _with_checkpoints(choice: str, info: ValidationInfo) -> str:
+    if choice == "rewind" and info.data.get("checkpoints") == 0:
+        raise ValueError("there is nothing to rewind to, because checkpoints is 0")
+    return choice
 
 
 def _absolute(path: Path) -> Path:
@@ -217,6 +238,11 @@ class Settings(BaseSettings):
         [], description="`Host` headers accepted beside those of the address that is served."
     )
     allowed_origins: list[str] = Field([], description="`Origin` headers accepted from browsers.")
+    metrics: Literal["off", "local", "open"] = Field(
+        "local",
+        description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
+        "any are set up), or everyone who can connect.",
+    )
     egress: list[Annotated[str, AfterValidator(_checked_rule)]] = Field(
         [],
         description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "
@@ -233,7 +259,45 @@ class Settings(BaseSettings):
     )
     sweep_interval_s: Seconds = Field(30, description="How often expired sessions are looked for.")
     max_sessions: int = Field(64, ge=1, description="Sessions that may be alive at once.")
+    max_running: int = Field(
+        64, ge=1, description="Executions that may run at once in all sessions; the others wait, fairly between owners."
+    )
+    max_waiting: int = Field(1_000, ge=1, description="Executions that may wait to run; more are refused as busy.")
+    memory_headroom_mb: int = Field(
+        256, ge=1, description="Memory of the machine that stays free: below it no session or kernel is started."
+    )
     max_queue: int = Field(32, ge=1, description="Executions that may wait in one session.")
+    fork_start: bool = Field(
+        True, description="Start sessions as forks of a process that has everything imported, where the sandbox can."
+    )
+    preload: list[Annotated[str, AfterValidator(_checked_module)]] = Field(
+        ["numpy", "pandas", "matplotlib.pyplot"],
+        description="Modules that this process imports before any session needs them; those not installed are skipped.",
+        json_schema_extra={"allowed": "a list of module names"},
+    )
+    pool_size: Annotated[int, AfterValidator(_within_sessions)] = Field(
+        1, ge=0, description="Sessions kept ready before anyone asks for them; 0 starts each when it is asked for."
+    )
+    checkpoints: int = Field(
+        3, ge=0, description="Earlier states of a session that it can be rewound to; 0 keeps none."
+    )
+    checkpoint_memory_mb: int = Field(
+        1_024,
+        ge=1,
+        description="Memory that the earlier states of one session may hold; the oldest are dropped over it.",
+    )
+    checkpoint_disk_mb: int = Field(
+        1_024, ge=1, description="Disk that the earlier files of one session may take; over it files are not rewound."
+    )
+    on_death: Annotated[Literal["fresh", "rewind"], AfterValidator(_with_checkpoints)] = Field(
+        "fresh",
+        description="What follows when a session's process dies: `fresh` starts an empty one and names what was lost, "
+        "`rewind` goes back to the state before the cell that killed it.",
+    )
+    hibernate: bool = Field(
+        True, description="Keep sessions on disk when they expire or the server stops; the next call wakes them."
+    )
+    keep_days: float = Field(7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept.")
     execution_timeout_s: Seconds = Field(
         600, description="A cell that runs longer is interrupted, unless its call says otherwise."
     )
@@ -291,6 +355,9 @@ class Settings(BaseSettings):
     max_upload_bytes: int = Field(100 * MEBIBYTE, ge=1, description="The largest file one call may bring.")
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_level_name)] = Field(
         "INFO", description="How much is logged to stderr; `LOG_LEVEL` works too."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="What the lines of the log are: text for people, or JSON objects for programs."
     )
 
     @classmethod

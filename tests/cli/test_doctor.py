@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import pytest
 
 from belljar.cli import doctor
 from belljar.cli.doctor import Finding, examine_providers, report
+from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import Check, Sandbox, SandboxSpec
+from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 Run = Callable[..., Any]
 
@@ -48,7 +51,9 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
 ) -> None:
     found = findings()
     assert found.pop("code") == 0
-    assert {name.partition("/")[0] for name in found} == {"host", "sandbox", "cgroups", "environments", "node"}
+    assert {name.partition("/")[0] for name in found} == {
+        *("host", "sandbox", "cgroups", "environments", "forks", "node")
+    }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
     assert found["sandbox/configured"]["status"] == "warn", "process does not isolate, and must say so"
 
@@ -87,6 +92,58 @@ def test_a_check_fails_for_the_configured_provider_and_warns_for_another() -> No
         Finding("sandbox", "fail", "two, kernel", "too old", "Get a newer one"),
         Finding("sandbox", "warn", "one, kernel", "too old", "Get a newer one"),
     ]
+
+
+def test_sessions_are_forked_and_timed_and_what_does_not_import_is_named(
+    findings: Callable[[], dict[str, Any]],
+    place: Path,
+    default_environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provider = NamespaceProvider()
+    if gap := provider.branching_gap() or next((check.detail for check in provider.check() if not check.is_ok), ""):
+        pytest.skip(f"sessions cannot be forked here: {gap}")
+    monkeypatch.setenv("BELLJAR_SANDBOX", "namespace")
+    monkeypatch.setenv("BELLJAR_ENVIRONMENT", str(default_environment.python))
+    # The second says at its import that it is for another system.
+    monkeypatch.setenv("BELLJAR_PRELOAD", "json,asyncio.windows_events,nowhere.at_all")
+    monkeypatch.setenv("TMPDIR", str(place))
+    found = findings()
+    assert found["code"] == 0
+    assert found["forks/sessions"]["status"] == "ok"
+    assert re.search(r"ready after \d+ ms; warming up took \d+\.\d s", found["forks/sessions"]["detail"])
+    assert found["forks/preload"]["status"] == "warn"
+    said = found["forks/preload"]["detail"]
+    assert said.startswith("json; asyncio.windows_events does not import (ImportError: ")
+    assert said.endswith("; nowhere.at_all is not installed")
+    assert "preload" in found["forks/preload"]["hint"]
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ({"sandbox": "process"}, "warn", "the sandbox process cannot fork them"),
+        ({"fork_start": "false"}, "ok", "as fork_start says"),
+        ({"environment": "kernel:python3"}, "ok", "Jupyter kernels are not forked"),
+        ({"sandbox": "namespace"}, "warn", "no room here"),
+    ],
+)
+def test_sessions_that_start_cold_are_told_with_the_reason(
+    findings: Callable[[], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    status: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(NamespaceProvider, "check", lambda _: [])
+    monkeypatch.setattr(NamespaceProvider, "branching_gap", lambda _: "no room here")
+    for name, value in settings.items():
+        monkeypatch.setenv(f"BELLJAR_{name.upper()}", value)
+    found = findings()
+    assert (found["code"], found["forks/sessions"]["status"]) == (0, status)
+    assert said in found["forks/sessions"]["detail"]
+    assert "start cold" in found["forks/sessions"]["detail"]
 
 
 def test_a_section_that_breaks_is_a_finding_and_the_others_go_on(

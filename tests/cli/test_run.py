@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from belljar.cli import running
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
+from belljar.settings import Settings
 from live_server import clean_environment
 
 Run = Callable[..., Any]
@@ -303,3 +305,31 @@ def test_tables_are_printed_and_pages_are_saved(belljar_run: Run, place: Path) -
     assert answer.stdout == "# title\n   a\n0  1\n"
     assert _names(place) == ["figure-1.html"]
     assert (place / "figure-1.html").read_text() == "<b>page</b>"
+
+
+# What a single cell does not need
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({}, (False, 0, 0, False)),
+        ({"BELLJAR_FORK_START": "true", "BELLJAR_POOL_SIZE": "2"}, (True, 2, 0, False)),
+        ({"BELLJAR_CHECKPOINTS": "3", "BELLJAR_HIBERNATE": "true"}, (False, 0, 3, True)),
+    ],
+)
+def test_nothing_is_made_ready_for_later_unless_it_was_asked_for(
+    belljar: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], seen: tuple[object, ...]
+) -> None:
+    chosen: list[Settings] = []
+
+    def run(settings: Settings, job: running.Job) -> int:
+        chosen.append(settings)
+        return 0
+
+    monkeypatch.setattr(running, "run", run)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert belljar("run", "-c", "1").code == 0
+    (settings,) = chosen
+    assert (settings.fork_start, settings.pool_size, settings.checkpoints, settings.hibernate) == seen

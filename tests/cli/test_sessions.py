@@ -51,8 +51,11 @@ async def test_the_sessions_of_every_server_are_listed(default_environment: Envi
     lines = {line["session_id"]: line for line in json.loads(told.stdout)}
     assert lines.keys() == {first.id, second.id}
     assert (lines[first.id]["executions"], lines[first.id]["files"], lines[first.id]["state"]) == (1, 1, "idle")
+    assert lines[first.id]["checkpoints"] == 1
     titles, *rows = table.stdout.splitlines()
     assert titles.split()[:3] == ["session", "state", "environment"]
+    (row,) = (row for row in rows if row.startswith(first.id))
+    assert row[titles.index("checkpoints") :].split()[0] == "1"
     assert {row.split()[0] for row in rows} == {first.id, second.id}
     (fallen,) = (row for row in rows if row.startswith(second.id))
     assert fallen.endswith("kernel-died: the kernel's process ended with exit status 3")

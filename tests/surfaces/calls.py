@@ -47,6 +47,9 @@ def settings_for(environment: Environment, folder: Path, **chosen: Any) -> Setti
             "data_directory": folder,
             "download_directory": folder / "downloads",
             "log_level": "ERROR",
+            # Both take time at the start or the end of an engine: tests that are about them ask for them.
+            "fork_start": False,
+            "hibernate": False,
             **chosen,
         }
         return Settings(environment=str(environment.python), **values)

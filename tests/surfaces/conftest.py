@@ -17,7 +17,7 @@ async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
     """One engine for all tests of a file."""
-    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar")) as runtime:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), fork_start=True) as runtime:
         yield runtime
 
 

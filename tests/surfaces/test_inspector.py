@@ -59,7 +59,7 @@ def test_the_inspector_lists_the_tools_and_finds_no_fault_with_them(
 ):
     tools = inspect(targets[transport], tmp_path, era, "tools/list", "--strict")["tools"]
     assert "execute_code" in [tool["name"] for tool in tools]
-    assert len(tools) == 11
+    assert len(tools) == 13
 
 
 @pytest.mark.parametrize(("transport", "era"), [("stdio", "modern"), ("http", "legacy")])

@@ -20,12 +20,14 @@ from belljar.sessions.execution import Cell
 
 pytestmark = pytest.mark.anyio
 TOOLS = {
-    "execute_code": ["code", "session_id", "filename", "timeout_s", "wait_s"],
+    "execute_code": ["code", "session_id", "filename", "timeout_s", "wait_s", "idempotency_key"],
     "get_execution": ["execution_id", "since", "wait_s"],
     "interrupt_execution": ["execution_id", "session_id"],
     "new_session": ["environment", "reason"],
     "list_sessions": [],
     "clear_session": ["session_id"],
+    "fork_session": ["session_id", "at", "reseed"],
+    "rewind_session": ["session_id", "to"],
     "list_session_files": ["session_id", "path"],
     "upload_file": ["session_id", "name", "text", "base64", "url"],
     "download_file": ["session_id", "name", "save"],
@@ -50,7 +52,8 @@ async def test_the_tools_have_the_arguments_of_the_contract(runtime: Runtime, er
 async def test_the_defaults_are_those_of_the_contract(caller: Caller):
     tools = {tool.name: tool.input_schema for tool in (await caller.client.list_tools()).tools}
     execute = {name: entry.get("default") for name, entry in tools["execute_code"]["properties"].items()}
-    assert execute == {"code": None, "session_id": "", "filename": "", "timeout_s": None, "wait_s": 45}
+    chosen = {"session_id": "", "filename": "", "timeout_s": None, "wait_s": 45, "idempotency_key": ""}
+    assert execute == {"code": None, **chosen}
     assert tools["execute_code"]["required"] == ["code"]
     look = {name: entry.get("default") for name, entry in tools["get_execution"]["properties"].items()}
     assert look == {"execution_id": None, "since": 0, "wait_s": 0}
@@ -123,6 +126,7 @@ async def test_new_session_starts_a_kernel_and_tells_all_about_it(caller: Caller
         "memory_mb",
         "executions",
         "files",
+        "checkpoints",
         "reason",
         "last_status",
         "last_cause",

@@ -237,7 +237,7 @@ async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(run
         "  os._exit(9)\n"
     )
     first = await caller.execute(code + "threading.Thread(target=end).start()")
-    kernel = runtime.sessions.get(first.session_id, "local")._kernel  # pyright: ignore[reportPrivateUsage]
+    kernel = runtime.sessions.get(first.session_id, "local").life.kernel
     assert kernel is not None
     await caller.release(first.session_id)
     with anyio.fail_after(30):

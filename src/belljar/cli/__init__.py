@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli import config, doctor, install, key, reference, run, serve, sessions
+from belljar.cli import config, doctor, export, install, key, reference, replay, run, serve, sessions, top
 from belljar.errors import BelljarError, UsageError
 
 # A new command is a file here and a line in this table.
@@ -18,6 +18,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.command,
     "run": run.command,
     "sessions": sessions.command,
+    "top": top.command,
+    "export": export.command,
+    "replay": replay.command,
     "config": config.command,
     "doctor": doctor.command,
     "install": install.command,

@@ -46,7 +46,8 @@ class Finding:
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Check what this host can do.
 
-    Looks at the sandbox, cgroups and environments; exits with 1 if something that the settings need fails.
+    Looks at the sandbox, cgroups and environments, and forks a session; exits with 1 if something that the settings
+    need fails.
     """
     from belljar.settings import load_settings
 
@@ -66,6 +67,7 @@ def examine(settings: "Settings") -> Iterator[Finding]:
         "sandbox": _sandboxes,
         "cgroups": _control_groups,
         "environments": _environments,
+        "forks": _forks,
         "node": _node,
     }
     for name, check in sections.items():
@@ -164,6 +166,14 @@ def _environments(settings: "Settings") -> Iterator[Finding]:
 
     for check in check_environments(settings):
         yield _finding("environments", check.name, check, is_needed=True)
+
+
+def _forks(settings: "Settings") -> Iterator[Finding]:
+    from belljar.cli.fork_check import check_forks
+    from belljar.sandboxes import providers
+
+    for check in check_forks(settings, providers(settings)[settings.sandbox]):
+        yield _finding("forks", check.name, check, is_needed=False)
 
 
 def _node(settings: "Settings") -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.workspace import Workspace
 from belljar.handles import SessionHandle
 from belljar.models import Display, FileReference, OutputEvent
+from belljar.outputs.bundles import is_readable
 
 _MEDIA = ("image/", "audio/", "video/", "application/pdf")
 _PAGE = "text/html"
@@ -27,11 +28,6 @@ def display_in(event: OutputEvent) -> Display | None:
         return None
     display = Display.model_validate(value)
     return display.model_copy(update={"plain": event.text}) if event.text else display
-
-
-def is_readable(plain: str | None) -> bool:
-    """Whether a plain form says what a value holds, rather than only that it is an object of some kind."""
-    return bool(plain) and not (str(plain).startswith("<") and str(plain).endswith(">"))
 
 
 def kept_forms(display: Display) -> list[Display]:

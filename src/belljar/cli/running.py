@@ -23,6 +23,8 @@ from belljar.handles import SessionHandle
 from belljar.settings import Settings
 
 _BROKEN_PIPE = 128 + signal.SIGPIPE
+# Made ready for sessions to come and for going back: here there is one session, and one way through it.
+_SPARED = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ def read_code(file: str | None, code: str | None) -> str:
         raise InvalidArgument(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
+def spared(settings: Settings) -> Settings:
+    """The settings without what a single session does not need, unless that was asked for."""
+    return settings.model_copy(
+        update={name: value for name, value in _SPARED.items() if name not in settings.model_fields_set}
+    )
+
+
 def run(settings: Settings, job: Job) -> int:
     """Run a job to its end and tell the exit status."""
     # What belljar does is no part of what the code prints; warnings are, such as that nothing is isolated.
@@ -67,12 +76,12 @@ def run(settings: Settings, job: Job) -> int:
 
 
 async def _run(settings: Settings, job: Job) -> int:
-    await _prepare(settings)
+    await prepare_environment(settings)
     async with open_session(settings=settings) as session:
         screen = Screen(session, is_quiet=job.as_json)
         keeper = Keeper(session, job.out)
         stream = session.stream(job.code, on_input=StandardInput().answer if job.is_stdin_free else None)
-        with _ctrl_c(session):
+        with interrupting(session):
             async for event in stream:
                 keeper.notice(event)
                 await screen.show(event)
@@ -83,7 +92,7 @@ async def _run(settings: Settings, job: Job) -> int:
         return exit_status(stream.result)
 
 
-async def _prepare(settings: Settings) -> None:
+async def prepare_environment(settings: Settings) -> None:
     """Make the default environment if it is needed and missing, with a sign of life."""
     if settings.environment != "default" and not settings.environment.startswith("kernel:"):
         return
@@ -100,15 +109,15 @@ async def _prepare(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _ctrl_c(session: SessionHandle) -> Generator[None]:
+def interrupting(session: SessionHandle) -> Generator[None]:
     """The first Ctrl-C interrupts the code, as it would without us; the second ends it with its process."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
-    interrupting: list[asyncio.Task[list[str]]] = []
+    interrupts: list[asyncio.Task[list[str]]] = []
 
     def on_signal() -> None:
-        if not interrupting:
-            interrupting.append(loop.create_task(session.interrupt()))
+        if not interrupts:
+            interrupts.append(loop.create_task(session.interrupt()))
         elif main is not None:
             main.cancel()
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 
+from belljar import logs
 from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
@@ -10,10 +11,12 @@ from belljar.surfaces.http import check_bind, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
 
+log = logging.getLogger(__name__)
+
 
 async def serve(settings: Settings) -> None:
     """Serve over HTTP where the settings name an address, else over stdio."""
-    logging.basicConfig(stream=sys.stderr, level=settings.log_level, format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_level, settings.log_format)
     if settings.http:
         check_bind(settings)
         if settings.environment == "default" and sys.stderr.isatty():
@@ -27,8 +30,14 @@ async def serve(settings: Settings) -> None:
 async def _serve_http(settings: Settings) -> None:
     host, port = parse_bind(settings.http)
     async with open_runtime(settings) as runtime:
-        await serve_http(build_http_app(runtime), host, port, on_ready=_say_ready, log_level=settings.log_level)
+        say = _log_ready if settings.log_format == "json" else _say_ready
+        await serve_http(build_http_app(runtime), host, port, on_ready=say, log_level=settings.log_level)
 
 
 def _say_ready(url: str) -> None:
     print(f"belljar serves MCP at {url}/mcp", file=sys.stderr, flush=True)
+
+
+def _log_ready(url: str) -> None:
+    # Whoever reads JSON reads nothing else.
+    log.info("belljar serves MCP at %s/mcp", url)

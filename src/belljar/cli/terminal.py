@@ -6,9 +6,10 @@ import sys
 from typing import TextIO
 
 from belljar.cli.endings import exit_argument, last_line
-from belljar.cli.keeping import display_in, is_readable, kept_forms
+from belljar.cli.keeping import display_in, kept_forms
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
+from belljar.outputs.bundles import is_readable
 
 _STDIN = 0
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from belljar import measures
 from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
 from belljar.egress.listening import Conversations, listening
 from belljar.egress.refusals import Refused
@@ -169,9 +170,10 @@ class Proxy:
     def _note(self, refused: Refused) -> None:
         """A line for every refused place, once: a cell that tries for ever must not fill the log."""
         self.traffic.refusals += 1
+        measures.refusals.add("egress")
         if refused.place and refused.place not in self._told and len(self._told) < 100:
             self._told[refused.place] = refused.fact
-            log.warning("session %s: %s", self._session_id, refused.fact)
+            log.warning("session %s: %s", self._session_id, refused.fact, extra={"session_id": self._session_id})
 
 
 @asynccontextmanager
@@ -195,7 +197,7 @@ async def open_proxy(
             server.close()
             await proxy.aclose()
             if proxy.traffic.connections or proxy.traffic.refusals:
-                log.info("session %s: egress %s", session_id, proxy.traffic)
+                log.info("session %s: egress %s", session_id, proxy.traffic, extra={"session_id": session_id})
 
 
 async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,85 +2,224 @@
 
 import base64
 import importlib
+import json
+import math
+import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from belljar.models import Display, ExecutionResult, OutputEvent
+from belljar.outputs.budget import clip
+from belljar.outputs.event_budget import within_budget
 
 ReadDisplay = Callable[[str], bytes | None]
 Shown = dict[str, list[Any]]
-Cell = tuple[str, ExecutionResult | None, list[OutputEvent]]
+UNDONE = "undone"
+# Of nbclient, which passes over cells with this tag when it runs a notebook.
+SKIPPED = "skip-execution"
+UNDONE_COMMENT = "# Undone: the session was rewound to before this cell."
+_BROKEN_OFF = ("timeout", "interrupted", "died", "out_of_memory", "rejected")
+_JSON = re.compile(r"application/(.*\+)?json")
+_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
+_MAX_DEPTH = 64
 
 
-def notebook_json(session_id: str, cells: Iterable[Cell], read_display: ReadDisplay) -> str:
+@dataclass(frozen=True, slots=True)
+class NotebookCell:
+    """One execution; undone when its session was rewound to before it."""
+
+    code: str
+    result: ExecutionResult | None
+    events: Iterable[OutputEvent]
+    is_undone: bool = False
+    fate: str = ""
+    """What became of it, where there is no result."""
+
+
+def notebook_json(session_id: str, cells: Iterable[NotebookCell], read_display: ReadDisplay) -> str:
     """The notebook file's text."""
-    # Takes 80 ms to import, which a server's start need not pay; and it is untyped.
-    nbformat: Any = importlib.import_module("nbformat")
-    v4 = nbformat.v4
-    notebook = v4.new_notebook(
-        metadata={
-            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-            "language_info": {"name": "python"},
-            "belljar": {"session_id": session_id},
-        }
-    )
+    return written(notebook_of(session_id, cells, read_display))
+
+
+def notebook_of(
+    session_id: str,
+    cells: Iterable[NotebookCell],
+    read_display: ReadDisplay,
+    *,
+    kernel: str = "",
+    limit_chars: int = 0,
+) -> Any:
+    """The notebook; `kernel` names a Jupyter kernel, `limit_chars` is for the text of one cell, 0 for no limit."""
+    v4 = _nbformat().v4
+    python = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata: dict[str, Any] = {
+        "kernelspec": {"name": kernel, "display_name": kernel} if kernel else python,
+        "belljar": {"session_id": session_id},
+    }
+    if not kernel:
+        metadata["language_info"] = {"name": "python"}
+    notebook = v4.new_notebook(metadata=metadata)
     shown: Shown = {}
-    for code, result, events in cells:
-        cell = v4.new_code_cell(code, execution_count=result.execution_count or None if result else None)
-        cell.outputs = _outputs(v4, result, events, read_display, shown)
-        if result is not None:
-            cell.metadata["belljar"] = {"execution_id": result.execution_id, "status": result.status}
-        notebook.cells.append(cell)
-    return str(nbformat.writes(notebook))
+    for ran in cells:
+        notebook.cells.append(_cell(v4, ran, cell_outputs(ran, read_display, shown, limit_chars=limit_chars)))
+    return notebook
 
 
-def _outputs(
-    v4: Any, result: ExecutionResult | None, events: list[OutputEvent], read: ReadDisplay, shown: Shown
-) -> list[Any]:
-    outputs: list[Any] = []
-    is_clear_pending = False
-    for event in events:
-        if event.kind == "clear":
-            is_clear_pending = True
-            if not event.data.get("wait"):
-                outputs.clear()
-                is_clear_pending = False
-            continue
-        if is_clear_pending:
-            outputs.clear()
-            is_clear_pending = False
-        output = _output(v4, result, event, read)
-        if output is None:
-            continue
+def written(notebook: Any) -> str:
+    """A notebook as text that can be encoded: cells may show half a character."""
+    return str(_nbformat().writes(notebook)).encode(errors="replace").decode()
+
+
+def cell_outputs(ran: NotebookCell, read_display: ReadDisplay, shown: Shown, *, limit_chars: int = 0) -> list[Any]:
+    """What a cell showed; `shown` has the displays of the cells before it that it may update, by their id."""
+    v4 = _nbformat().v4
+    outputs = _Outputs(v4, ran.result, read_display, shown, limit_chars)
+    for event in within_budget(ran.events, limit_chars):
+        outputs.add(event)
+    return [*outputs.whole(), *_ending(v4, ran, has_error=outputs.has_error)]
+
+
+def _nbformat() -> Any:
+    # Takes 80 ms to import, which a server's start need not pay; and it is untyped.
+    return importlib.import_module("nbformat")
+
+
+def _cell(v4: Any, ran: NotebookCell, outputs: list[Any]) -> Any:
+    result = ran.result
+    cell = v4.new_code_cell(_source(ran), execution_count=result.execution_count or None if result else None)
+    cell.outputs = outputs
+    if result is not None:
+        # An id of our own: the same session gives the same file.
+        cell.id = result.execution_id
+        cell.metadata["belljar"] = {"execution_id": result.execution_id, "status": result.status}
+    if ran.is_undone:
+        cell.metadata["tags"] = [UNDONE, SKIPPED]
+        cell.metadata.setdefault("belljar", {})["undone"] = True
+    return cell
+
+
+def _source(ran: NotebookCell) -> str:
+    """The code, with a word for whoever reads it where it no longer counts."""
+    if not ran.is_undone:
+        return ran.code
+    first, newline, rest = ran.code.partition("\n")
+    # A cell's magic must stay its first line.
+    return f"{first}\n{UNDONE_COMMENT}{newline}{rest}" if first.startswith("%%") else f"{UNDONE_COMMENT}\n{ran.code}"
+
+
+def _ending(v4: Any, ran: NotebookCell, *, has_error: bool) -> list[Any]:
+    """How a cell ended that did not end by itself."""
+    result = ran.result
+    if result is None:
+        return [_said(v4, ran.fate)] if ran.fate else []
+    if result.status not in _BROKEN_OFF:
+        return []
+    cause = result.cause or result.error or result.status
+    if has_error:  # the interrupt that stopped it, as the cell saw it
+        return [_said(v4, cause)]
+    return [v4.new_output("error", ename=result.status, evalue=cause, traceback=[f"{result.status}: {cause}"])]
+
+
+def _said(v4: Any, text: str) -> Any:
+    return v4.new_output("stream", name="stderr", text=f"[belljar: {text}]\n")
+
+
+class _Outputs:
+    """The outputs of one cell, by a notebook's rules for clearing and updating."""
+
+    def __init__(self, v4: Any, result: ExecutionResult | None, read: ReadDisplay, shown: Shown, limit: int) -> None:
+        self._v4 = v4
+        self._count = result.execution_count if result else None
+        self._read = read
+        self._shown = shown
+        self._limit = limit
+        self._outputs: list[Any] = []
+        self._parts: list[str] = []
+        """The text of the last output, while it is a stream."""
+        self._is_clear_pending = False
+        self.has_error = False
+
+    def whole(self) -> list[Any]:
+        """What there is so far."""
+        self._end_stream()
+        return self._outputs
+
+    def add(self, event: OutputEvent) -> None:
+        """Take in the next event."""
+        is_clear = event.kind == "clear"
+        if (is_clear and not event.data.get("wait")) or (self._is_clear_pending and not is_clear):
+            self._outputs, self._parts = [], []
+        self._is_clear_pending = is_clear and bool(event.data.get("wait"))
+        match event.kind:
+            case "stdout" | "stderr":
+                self._stream(event.kind, event.text)
+            case "notice":
+                self._stream("stderr", event.text)
+            case "input":
+                self._stream("stdout", f"{event.text}\n")
+            case "display":
+                self._display(event)
+            case "result":
+                self._append(
+                    self._v4.new_output("execute_result", data=self._bundle(event), execution_count=self._count)
+                )
+            case "error":
+                self._error(event)
+            case "clear":
+                pass
+
+    def _stream(self, name: str, text: str) -> None:
+        if not (self._parts and self._outputs[-1].name == name):
+            self._append(self._v4.new_output("stream", name=name, text=""))
+        self._parts.append(text)
+
+    def _end_stream(self) -> None:
+        if self._parts:
+            self._outputs[-1].text = "".join(self._parts)
+            self._parts = []
+
+    def _append(self, output: Any) -> None:
+        self._end_stream()
+        self._outputs.append(output)
+
+    def _display(self, event: OutputEvent) -> None:
+        output = self._v4.new_output("display_data", data=self._bundle(event))
         display_id = event.data.get("display_id")
-        if event.kind == "display" and isinstance(display_id, str):
-            if event.data.get("update") and display_id in shown:
-                _replace(shown[display_id], output)
-                continue
-            shown.setdefault(display_id, []).append(output)
-        if outputs and output.output_type == "stream" and outputs[-1].get("name") == output.name:
-            outputs[-1].text += output.text
-        else:
-            outputs.append(output)
-    return outputs
+        if isinstance(display_id, str):
+            if event.data.get("update") and display_id in self._shown:
+                _replace(self._shown[display_id], output)
+                return
+            self._shown.setdefault(display_id, []).append(output)
+        self._append(output)
 
+    def _error(self, event: OutputEvent) -> None:
+        self.has_error = True
+        name, _, message = event.text.partition(": ")
+        lines = event.data.get("traceback")
+        traceback = [str(line) for line in lines] if isinstance(lines, list) else []
+        self._append(self._v4.new_output("error", ename=name, evalue=message, traceback=traceback))
 
-def _output(v4: Any, result: ExecutionResult | None, event: OutputEvent, read: ReadDisplay) -> Any:
-    match event.kind:
-        case "stdout" | "stderr":
-            return v4.new_output("stream", name=event.kind, text=event.text)
-        case "notice":
-            return v4.new_output("stream", name="stderr", text=event.text)
-        case "display":
-            return v4.new_output("display_data", data=_bundle(event, read))
-        case "result":
-            count = result.execution_count if result else None
-            return v4.new_output("execute_result", data=_bundle(event, read), execution_count=count)
-        case "error":
-            name, _, message = event.text.partition(": ")
-            return v4.new_output("error", ename=name, evalue=message, traceback=event.data.get("traceback") or [])
-        case _:
-            return None
+    def _bundle(self, event: OutputEvent) -> dict[str, Any]:
+        bundle: dict[str, Any] = {}
+        value = event.data.get("display")
+        display = Display.model_validate(value) if isinstance(value, dict) else None
+        if plain := self._whole_text(event) or (display.plain if display else None):
+            bundle["text/plain"] = plain
+        for form in (display, *display.also) if display else ():
+            content = form.text if form.text is not None else _stored(form, self._read)
+            if content is not None:
+                bundle[form.mime] = _parsed(content) if _JSON.fullmatch(form.mime) else content
+        return bundle
+
+    def _whole_text(self, event: OutputEvent) -> str:
+        """A result's plain text, whose whole is kept as a file where it is long."""
+        uri = event.data.get("uri")
+        whole = self._read(uri) if isinstance(uri, str) else None
+        if whole is None:
+            return event.text
+        text = whole.decode(errors="replace")
+        return clip(text, self._limit) if self._limit else text
 
 
 def _replace(places: list[Any], output: Any) -> None:
@@ -89,24 +228,27 @@ def _replace(places: list[Any], output: Any) -> None:
         shown.data = output.data
 
 
-def _bundle(event: OutputEvent, read: ReadDisplay) -> dict[str, Any]:
-    bundle: dict[str, Any] = {"text/plain": event.text} if event.text else {}
-    value = event.data.get("display")
-    if not isinstance(value, dict):
-        return bundle
-    display = Display.model_validate(value)
-    if display.plain:
-        bundle["text/plain"] = display.plain
-    for form in (display, *display.also):
-        content = form.text if form.text is not None else _stored(form, read)
-        if content is not None:
-            bundle[form.mime] = content
-    return bundle
-
-
 def _stored(form: Display, read: ReadDisplay) -> str | None:
     content = read(form.uri or "")
     if content is None:
         return None
-    is_binary = form.mime.startswith(("image/", "audio/", "video/", "application/pdf")) and form.mime != "image/svg+xml"
+    is_binary = form.mime.startswith(_BINARY) and form.mime != "image/svg+xml"
     return base64.b64encode(content).decode() if is_binary else content.decode(errors="replace")
+
+
+def _parsed(content: str) -> Any:
+    """JSON as a notebook has it, as values; what Jupyter could not read stays text."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    return value if _is_portable(value, _MAX_DEPTH) else content
+
+
+def _is_portable(value: Any, depth: int) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if not isinstance(value, dict | list):
+        return True
+    parts = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+    return depth > 0 and all(_is_portable(part, depth - 1) for part in parts)

@@ -25,9 +25,14 @@ SHOWN_TRACEBACK_LINES = 60
 
 
 def execution_blocks(
-    result: ExecutionResult, read_display: ReadDisplay, *, image_budget_bytes: int, structured: Structured
+    result: ExecutionResult,
+    read_display: ReadDisplay,
+    *,
+    image_budget_bytes: int,
+    structured: Structured,
+    has_checkpoint: bool = False,
 ) -> CallToolResult:
-    """The answer of `execute_code` and `get_execution`."""
+    """The answer of `execute_code` and `get_execution`; whether the state before it can be had back."""
     media = list(_media(result, read_display, image_budget_bytes))
     links = [
         ResourceLink(type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size)
@@ -35,7 +40,7 @@ def execution_blocks(
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
     return CallToolResult(
-        content=[TextContent(type="text", text=text_of(result)), *media, *links],
+        content=[TextContent(type="text", text=text_of(result, has_checkpoint=has_checkpoint)), *media, *links],
         structured_content=result.model_dump(mode="json") if is_structured else None,
         is_error=not result.success,
     )
@@ -57,7 +62,7 @@ def error_blocks(error: BelljarError) -> CallToolResult:
     )
 
 
-def text_of(result: ExecutionResult) -> str:
+def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
     """Everything a model needs, in the order it happened."""
     parts = ["".join(result.output).rstrip("\n")]
     if result.result is not None:
@@ -73,10 +78,10 @@ def text_of(result: ExecutionResult) -> str:
         cut = result.truncated
         parts.append(f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: {cut.uri}")
     body = "\n".join(part for part in parts if part)
-    return f"{body or '(no output)'}\n\n{_footer(result)}"
+    return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
 
 
-def _footer(result: ExecutionResult) -> str:
+def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     lines = [f"[status: {result.status} | session_id: {result.session_id} | execution_id: {result.execution_id}]"]
     if result.status == "running":
         lines.append(
@@ -86,6 +91,11 @@ def _footer(result: ExecutionResult) -> str:
     if result.state == "lost" and result.status != "rejected":
         names = ", ".join(result.lost[:40]) or "none known"
         lines.append(f"The kernel was replaced: files are kept, imports and variables are lost ({names}).")
+        if has_checkpoint:
+            call = f'rewind_session(session_id="{result.session_id}", to="{result.execution_id}")'
+            lines.append(f"{call} brings back variables and files as they were before this execution.")
+    if result.state == "rewound" and result.lost:
+        lines.append(f"Did not come back: {', '.join(result.lost[:40])}.")
     if result.session_info is not None:
         lines.append(result.session_info.instructions)
     return "\n".join(lines)

@@ -1,13 +1,12 @@
 """The HTTP side: MCP servers at their paths, who may bind where, the Origin/Host guard, and a uvicorn that stops.
 
-Every path but `/health` and the OAuth metadata is behind the guard and, where credentials are set up, behind them.
+Every path but `/health`, `/ready` and the OAuth metadata is behind the guard and, where credentials are set up, behind
+them; `/metrics` is as open as its setting says.
 Knows nothing of tools or sessions, nor how a caller is told from another: that is auth.py.
 """
 
 import asyncio
 import contextlib
-import functools
-import importlib.metadata
 import ipaddress
 import logging
 import re
@@ -25,13 +24,13 @@ from mcp.server import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
+from starlette.types import ASGIApp
 
 from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
-from belljar.surfaces.auth import build_auth, check_oauth, is_loopback
+from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
+from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
@@ -129,17 +128,22 @@ def build_app(
     settings: Settings,
     *,
     lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    operations: Operations | None = None,
 ) -> Starlette:
-    """Return one app with each server at its path, `/health`, and `lifespan` open around all of them.
+    """Return one app with each server at its path, what operators ask, and `lifespan` open around all of them.
 
     Routes that a server declares itself (`custom_route`) are left out: they would be behind no credentials.
     """
     auth = build_auth(settings)
     managers = {id(server): _session_manager(server, settings) for server in servers.values()}
-    routes = [Route("/health", _health, methods=["GET"])]
+    routes = [Route("/health", health, methods=["GET"])]
+    if operations is not None:
+        routes.append(Route("/ready", operations.ready, methods=["GET"]))
+        if settings.metrics != "off":
+            routes.append(Route("/metrics", _guarded_metrics(operations, settings, auth), methods=["GET"]))
     for path, server in servers.items():
         endpoint = StreamableHTTPASGIApp(managers[id(server)])
-        routes.append(Route(path, auth.guard(endpoint) if auth else endpoint))
+        routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
     if auth:
         routes.extend(auth.metadata_routes())
 
@@ -164,13 +168,11 @@ def _session_manager(server: MCPServer[Any], settings: Settings) -> StreamableHT
     return server.session_manager
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok", "version": _version()})
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("belljar")
+def _guarded_metrics(operations: Operations, settings: Settings, auth: AuthConfig | None) -> ASGIApp:
+    app: ASGIApp = request_response(operations.metrics)
+    if settings.metrics == "local":
+        app = LocalOnly(auth.guard(app) if auth else app)
+    return CountedRefusals(HostGuard(app, transport_security(settings)))
 
 
 async def serve_http(

@@ -15,11 +15,13 @@ from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
+from belljar.surfaces.calls import note_refusal
 from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.following import asked_execution, can_ask, follow, resume
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.resources import InterpreterResources
+from belljar.surfaces.state_tools import StateTools
 from belljar.surfaces.tools import (
     CHANGES,
     ENDS,
@@ -81,6 +83,7 @@ class InterpreterSurface:
             (self.list_sessions, READS),
             (self.clear_session, ENDS),
         )
+        StateTools(self._sessions).register(server)
         FileTools(self._sessions, self._settings).register(server)
         PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
         InterpreterResources(self._sessions).register(server)
@@ -96,6 +99,7 @@ class InterpreterSurface:
         filename: Annotated[str, Field(description="Also keep the code under this name in the session folder")] = "",
         timeout_s: Timeout = None,
         wait_s: Wait = 45,
+        idempotency_key: Annotated[str, Field(description="Calls with the same key run once and answer alike")] = "",
     ) -> Answer:
         """Run Python in a session. Variables, imports and files stay for the next call with the same session_id.
 
@@ -107,15 +111,18 @@ class InterpreterSurface:
             if execution is None:
                 gone = ExecutionNotFound("the execution that asked is gone with its session", hint=NEW_SESSION_HINT)
                 return self._rejected(session_id, gone, ctx)
+            execution.span.link()
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
+            if (known := self._sessions.submitted(idempotency_key, current_principal())) is not None:
+                return await self._answer_again(known, ctx, wait_s)
             cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
             session = chosen_session(self._sessions, session_id)
             session_id = session.id
             if filename:
                 session.workspace.check_name(filename)
-            execution = session.submit(cell)
+            execution = session.submit(cell, idempotency_key)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx)
         return await self._answer(execution, ctx, wait_s)
@@ -131,6 +138,7 @@ class InterpreterSurface:
         """The result of an execution, or what there is of it so far: status is `running` until it has ended."""
         execution = self._sessions.execution(execution_id, current_principal())
         if execution is not None:
+            execution.span.link()
             if ctx.request_state is not None:
                 resume(execution, ctx)
             if wants(ctx, "belljar/events", True) and self._sessions.has_events(execution_id, since):
@@ -154,6 +162,7 @@ class InterpreterSurface:
                 self._sessions.result(execution_id, current_principal())
             running = [execution] if execution is not None and not execution.is_finished else []
         for execution in reversed(running):
+            execution.span.link()
             execution.interrupt()
         grace = self._settings.interrupt_grace_s
         await asyncio.gather(*(execution.wait(grace + 5) for execution in running))
@@ -175,7 +184,7 @@ class InterpreterSurface:
         session = self._sessions.create(principal, environment=environment, reason=reason)
         try:
             async with session.turn:
-                await session.ready_kernel()
+                await session.life.ready()
         except BaseException:
             await self._sessions.clear(session.id, principal)
             raise
@@ -187,6 +196,7 @@ class InterpreterSurface:
     async def list_sessions(self) -> Answer:
         """Your sessions with state, age, memory and expiry. None listed: none is open."""
         infos = [await asyncio.to_thread(session.info) for session in self._sessions.of(current_principal())]
+        infos += self._sessions.asleep(current_principal())
         lines = [
             f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, {info.files} files, "
             f"{info.memory_mb:g} MB, expires {info.expires_at}{', ' + info.reason if info.reason else ''}"
@@ -203,6 +213,13 @@ class InterpreterSurface:
 
     # Steps the tools share
 
+    async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:
+        """To a call that was made before: it runs or has ended, and is not run again."""
+        execution = self._sessions.execution(execution_id, current_principal())
+        if execution is not None:
+            return await self._answer(execution, ctx, wait_s)
+        return self._shown(self._sessions.result(execution_id, current_principal()), ctx)
+
     async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
         question = await follow(execution, ctx, wait_s)
         if question is not None:
@@ -213,6 +230,7 @@ class InterpreterSurface:
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
         """A call that never became an execution, with every field of one."""
+        note_refusal(error)
         result = ExecutionResult(
             success=False,
             status="rejected",
@@ -227,11 +245,13 @@ class InterpreterSurface:
         return self._shown(result, ctx)
 
     def _shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
+        principal = current_principal()
         answer = execution_blocks(
             result,
             self._sessions.display_reader(result.session_id),
             image_budget_bytes=self._settings.image_budget_bytes,
             structured=asked_structure(ctx, self._settings.structured),
+            has_checkpoint=result.state == "lost" and self._sessions.has_checkpoint(result.execution_id, principal),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:
             events = list(islice(self._sessions.journal.events(result.execution_id, since), MAX_EVENTS))

@@ -13,9 +13,11 @@ from pydantic import AnyUrl
 from starlette.applications import Starlette
 
 from belljar.runtime import Runtime
+from belljar.surfaces.calls import Calls, in_place_of_sdk_spans
 from belljar.surfaces.content import Structured, asked_structure
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
+from belljar.surfaces.operations import Operations
 from belljar.surfaces.resources import resource_mime_type
 
 INSTRUCTIONS = (
@@ -28,6 +30,10 @@ class BelljarServer(MCPServer[Any]):
     """The SDK's server with the right media type for each file, and no structured content where none is wanted."""
 
     structured: Structured = "auto"
+
+    def watch_calls(self) -> None:
+        """Let operators see each call. After the last tool was added: their names are what may be shown."""
+        in_place_of_sdk_spans(self.middleware, Calls(frozenset(tool.name for tool in self._tool_manager.list_tools())))
 
     async def run_on(self, read: ReadStream[SessionMessage | Exception], write: WriteStream[SessionMessage]) -> None:
         """Serve one client over streams of ours."""
@@ -72,6 +78,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
     server.structured = runtime.settings.structured
     if "interpreter" in surfaces:
         InterpreterSurface(runtime).register(server)
+    server.watch_calls()
     return server
 
 
@@ -80,4 +87,4 @@ def build_http_app(runtime: Runtime) -> Starlette:
     settings = runtime.settings
     servers = {"/mcp": build_server(runtime, settings.surfaces)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
-    return build_app(servers, settings)
+    return build_app(servers, settings, operations=Operations(runtime))

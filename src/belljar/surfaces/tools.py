@@ -13,6 +13,7 @@ from belljar.errors import BelljarError
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
+from belljar.surfaces.calls import note_refusal
 from belljar.surfaces.content import error_blocks
 
 SessionId = Annotated[str, Field(description="Session to use")]
@@ -45,6 +46,7 @@ def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Calla
         try:
             return await tool(*args, **kwargs)
         except BelljarError as error:
+            note_refusal(error)
             return error_blocks(error)
 
     return answered

@@ -1,0 +1,299 @@
+"""Sessions by fork, through a sandboxed server over MCP: how soon, how small, how many, cloned and taken back.
+
+The peer is a plain ipykernel under jupyter_client. Servers differ in single settings; all others are the defaults.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mcp import Client
+
+from bench.figures import Figure, Round, paired, percentile
+from bench.ipykernels import IPyKernel, open_ipykernel
+from bench.one_plus_one import taken_in_turns
+from bench.processes import descendants, proportional_mb
+from bench.servers import belljar_command, open_stdio
+from bench.stage import Stage
+
+CELL = "import numpy, pandas, matplotlib.pyplot\n1+1"
+IS_FORKED = "int('zygote' in __import__('sys').orig_argv) + 1"
+HOLD_500_MB = "import numpy\nheld = numpy.ones(500_000_000 // 8)\n1+1"
+ON_DEMAND_TARGET = 40.0
+POOL_TARGET = 100.0
+MEMORY_TARGET = 12.0
+CLONE_TARGET_MS = 100.0
+CLONE_TARGET_MB = 25.0
+PATIENCE_S = 60.0
+ROOM = {"BELLJAR_MAX_SESSIONS": "400"}
+SERVERS: dict[str, dict[str, str]] = {
+    "cold": {"BELLJAR_FORK_START": "false"},
+    "forked on demand": {"BELLJAR_POOL_SIZE": "0", **ROOM},
+    "from the pool": {},
+    "without checkpoints": {"BELLJAR_POOL_SIZE": "0", "BELLJAR_CHECKPOINTS": "0", **ROOM},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One of ours, with its client."""
+
+    client: Client
+    pid: int
+
+    async def run(self, code: str, session_id: str = "") -> str:
+        """Run a cell that gives 2; the session it ran in."""
+        told = await self.call("execute_code", code=code, session_id=session_id)
+        if told.get("result") != "2":
+            raise RuntimeError(f"execute_code answered {told}")
+        return str(told["session_id"])
+
+    async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """A tool's structured answer."""
+        answer = await self.client.call_tool(tool, arguments)
+        if answer.is_error:
+            raise RuntimeError(f"{tool} answered {answer.content}")
+        return answer.structured_content or {}
+
+    async def clear(self, *sessions: str) -> None:
+        """End sessions."""
+        await asyncio.gather(*(self.call("clear_session", session_id=session) for session in sessions))
+
+    async def become_warm(self) -> None:
+        """Until a new session is a fork; each that is not waits for its own cold start, so nothing spins."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                told = await self.call("execute_code", code=IS_FORKED)
+                await self.clear(str(told["session_id"]))
+                if told["result"] == "2":
+                    return
+
+    def memory_mb(self) -> float:
+        """PSS of everything below the server: what its sessions hold together, shared pages counted once."""
+        return proportional_mb(descendants(self.pid))
+
+
+async def measure(stage: Stage) -> list[Figure]:
+    """All servers side by side, so that each figure has its peer in the same minutes."""
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(_open(stage, variables)) for name, variables in SERVERS.items()
+        }
+        for name, server in servers.items():
+            if name != "cold":
+                await server.become_warm()
+        on_demand, lean = servers["forked on demand"], servers["without checkpoints"]
+        return [
+            *await _first_cell(stage, servers),
+            *await _memory(stage, lean, on_demand),
+            *await _clone(stage, lean),
+            await _rewind(stage, on_demand),
+            *await _round_trip(stage, on_demand),
+            *await _burst(stage, on_demand),
+            await _one_core(stage, lean),
+        ]
+
+
+@asynccontextmanager
+async def _open(stage: Stage, variables: Mapping[str, str]) -> AsyncGenerator[Server]:
+    before = descendants(os.getpid())
+    async with open_stdio(stage, belljar_command(), "modern", variables) as client:
+        await client.list_tools()
+        # The oldest of the new ones: what it has started itself came later.
+        yield Server(client, min(descendants(os.getpid()) - before))
+
+
+# Request to result
+
+
+async def _first_cell(stage: Stage, servers: Mapping[str, Server]) -> list[Figure]:
+    peer: list[float] = []
+    ours: dict[str, list[float]] = {name: [] for name in SERVERS if name != "without checkpoints"}
+    for _ in stage.rounds(stage.pick(9, 4), within_s=stage.pick(60, 12)):
+        # A cold start takes longer than the pool needs to fill up again.
+        peer.append(await _cold_ipykernel(stage))
+        for name, samples in ours.items():
+            began = time.perf_counter()
+            session = await servers[name].run(CELL)
+            samples.append(time.perf_counter() - began)
+            await servers[name].clear(session)
+    targets = {"forked on demand": ON_DEMAND_TARGET, "from the pool": POOL_TARGET}
+    return [
+        Figure(
+            "forking",
+            f"new session → imports, {name}, p50",
+            "ms",
+            statistics.median(samples) * 1000,
+            statistics.median(peer) * 1000,
+            targets.get(name),
+            "gain",
+            f"peer: cold ipykernel; n={len(samples)}; fastest {min(samples) * 1000:.0f} ms, "
+            f"{min(peer) / min(samples):.0f}× less than its fastest",
+        )
+        for name, samples in ours.items()
+    ]
+
+
+async def _cold_ipykernel(stage: Stage) -> float:
+    began = time.perf_counter()
+    async with open_ipykernel(stage) as kernel:
+        await kernel.execute(CELL)
+        return time.perf_counter() - began
+
+
+# Memory
+
+
+async def _memory(stage: Stage, lean: Server, default: Server) -> list[Figure]:
+    """Of ours: everything but the server, what sessions are forked from included, over the number of sessions."""
+    peer = statistics.median(await _ipykernels_mb(stage))
+    count = stage.pick(100, 30)
+    figures: list[Figure] = []
+    for what, server in (("no checkpoints", lean), ("checkpoints on", default)):
+        sessions = [await server.run(CELL) for _ in range(count)]
+        if server is default:
+            # A second cell, before which the state after the first is kept; the next is not due for a second.
+            await asyncio.gather(*(server.run("1+1", session) for session in sessions))
+        ours = server.memory_mb() / count
+        await server.clear(*sessions)
+        note = f"peer: ipykernel; {count} sessions, their zygote included"
+        target = MEMORY_TARGET if server is lean else None
+        figures.append(Figure("forking", f"PSS of an idle session, {what}", "MB", ours, peer, target, "gain", note))
+    return figures
+
+
+async def _ipykernels_mb(stage: Stage) -> list[float]:
+    trees: list[set[int]] = []
+    async with AsyncExitStack() as stack:
+        for _ in range(stage.pick(3, 2)):
+            before = descendants(os.getpid())
+            await (await stack.enter_async_context(open_ipykernel(stage))).execute(CELL)
+            trees.append(descendants(os.getpid()) - before)
+        return [*map(proportional_mb, trees)]
+
+
+# Copies
+
+
+async def _clone(stage: Stage, server: Server) -> list[Figure]:
+    origin = await server.run(HOLD_500_MB)
+    clones = [str((await server.call("fork_session", session_id=origin))["session_id"])]
+    before = server.memory_mb()
+    samples: list[float] = []
+    for _ in range(stage.pick(8, 4)):
+        began = time.perf_counter()
+        clones.append(str((await server.call("fork_session", session_id=origin))["session_id"]))
+        samples.append(time.perf_counter() - began)
+    added = (server.memory_mb() - before) / len(samples)
+    await server.run("int(held[0]) + 1", clones[-1])
+    await server.clear(origin, *clones)
+    note = f"n={len(samples)}; fastest {min(samples) * 1000:.0f} ms"
+    took = statistics.median(samples) * 1000
+    return [
+        Figure("forking", "clone of a session with 500 MB, p50", "ms", took, None, CLONE_TARGET_MS, "value", note),
+        Figure("forking", "clone of a session with 500 MB, added PSS", "MB", added, None, CLONE_TARGET_MB, "value"),
+    ]
+
+
+async def _rewind(stage: Stage, server: Server) -> Figure:
+    session = await server.run(HOLD_500_MB)
+    async with asyncio.timeout(PATIENCE_S):
+        # Cells that follow each other within a second share a checkpoint: there may be none after the first one yet.
+        while await _undone(server, session, "1+1") is None:
+            pass
+    samples = [await _undone(server, session, "held[0] = 5\n1+1") or 0.0 for _ in range(stage.pick(8, 4))]
+    await server.run("int(held[0]) + 1", session)
+    await server.clear(session)
+    took = statistics.median(samples) * 1000
+    return Figure("forking", "rewind of a session with 500 MB, p50", "ms", took, note=f"n={len(samples)}")
+
+
+async def _undone(server: Server, session: str, code: str) -> float | None:
+    """How long it takes to take a cell back; None when it cannot be."""
+    await server.run(code, session)
+    began = time.perf_counter()
+    answer = await server.client.call_tool("rewind_session", {"session_id": session, "to": 1})
+    return None if answer.is_error else time.perf_counter() - began
+
+
+# Many
+
+
+async def _round_trip(stage: Stage, server: Server) -> list[Figure]:
+    session = await server.run(CELL)
+    async with open_ipykernel(stage) as kernel:
+        await kernel.execute(CELL)
+        rounds = await _rounds(stage, kernel, server, session)
+    await server.clear(session)
+    return paired("forking", "1+1 in a warm session", rounds, with_p99=True, note="peer: ipykernel, without MCP")
+
+
+async def _rounds(stage: Stage, kernel: IPyKernel, server: Server, session: str) -> list[Round]:
+    async def run_peer() -> None:
+        await kernel.execute("1+1")
+
+    async def run_ours() -> None:
+        await server.run("1+1", session)
+
+    await taken_in_turns(run_peer, run_ours, 20)
+    return [
+        await taken_in_turns(run_peer, run_ours, 100)
+        for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 2))
+    ]
+
+
+async def _burst(stage: Stage, server: Server) -> list[Figure]:
+    """All at once: the last one has waited for the others."""
+    count = stage.pick(100, 40)
+    samples: list[float] = []
+
+    async def create() -> str:
+        began = time.perf_counter()
+        session = await server.run(CELL)
+        samples.append(time.perf_counter() - began)
+        return session
+
+    began = time.perf_counter()
+    sessions = await asyncio.gather(*(create() for _ in range(count)))
+    took = time.perf_counter() - began
+    await server.clear(*sessions)
+    what = f"burst of {count} new sessions → imports"
+    return [
+        Figure("forking", f"{what}, p50", "ms", statistics.median(samples) * 1000, note=f"all in {took:.1f} s"),
+        Figure("forking", f"{what}, p99", "ms", percentile(samples, 99) * 1000),
+    ]
+
+
+async def _one_core(stage: Stage, server: Server) -> Figure:
+    """Server, zygote and sessions on one processor; the client is on the others."""
+    count, at_once = stage.pick(60, 24), 4
+    everywhere = os.sched_getaffinity(server.pid)
+    _bind(server, {min(everywhere)})
+    try:
+        began = time.perf_counter()
+        waiting = asyncio.Semaphore(at_once)
+
+        async def create() -> str:
+            async with waiting:
+                return await server.run(CELL)
+
+        sessions = await asyncio.gather(*(create() for _ in range(count)))
+        took = time.perf_counter() - began
+    finally:
+        _bind(server, everywhere)
+    await server.clear(*sessions)
+    note = f"{count} sessions, {at_once} at once, each to the result of its first cell"
+    return Figure("forking", "new sessions on one core", "/s", count / took, note=note)
+
+
+def _bind(server: Server, processors: set[int]) -> None:
+    for pid in (server.pid, *descendants(server.pid)):
+        try:
+            os.sched_setaffinity(pid, processors)
+        except ProcessLookupError:
+            continue

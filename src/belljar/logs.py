@@ -1,0 +1,144 @@
+"""The log: lines on stderr, as text or as JSON, with the ids of what they are about and nothing of what callers send.
+
+Our own lines are written with that in mind. Those of libraries are not: of them only warnings and errors are shown,
+without the texts they were given, and of an exception its type and where it was raised, but not its words.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Literal, TextIO
+
+from belljar import spans
+
+Format = Literal["text", "json"]
+
+ID_FIELDS: Final = ("session_id", "execution_id", "principal")
+_OURS: Final = "belljar"
+_WITHHELD: Final = "…"
+_PRINCIPAL_CHARACTERS: Final = 12
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
+
+_current: ContextVar[dict[str, str] | None] = ContextVar("belljar_log_ids", default=None)
+
+
+def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
+    """Log to stderr from here on; once a process."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.addFilter(_is_for_the_log)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def bind(*, principal: str = "", **ids: str) -> None:
+    """Every line from here on, in this task and those it starts, is about these."""
+    told = {**ids, "principal": pseudonym(principal)} if principal else ids
+    _current.set({**(_current.get() or {}), **told})
+
+
+@contextmanager
+def about(*, principal: str = "", **ids: str) -> Generator[None]:
+    """Lines inside are about these."""
+    before = _current.set(_current.get())
+    bind(principal=principal, **ids)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
+def pseudonym(principal: str) -> str:
+    """A principal as logs name it: the same one is always called the same, and it may be somebody's address."""
+    return hashlib.sha256(principal.encode()).hexdigest()[:_PRINCIPAL_CHARACTERS]
+
+
+class TextLines(logging.Formatter):
+    """A line for people: level, logger, message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and below it where an exception was raised."""
+        # On one line, whatever is in it: a line break could make it look like two.
+        message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], _message(record))
+        line = f"{record.levelname} {record.name}: {message}"
+        return "\n".join([line, *_raised(record)])
+
+
+class JsonLines(logging.Formatter):
+    """A line for programs: one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object; `exception` is there when one was raised."""
+        fields: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _message(record),
+            **(_current.get() or {}),
+            **{name: getattr(record, name) for name in ID_FIELDS if hasattr(record, name)},
+            **spans.current_ids(),
+        }
+        if raised := _raised(record):
+            fields["exception"] = raised
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _is_for_the_log(record: logging.LogRecord) -> bool:
+    # sse_starlette has every answer in its DEBUG lines, mcp the URIs of files in its INFO ones.
+    return _is_ours(record) or record.levelno >= logging.WARNING
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] == _OURS
+
+
+def _message(record: logging.LogRecord) -> str:
+    if _is_ours(record):
+        return record.getMessage()
+    # A library's first line says what happened; what follows, and the texts it was given, may be anyone's.
+    template = str(record.msg).partition("\n")[0]
+    return _filled(template, record.args) if record.args else template
+
+
+def _filled(template: str, given: tuple[object, ...] | Mapping[str, object]) -> str:
+    """The template with the numbers that it was given, and every text withheld."""
+    values = iter(given if isinstance(given, tuple) else ())
+
+    def fill(directive: re.Match[str]) -> str:
+        if directive[0] == "%%":
+            return "%"
+        value = next(values, None) if isinstance(given, tuple) else given.get(directive["name"])
+        return str(value) if isinstance(value, int | float) else _WITHHELD
+
+    return _DIRECTIVE.sub(fill, template)
+
+
+def _raised(record: logging.LogRecord) -> list[str]:
+    """The types of an exception and its causes, and the places they were raised at; never their texts."""
+    error = record.exc_info[1] if record.exc_info else None
+    lines: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        lines = [_described(error), *_places(error.__traceback__), *(["led to:", *lines] if lines else [])]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return lines
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return f"{type(error).__name__}: {os.strerror(error.errno)}"
+    return type(error).__name__
+
+
+def _places(raised_at: TracebackType | None) -> list[str]:
+    return [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(raised_at)]

@@ -1,0 +1,122 @@
+"""What this process has done, in numbers: counters and histograms that the other rooms add to as they go.
+
+Plain numbers in memory, always on: adding takes half a microsecond. How they are shown is the business of
+`surfaces/metrics.py`; what can be counted when it is asked for (sessions, memory) is not kept here. A label takes one
+of a few known values: never an id, a principal, a name from a call or anything else without bounds.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+Labels = tuple[str, ...]
+
+CALL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+EXECUTION_BOUNDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600, 3600)
+
+
+class Counter:
+    """How often something happened, by its labels. `known` ones are shown from the start, as 0."""
+
+    def __init__(self, name: str, meaning: str, labels: Labels = (), known: Iterable[str] = ()) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.labels = labels
+        self.values: dict[Labels, int] = {(value,): 0 for value in known} if labels else {(): 0}
+
+    def add(self, *labels: str) -> None:
+        """It happened once more."""
+        self.values[labels] = self.values.get(labels, 0) + 1
+
+
+class Series:
+    """The observations of one set of labels: how many up to each bound, and their sum."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self, bounds: int) -> None:
+        self.counts = [0] * (bounds + 1)
+        self.sum = 0.0
+
+
+class Histogram:
+    """How long something took, by its labels."""
+
+    def __init__(
+        self, name: str, meaning: str, labels: Labels = (), known: Iterable[str] = (), *, bounds: Sequence[float]
+    ) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.labels = labels
+        self.bounds = tuple(bounds)
+        names: Iterable[Labels] = [(value,) for value in known] if labels else [()]
+        self.series: dict[Labels, Series] = {each: Series(len(self.bounds)) for each in names}
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        """It took this long."""
+        series = self.series.get(labels)
+        if series is None:
+            series = self.series[labels] = Series(len(self.bounds))
+        series.counts[bisect_left(self.bounds, seconds)] += 1
+        series.sum += seconds
+
+
+tool_calls = Histogram(
+    "belljar_tool_call_seconds",
+    "Tool calls, from the request to its answer",
+    ("tool", "outcome"),
+    bounds=CALL_BOUNDS,
+)
+executions = Counter(
+    "belljar_executions",
+    "Executions that ended",
+    ("status",),
+    ("ok", "error", "timeout", "interrupted", "out_of_memory", "died", "rejected"),
+)
+execution_queue = Histogram(
+    "belljar_execution_queue_seconds", "Time that executions waited for their turn", bounds=EXECUTION_BOUNDS
+)
+execution_wall = Histogram(
+    "belljar_execution_wall_seconds", "Time from an execution's turn to its end", bounds=EXECUTION_BOUNDS
+)
+kernel_starts = Histogram(
+    "belljar_kernel_start_seconds",
+    "Kernel starts: cold, forked, jupyter, taken from the pool, or made ahead to refill it",
+    ("kind",),
+    ("cold", "forked", "jupyter", "pool", "refill"),
+    bounds=CALL_BOUNDS,
+)
+kernel_start_failures = Counter("belljar_kernel_start_failures", "Kernels that could not be started")
+sessions_opened = Counter(
+    "belljar_sessions_opened",
+    "Sessions made, forked from another one, or woken from disk",
+    ("origin",),
+    ("new", "fork", "woken"),
+)
+hibernations = Counter(
+    "belljar_hibernations",
+    "Sessions put to sleep on disk: with all variables, with some, or with files alone",
+    ("kept",),
+    ("all", "some", "files"),
+)
+checkpoints = Counter("belljar_checkpoints_taken", "Earlier states of sessions that were kept")
+rewinds = Counter("belljar_rewinds", "Sessions taken back to an earlier state, on request or after a death")
+refusals = Counter(
+    "belljar_refusals",
+    "What was refused: connections of sessions, work beyond a limit, credentials, foreign hosts or peers",
+    ("kind",),
+    ("egress", "admission", "auth", "host"),
+)
+journal_failures = Counter("belljar_journal_failures", "Transactions that the journal could not write")
+
+COUNTERS: Final = (
+    executions,
+    kernel_start_failures,
+    sessions_opened,
+    hibernations,
+    checkpoints,
+    rewinds,
+    refusals,
+    journal_failures,
+)
+HISTOGRAMS: Final = (tool_calls, execution_queue, execution_wall, kernel_starts)

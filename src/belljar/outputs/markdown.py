@@ -1,0 +1,69 @@
+"""A session's notebook as Markdown. Everything that cells said is in fences that it cannot close."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from belljar.outputs.bundles import RASTER, Picture, picture_in, words_in
+from belljar.outputs.notebook import UNDONE
+from belljar.outputs.plain import as_plain, printable
+
+_TICKS = re.compile("`+")
+
+
+@dataclass(slots=True)
+class Album:
+    """Pictures that become files in a folder beside the text; without a folder they are in the text itself."""
+
+    folder: str = ""
+    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def add(self, name: str, picture: Picture) -> str:
+        """Take a picture in and tell its address. Drawings run scripts when they are opened by themselves."""
+        suffix = RASTER.get(picture.mime)
+        if not self.folder or suffix is None:
+            return picture.uri
+        self.files[name + suffix] = picture.content
+        return f"{quote(self.folder)}/{name}{suffix}"
+
+
+def markdown_of(notebook: Any, album: Album) -> str:
+    """The text; pictures go into the album."""
+    language = str(notebook.metadata.get("language_info", {}).get("name", ""))
+    parts = [f"# belljar session `{notebook.metadata.belljar.session_id}`"]
+    for number, cell in enumerate(notebook.cells, start=1):
+        parts.append(f"## Cell {number}{_status(cell)}")
+        parts.append(fenced(printable(cell.source.replace("\r\n", "\n")), language))
+        for place, output in enumerate(cell.outputs, start=1):
+            parts.append(_output(output, lambda picture, name=f"{number}-{place}": album.add(name, picture)))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def fenced(text: str, language: str = "text") -> str:
+    """Text in a fence longer than any in it."""
+    longest = max(map(len, _TICKS.findall(text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
+
+
+def _status(cell: Any) -> str:
+    notes = cell.metadata.get("belljar", {})
+    words = [str(notes.get("status", "running")).replace("_", " ")]
+    words += ["undone"] if UNDONE in cell.metadata.get("tags", []) else []
+    said = [word for word in words if word != "ok"]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _output(output: Any, add: Callable[[Picture], str]) -> str:
+    match output.output_type:
+        case "stream":
+            return fenced(as_plain(output.text), "text") if output.text else ""
+        case "error":
+            return fenced(as_plain("\n".join(output.traceback) or f"{output.ename}: {output.evalue}"), "text")
+        case _:
+            if (picture := picture_in(output.data)) is not None:
+                return f"![output]({add(picture)})"
+            text, language = words_in(output.data)
+            return fenced(as_plain(text), language) if text else ""

@@ -1,0 +1,130 @@
+"""Spans for whoever has an OpenTelemetry SDK in this process; without one, next to nothing happens.
+
+A span says which session and execution, how it ended, how many and how long. It never holds code, values, the names of
+variables or files, or the text of an error: all of those are the caller's.
+"""
+
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+TRACE_PARENT: Final = "traceparent"
+_PREFIX: Final = "belljar."
+_METHOD: Final = re.compile(r"[A-Za-z_/]{1,64}")
+_tracer = trace.get_tracer("belljar")
+# W3C's, whatever the process propagates otherwise: that is what MCP has in `_meta`.
+_trace_context = TraceContextTextMapPropagator()
+
+Value = str | int | float | bool
+
+
+@contextmanager
+def request_span(method: str, tool: str | None, parents: tuple[Mapping[str, object], ...]) -> Generator[Span]:
+    """Around one request; its parent is that of the first carrier that has one, or else the span around us."""
+    # The method is the caller's word, and may be anything.
+    name = method if _METHOD.fullmatch(method) else "unknown"
+    attributes: dict[str, Value] = {"mcp.method.name": name}
+    if tool is not None:
+        attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+    with _tracer.start_as_current_span(
+        f"{name} {tool}" if tool else name,
+        context=_parent(parents),
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        # Both would put the text of the exception into the span.
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield span
+        except BaseException as error:
+            fail(span, type(error).__name__)
+            raise
+
+
+def _parent(carriers: tuple[Mapping[str, object], ...]) -> Context | None:
+    for carrier in carriers:
+        header = carrier.get(TRACE_PARENT)
+        if isinstance(header, str):
+            state = carrier.get("tracestate")
+            told = {TRACE_PARENT: header, **({"tracestate": state} if isinstance(state, str) else {})}
+            context = _trace_context.extract(told, Context())
+            if trace.get_current_span(context).get_span_context().is_valid:
+                return context
+    return None
+
+
+def fail(span: Span, kind: str) -> None:
+    """Mark what it is about as failed, with a word of ours and no more."""
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR)
+
+
+def fail_if_unset(span: Span, kind: str) -> None:
+    """The same, unless what failed has been told more precisely already."""
+    told: object = getattr(span, "attributes", None)
+    if not isinstance(told, Mapping) or "error.type" not in told:
+        fail(span, kind)
+
+
+def note(**ids: str) -> None:
+    """Say what the current request is about."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        for name, value in ids.items():
+            span.set_attribute(f"{_PREFIX}{name}", value)
+
+
+def note_failure(kind: str) -> None:
+    """The current request was refused, for a reason that has a code."""
+    fail(trace.get_current_span(), kind)
+
+
+class ExecutionSpan:
+    """One execution's, from its submission to its end; the request that submitted it is its parent, and may be over."""
+
+    def __init__(self, session_id: str, execution_id: str, number: int) -> None:
+        note(session_id=session_id, execution_id=execution_id)
+        attributes: dict[str, Value] = {
+            f"{_PREFIX}session_id": session_id,
+            f"{_PREFIX}execution_id": execution_id,
+            f"{_PREFIX}execution_number": number,
+        }
+        self._span = _tracer.start_span("belljar.execution", attributes=attributes)
+
+    def begin(self) -> None:
+        """Its turn has come. Called in a task of its own, which it is the current span of from here on."""
+        attach(trace.set_span_in_context(self._span))
+        self._span.add_event("turn")
+
+    def end(self, status: str, *, is_failure: bool, **numbers: float) -> None:
+        """It is over."""
+        span = self._span
+        if span.is_recording():
+            span.set_attribute(f"{_PREFIX}status", status)
+            for name, value in numbers.items():
+                span.set_attribute(f"{_PREFIX}{name}", value)
+            if is_failure:
+                fail(span, status)
+        span.end()
+
+    def link(self) -> None:
+        """The current request is about it too: one that waits for it, answers it or stops it."""
+        current = trace.get_current_span()
+        mine = self._span.get_span_context()
+        if current.is_recording() and mine.is_valid:
+            current.add_link(mine)
+
+
+def current_ids() -> dict[str, str]:
+    """The trace and the span around us, for log lines; nothing where there is none."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}

@@ -1,0 +1,148 @@
+"""What operators ask a server over HTTP: whether it lives, whether it is ready, and its numbers.
+
+`/health` and `/ready` are open to anyone who can connect, and say no more than they have to. Who may read `/metrics` is
+the operator's choice. Neither sessions nor callers are named by any of them.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib.metadata
+import ipaddress
+import time
+from typing import Final
+
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from belljar import measures
+from belljar.runtime import Runtime
+from belljar.surfaces.auth import is_loopback
+from belljar.surfaces.metrics import gauges, render
+
+_OK: Final = "ok"
+_FRESH_S: Final = 1.0
+_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+async def health(_: Request) -> Response:
+    """Whether the process answers at all."""
+    return JSONResponse({"status": _OK, "version": _version()})
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("belljar")
+
+
+class Operations:
+    """The answers that need an engine."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._looking = asyncio.Lock()
+        self._looked_at = -_FRESH_S
+        self._checks: dict[str, str] = {}
+
+    async def ready(self, _: Request) -> Response:
+        """Whether a session that is asked for now would start as it should: 200, or 503 with what is missing."""
+        checks = await self._look()
+        reasons = [f"{name}: {state}" for name, state in checks.items() if state != _OK]
+        return JSONResponse(
+            {"status": "not ready" if reasons else "ready", "checks": checks, "reasons": reasons},
+            status_code=503 if reasons else 200,
+        )
+
+    async def _look(self) -> dict[str, str]:
+        # Anyone can ask, and looking writes to the disk: once a second is enough for all of them.
+        async with self._looking:
+            if time.monotonic() - self._looked_at >= _FRESH_S:
+                self._checks = {
+                    "environment": self._environment(),
+                    "sandbox": await asyncio.to_thread(self._sandbox),
+                    "journal": await asyncio.to_thread(self._journal),
+                    "zygote": "warming up" if self._runtime.preparation.zygote == "pending" else _OK,
+                }
+                self._looked_at = time.monotonic()
+            return self._checks
+
+    def _environment(self) -> str:
+        # The log says why; what it says has paths.
+        told = {"pending": "being prepared", "broken": "cannot be prepared, see the log"}
+        return told.get(self._runtime.preparation.environment, _OK)
+
+    def _sandbox(self) -> str:
+        failed = [check.name for check in self._runtime.provider.check() if not check.is_ok]
+        return f"{', '.join(failed)} does not work" if failed else _OK
+
+    def _journal(self) -> str:
+        fault = self._runtime.sessions.journal.fault()
+        return f"cannot be written: {fault}" if fault else _OK
+
+    async def metrics(self, request: Request) -> Response:
+        """The numbers."""
+        text, media_type = await asyncio.to_thread(
+            render, gauges(self._runtime), request.headers.get("accept", "text/plain")
+        )
+        return Response(text, media_type=media_type)
+
+
+class LocalOnly:
+    """Lets callers on this machine through to `app`; with their own hands, not through a proxy that runs here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or go on."""
+        request = Request(scope)
+        is_forwarded = any(name in request.headers for name in _FORWARDED)
+        if request.client is not None and _is_here(request.client.host) and not is_forwarded:
+            await self._app(scope, receive, send)
+            return
+        refusal = {
+            "error": "metrics are for callers on this machine only",
+            "hint": 'Ask from the machine itself and not through a proxy, or set metrics = "open" on the server',
+        }
+        await JSONResponse(refusal, status_code=403)(scope, receive, send)
+
+
+def _is_here(peer: str) -> bool:
+    """Whether a peer is this machine, also where a socket of both families has its IPv4 address in IPv6's form."""
+    with contextlib.suppress(ValueError):
+        mapped = ipaddress.IPv6Address(peer).ipv4_mapped
+        return is_loopback(str(mapped) if mapped else peer)
+    return is_loopback(peer)
+
+
+class HostGuard:
+    """Turns foreign Host and Origin headers away, as the SDK does on the MCP paths."""
+
+    def __init__(self, app: ASGIApp, allowed: TransportSecuritySettings) -> None:
+        self._app = app
+        self._security = TransportSecurityMiddleware(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or go on."""
+        refusal = await self._security.validate_request(Request(scope))
+        await (refusal or self._app)(scope, receive, send)
+
+
+class CountedRefusals:
+    """Counts what `app` turns away: callers without credentials, and foreign hosts, origins and peers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on."""
+
+        async def send_and_count(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in (401, 403, 421):
+                is_challenge = any(name == b"www-authenticate" for name, _ in message["headers"])
+                measures.refusals.add("auth" if is_challenge else "host")
+            await send(message)
+
+        await self._app(scope, receive, send_and_count)

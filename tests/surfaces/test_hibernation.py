@@ -1,0 +1,208 @@
+"""Sessions that outlive their time and their server: on disk, and awake again with the next call."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from calls import Caller, connected, held, opened_runtime, until_said
+from mcp import Client
+
+from belljar.environments import Environment
+from belljar.errors import SessionNotFound
+from belljar.runtime import Runtime
+from serving_process import http_server, serve_over_http
+
+pytestmark = pytest.mark.anyio
+
+MAKE = """
+import threading, numpy as np, pandas as pd
+numbers, frame, lock = np.arange(10), pd.DataFrame({"a": [1, 2]}), threading.Lock()
+def double(): return 2 * numbers.sum()
+class Point:
+    def __init__(self, x): self.x = x
+point = Point(3)
+open("notes.txt", "w").write("kept")
+"""
+LOOK = "(int(double()), frame.shape, point.x, type(point) is Point, open('notes.txt').read())"
+SEEN = "(90, (2, 1), 3, True, 'kept')"
+
+
+@asynccontextmanager
+async def engine(environment: Environment, folder: Path, **chosen: object) -> AsyncGenerator[tuple[Runtime, Caller]]:
+    async with (
+        opened_runtime(environment, folder, hibernate=True, sweep_interval_s=3600, **chosen) as runtime,
+        connected(runtime) as caller,
+    ):
+        yield runtime, caller
+
+
+async def expire(runtime: Runtime) -> None:
+    with anyio.fail_after(30):
+        while not await runtime.sessions.sweep():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_an_expired_session_sleeps_and_the_next_call_wakes_it(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path, session_idle_s=0.001) as (runtime, caller):
+        made = await caller.execute(MAKE)
+        await expire(runtime)
+        assert runtime.sessions.all() == []
+        woken = await caller.execute(LOOK, made.session_id)
+        assert (woken.status, woken.result, woken.state, woken.lost) == ("ok", SEEN, "lost", ["lock"])
+        assert "lock (_thread.lock)" in woken.output[0]
+        assert "expired at" in woken.output[0]
+        again = await caller.execute(LOOK, made.session_id)
+        assert (again.result, again.state) == (SEEN, "kept")
+
+
+async def test_a_server_that_stops_and_starts_again_has_its_sessions(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        made = await caller.execute("x = 1\nprint('said')")
+    async with engine(default_environment, tmp_path) as (runtime, caller):
+        assert (await caller.get(made.execution_id)).stdout == "said\n"
+        woken = await caller.execute("x += 1\nx", made.session_id)
+        assert (woken.result, woken.state, woken.execution_count) == ("2", "kept", 2)
+        session = runtime.sessions.get(made.session_id, "local")
+        assert [cell.code for cell in runtime.sessions.history(session)] == ["x = 1\nprint('said')", "x += 1\nx"]
+
+
+async def test_a_sleeping_session_is_its_owners_alone(default_environment: Environment, tmp_path: Path) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        made = await caller.execute("x = 1")
+    async with engine(default_environment, tmp_path) as (runtime, _):
+        with pytest.raises(SessionNotFound, match="does not exist"):
+            runtime.sessions.get(made.session_id, "somebody else")
+        runtime.sessions.get(made.session_id, "local")
+
+
+async def test_a_session_that_nothing_was_done_in_leaves_nothing(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as (runtime, _):
+        blank = runtime.sessions.create("local")
+    async with engine(default_environment, tmp_path) as (runtime, _):
+        with pytest.raises(SessionNotFound):
+            runtime.sessions.get(blank.id, "local")
+    assert [*(tmp_path / "sessions").iterdir()] == []
+
+
+async def test_a_cleared_session_never_wakes(default_environment: Environment, tmp_path: Path) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        made = await caller.execute("x = 1")
+        await caller.fields("clear_session", session_id=made.session_id)
+    async with engine(default_environment, tmp_path) as (_, caller):
+        again = await caller.execute("x", made.session_id)
+        assert again.status == "rejected"
+        assert again.error is not None
+        assert "was cleared" in again.error
+
+
+async def test_what_nobody_asks_for_is_removed_in_the_end(default_environment: Environment, tmp_path: Path) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        made = await caller.execute("open('file', 'w').write('x')")
+    async with engine(default_environment, tmp_path, keep_days=1e-9) as (runtime, caller):
+        await runtime.sessions.sweep()
+        assert (await caller.execute("1", made.session_id)).status == "rejected"
+        assert made.execution_id in await caller.refusal("get_execution", execution_id=made.execution_id)
+        assert [*(tmp_path / "sessions").iterdir()] == []
+
+
+async def test_a_pickle_that_harms_its_kernel_harms_nothing_else(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    bomb = "import os\nclass Bomb:\n  def __reduce__(self): return (os._exit, (3,))\nbomb, x = Bomb(), 1"
+    async with engine(default_environment, tmp_path, session_idle_s=0.001) as (runtime, caller):
+        made = await caller.execute(bomb)
+        await expire(runtime)
+        woken = await caller.execute("x", made.session_id)
+        assert woken.status in ("ok", "error", "died", "rejected")
+        assert (await caller.execute("1 + 1", made.session_id)).result == "2"
+        assert (await caller.execute("1 + 1")).result == "2"
+
+
+async def test_a_killed_server_loses_no_finished_execution_and_names_what_it_lost(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    command = serve_over_http(default_environment)
+    with http_server(command, tmp_path, BELLJAR_FORK_START="false") as (url, process):
+        async with Client(f"{url}/mcp") as client:
+            caller = Caller(client)
+            done = await caller.execute("kept = 41\nopen('file.txt', 'w').write('x')\nprint('first')")
+            running = await caller.execute("print('second', flush=True)\n" + held(), done.session_id, wait_s=1)
+            assert running.status == "running"
+            process.kill()
+            process.wait()
+    with http_server(command, tmp_path, BELLJAR_FORK_START="false") as (url, process):
+        async with Client(f"{url}/mcp") as client:
+            caller = Caller(client)
+            first = await caller.get(done.execution_id)
+            assert (first.status, first.stdout) == ("ok", "first\n")
+            second = await caller.get(running.execution_id)
+            assert (second.status, second.state) == ("died", "lost")
+            assert second.stdout.startswith("second\n")
+            assert second.cause == "its server ended without notice while it ran"
+            woken = await caller.execute("(open('file.txt').read(), 'kept' in globals())", done.session_id)
+            assert (woken.status, woken.state, woken.lost) == ("ok", "lost", ["kept"])
+            assert woken.result == "('x', False)"
+            assert "its server ended without notice" in woken.output[0]
+
+
+async def test_two_servers_on_one_data_directory_keep_out_of_each_others_sessions(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with (
+        engine(default_environment, tmp_path) as (_, one),
+        engine(default_environment, tmp_path) as (_, other),
+    ):
+        mine = await one.execute("x = 1")
+        assert (await other.execute("x", mine.session_id)).status == "rejected"
+        assert (await one.execute("x", mine.session_id)).result == "1"
+
+
+async def test_an_execution_that_runs_when_the_server_stops_is_on_record(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as (runtime, caller):
+        running = await caller.execute("x = 5\n" + held(), wait_s=0)
+        await until_said(runtime, running.execution_id, "held")
+    async with engine(default_environment, tmp_path) as (_, caller):
+        ended = await caller.get(running.execution_id)
+        assert ended.status == "interrupted"
+        assert (await caller.execute("x", running.session_id)).result == "5"
+
+
+async def test_sleeping_sessions_are_listed_as_such(default_environment: Environment, tmp_path: Path) -> None:
+    async with engine(default_environment, tmp_path, session_idle_s=0.001) as (runtime, caller):
+        made = await caller.execute("x = 1")
+        await expire(runtime)
+        (listed,) = (await caller.fields("list_sessions"))["sessions"]
+        assert (listed["session_id"], listed["state"], listed["executions"]) == (made.session_id, "asleep", 1)
+
+
+async def test_a_call_with_a_known_key_runs_nothing_and_answers_the_same(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    count = "open('log', 'a').write('x'); print(len(open('log').read()))"
+    async with engine(default_environment, tmp_path) as (runtime, caller):
+        first = await caller.execute(count, idempotency_key="job-1")
+        again = await caller.execute(count, first.session_id, idempotency_key="job-1")
+        assert (again.execution_id, again.stdout) == (first.execution_id, "1\n")
+        other = await caller.execute(count, first.session_id, idempotency_key="job-2")
+        assert other.stdout == "2\n"
+        running = await caller.execute(held(), first.session_id, idempotency_key="job-3", wait_s=0)
+        await until_said(runtime, running.execution_id, "held")
+        joined = await caller.execute(held(), first.session_id, idempotency_key="job-3", wait_s=0)
+        assert (joined.execution_id, joined.status) == (running.execution_id, "running")
+        await caller.release(first.session_id)
+        assert (await caller.execute("1", idempotency_key="job-3", wait_s=30)).status == "ok"
+        refused = await caller.execute("1", idempotency_key="x" * 201)
+        assert refused.error is not None
+        assert "idempotency_key has 201 characters" in refused.error
+    async with engine(default_environment, tmp_path) as (_, caller):
+        assert (await caller.execute(count, idempotency_key="job-1")).execution_id == first.execution_id
