@@ -306,14 +306,16 @@ class Wire:
             loop.add_reader(self._sock, self._wake)
             self._is_listening = True
         timer = loop.call_later(COALESCE_S, self._wake) if self._is_flowing else None
-        pipes = [] if timer else [pipe.read_end for pipe in self._pipes.values() if not pipe.is_ended]
-        for descriptor in pipes:
-            loop.add_reader(descriptor, self._wake)
+        pipes = [] if timer else [pipe for pipe in self._pipes.values() if not pipe.is_ended]
+        for pipe in pipes:
+            loop.add_reader(pipe.read_end, self._wake)
         try:
             await self._woken
         finally:
-            for descriptor in pipes:
-                loop.remove_reader(descriptor)
+            for pipe in pipes:
+                # Closed meanwhile, its number may be somebody else's by now.
+                if pipe.read_end >= 0:
+                    loop.remove_reader(pipe.read_end)
             if timer is not None:
                 timer.cancel()
             self._woken = None
@@ -408,5 +410,7 @@ class _Pipe:
         """At the end."""
         self.is_ended = True
         if self.read_end >= 0:
+            with contextlib.suppress(RuntimeError):  # outside a loop nobody listens
+                asyncio.get_running_loop().remove_reader(self.read_end)
             os.close(self.read_end)
             self.read_end = -1
