@@ -233,6 +233,8 @@ async def test_nothing_is_left_of_sessions_that_are_gone(runtime: Runtime) -> No
         for _ in range(3):
             await way(runtime)
         assert await settled(runtime, before) == before, way.__name__
+    await asyncio.gather(*(way(runtime) for way in WAYS))
+    assert await settled(runtime, before) == before, "all at once"
 
 
 async def rounds(runtime: Runtime, count: int) -> None:

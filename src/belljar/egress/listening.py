@@ -5,14 +5,29 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
+@asynccontextmanager
+async def serving(folder: Path, name: str, accept: Accept, *, limit: int) -> AsyncGenerator[None]:
+    """Answer on a UNIX socket of that name in the folder until the block ends; lines are up to `limit` bytes."""
+    with _listening(folder, name) as listener:
+        # Begun inside the block: a start that is cancelled would leave the loop a number that is somebody else's next.
+        server = await asyncio.start_unix_server(accept, sock=listener, limit=limit, start_serving=False)
+        try:
+            await server.start_serving()
+            yield
+        finally:
+            server.close()
 
 
 @contextmanager
-def listening(folder: Path, name: str) -> Generator[socket.socket]:
-    """A UNIX socket of that name in the folder; it is gone afterwards. Only who may enter the folder can connect."""
+def _listening(folder: Path, name: str) -> Generator[socket.socket]:
+    """A socket that is gone afterwards. Only who may enter the folder can connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.setblocking(False)
         with _short(folder) as reachable:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from belljar import measures
 from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
-from belljar.egress.listening import Conversations, listening
+from belljar.egress.listening import Conversations, serving
 from belljar.egress.refusals import Refused
 from belljar.egress.rules import Rule, authority
 from belljar.egress.traffic import Traffic
@@ -189,15 +189,13 @@ async def open_proxy(
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     limits = limits or ProxyLimits()
     proxy = Proxy(session_id, rules, judge, limits)
-    with listening(folder, name) as listener:
-        server = await asyncio.start_unix_server(proxy.accept, sock=listener, limit=limits.head_bytes)
-        try:
+    try:
+        async with serving(folder, name, proxy.accept, limit=limits.head_bytes):
             yield proxy
-        finally:
-            server.close()
-            await proxy.aclose()
-            if proxy.traffic.connections or proxy.traffic.refusals:
-                log.info("session %s: egress %s", session_id, proxy.traffic, extra={"session_id": session_id})
+    finally:
+        await proxy.aclose()
+        if proxy.traffic.connections or proxy.traffic.refusals:
+            log.info("session %s: egress %s", session_id, proxy.traffic, extra={"session_id": session_id})
 
 
 async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from belljar.egress.listening import Conversations, listening
+from belljar.egress.listening import Conversations, serving
 from belljar.environments.base import Environment
 from belljar.environments.packages import Change, InstallOutcome, install, modules_of
 from belljar.environments.presence import NAME_LIMIT_CHARS
@@ -125,11 +125,9 @@ class Desk:
 async def open_desk(folder: Path, name: str, *, session_id: str, fulfil: Fulfil) -> AsyncGenerator[Desk]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     desk = Desk(session_id, fulfil)
-    with listening(folder, name) as listener:
-        server = await asyncio.start_unix_server(desk.accept, sock=listener, limit=_LINE_BYTES)
-        try:
+    try:
+        async with serving(folder, name, desk.accept, limit=_LINE_BYTES):
             yield desk
-        finally:
-            server.close()
-            with contextlib.suppress(OSError):
-                await desk.aclose()
+    finally:
+        with contextlib.suppress(OSError):
+            await desk.aclose()
