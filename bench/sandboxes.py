@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 from belljar.errors import BelljarError
-from belljar.kernels.ipython import session_environment
+from belljar.kernels.launching import session_environment
 from belljar.kernels.starting import limits_of
 from belljar.sandboxes import open_provider, providers
 from belljar.sandboxes.base import SandboxSpec

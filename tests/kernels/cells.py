@@ -10,7 +10,8 @@ import pytest
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
-from belljar.kernels.ipython import RUNNER, IPythonKernel, session_environment, start_ipython
+from belljar.kernels.ipython import IPythonKernel, start_ipython
+from belljar.kernels.launching import RUNNER, session_environment
 from belljar.kernels.starting import KernelStarter
 from belljar.outputs.events import (
     DisplayData,

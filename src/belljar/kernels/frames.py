@@ -96,7 +96,7 @@ class Done(_Message):
     is_ok: bool
     execution_count: int
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
-    variables: list[str] = Field(default=[], max_length=200)
+    variables: list[Annotated[str, Field(max_length=1_000)]] = Field(default=[], max_length=200)
 
 
 class Completed(_Message):

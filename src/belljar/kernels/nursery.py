@@ -15,7 +15,8 @@ from belljar.errors import BelljarError
 from belljar.files.removal import remove_tree
 from belljar.kernels import frames
 from belljar.kernels.copies import Change, KeptProcess, ask_for_copy, show_in
-from belljar.kernels.ipython import IPythonKernel, meet_copy, runner_command, session_environment
+from belljar.kernels.ipython import IPythonKernel, meet_copy
+from belljar.kernels.launching import runner_command, session_environment
 from belljar.sandboxes.base import Branch, Branching, Sandbox, SandboxSpec
 
 # Its copies share its hash seed and its layout of memory: now and then there is another one.

@@ -17,7 +17,8 @@ from belljar.errors import BelljarError, CopyRefused, InvalidArgument, KernelDie
 from belljar.kernels.base import Asleep, Kernel
 from belljar.kernels.copies import Change
 from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
-from belljar.kernels.ipython import RUNNER, IPythonKernel, session_environment, start_ipython
+from belljar.kernels.ipython import IPythonKernel, start_ipython
+from belljar.kernels.launching import RUNNER, session_environment
 from belljar.kernels.nursery import Nursery, Zygote
 from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.base import Branch, Branching, Identity, Limits, Provider, Sandbox, SandboxSpec

@@ -187,6 +187,13 @@ class Journal:
         ):
             yield _record(row)
 
+    def timeline(self, session_id: str, most: int) -> list[str]:
+        """The last executions of a session that were not taken back, in order."""
+        query = (
+            "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NULL ORDER BY submitted_at DESC LIMIT ?"
+        )
+        return [row[0] for row in self.rows(query, (session_id, most))][::-1]
+
     def events(self, execution_id: str, since: int = 0) -> Iterator[OutputEvent]:
         """What an execution said after event number `since`."""
         for sequence, kind, text, data in self._connection.execute(

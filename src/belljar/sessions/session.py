@@ -30,6 +30,7 @@ Outcome = TypeVar("Outcome")
 
 MEBIBYTE = 1024 * 1024
 KEPT_EXECUTIONS = 50
+TAKEN_BACK_MOST = 1_000
 IDLE_S = 0.02
 # Of a number of executions; more would be an id, or meant to be a nuisance.
 MOST_DIGITS = 9
@@ -83,7 +84,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tasks_aside: set[asyncio.Task[Any]] = set()
         self._timeline: list[str] = []
-        """Executions that were not taken back, in order."""
+        """The last executions that were not taken back, in order."""
         self._is_closed = False
         self._count = 0
         self._created_at = time.time()
@@ -139,6 +140,7 @@ class Session:
     def begin(self, execution: Execution) -> None:
         """Its turn has come. One that waits is not part of what can be taken back: it will run all the same."""
         self._timeline.append(execution.id)
+        del self._timeline[:-TAKEN_BACK_MOST]
         self.life.checkpoints.begin(execution.id, execution.number)
 
     def execution(self, execution_id: str) -> Execution | None:
@@ -224,7 +226,7 @@ class Session:
         """It was asleep on disk: what it was goes on, with the first kernel."""
         self._created_at = entry.created_at
         self._count = entry.executions
-        self._timeline = [record.id for record in self.journal.of_session(self.id) if not record.is_undone]
+        self._timeline = self.journal.timeline(self.id, TAKEN_BACK_MOST)
         self._is_noticed = True
         self.life.variables = entry.variables
         self.life.waking = Waking(self.folders, entry)

@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack
 from belljar.errors import KernelDied
 from belljar.kernels.base import Completion
 from belljar.kernels.imports import ImportProof, proof_expression, read_proof
-from belljar.kernels.ipython import EXIT_GRACE_S, cause_of, plain_text
+from belljar.kernels.ipython import EXIT_GRACE_S, plain_text
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
+from belljar.kernels.launching import cause_of
 from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,

@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from belljar.errors import KernelDied, KernelStartFailed
-from belljar.kernels.ipython import cause_of
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.kernel import JupyterKernel
 from belljar.kernels.jupyter.meeting import Meeting
 from belljar.kernels.jupyter.messages import Seal
 from belljar.kernels.jupyter.specs import KernelSpec
 from belljar.kernels.jupyter.zmtp import Connection, SocketType, open_connection
+from belljar.kernels.launching import cause_of
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 
 _WORDS_BYTES = 2_000

@@ -33,6 +33,7 @@ from .traces import no_traces
 NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
 
 MAX_VARIABLES = 200
+LONGEST_NAME = 200
 
 
 class Runner:
@@ -305,7 +306,11 @@ class Runner:
 
     def _variables(self) -> list[str]:
         hidden = self.shell.user_ns_hidden
-        names = (name for name in self.shell.user_ns if name not in hidden and not name.startswith("_"))
+        names = (
+            name
+            for name in self.shell.user_ns
+            if name not in hidden and not name.startswith("_") and len(name) <= LONGEST_NAME
+        )
         return list(itertools.islice(names, MAX_VARIABLES))
 
     def _on_rehearse(self, message: dict[str, Any]) -> None:
