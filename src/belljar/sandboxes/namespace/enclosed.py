@@ -131,6 +131,7 @@ class NamespaceProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_PATIENCE_S):
                     await (self._has_ended.wait() if self._has_ended else wait_readable(self.first))
+            asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
             self.first = None
             if self._hops:
