@@ -7,7 +7,7 @@ import typer
 _INTRODUCTION = """\
 # Settings
 
-<!-- Made by `belljar reference`; change src/belljar/settings.py instead. -->
+<!-- Made by `belljar reference`; change src/belljar/settings/table.py instead. -->
 
 Every setting can come from four places. A later one wins over an earlier one:
 

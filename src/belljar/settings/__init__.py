@@ -1,0 +1,100 @@
+"""The settings in force, and where each came from. `table.py` has them all; `sources.py` where they are read."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+
+from belljar.errors import SettingsError
+from belljar.settings import sources, words
+from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
+from belljar.settings.kinds import NONE
+from belljar.settings.sources import CONFIG_FILE, config_files, flag, variable
+from belljar.settings.table import MEBIBYTE, Settings
+
+__all__ = [
+    "CONFIG_FILE",
+    "MEBIBYTE",
+    "NONE",
+    "ApiKey",
+    "SettingOrigin",
+    "Settings",
+    "allowed",
+    "config_files",
+    "default",
+    "explain",
+    "flag",
+    "given_flags",
+    "hash_key",
+    "is_key_name",
+    "load_settings",
+    "parse_key",
+    "unknown_variables",
+    "variable",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingOrigin:
+    """One line of `belljar config`; `origin` is "default", a file, a variable or a flag."""
+
+    name: str
+    value: JsonValue
+    origin: str
+    description: str
+
+
+def load_settings(flags: Mapping[str, object] = {}) -> Settings:
+    """The settings in force; a flag that is None was not given, unless it is a limit: then there is none."""
+    given = given_flags(flags)
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise _explained(error, given) from None
+
+
+def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
+    """Every setting with its value, secrets masked, and where the value came from."""
+    settings = load_settings(flags)
+    layers = [sources.Layer(given_flags(flags), flag), *sources.layers(Settings)]
+    return [
+        SettingOrigin(name, words.shown(getattr(settings, name)), _origin(name, layers), field.description or "")
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def _origin(name: str, layers: list[sources.Layer]) -> str:
+    return sources.winner(name, layers)[1]
+
+
+def given_flags(flags: Mapping[str, object]) -> dict[str, Any]:
+    """Those that say something: None does of limits only."""
+    return {name: value for name, value in flags.items() if value is not None or words.may_be_none(Settings, name)}
+
+
+def allowed(name: str) -> str:
+    """What a setting takes, in words."""
+    return words.allowed(Settings, name)
+
+
+def default(name: str) -> str:
+    """What a setting is when nothing sets it, in Markdown and without this machine's paths."""
+    return words.default(Settings, name)
+
+
+def unknown_variables() -> list[str]:
+    """Variables that look like settings and are none: likely a slip of the pen."""
+    known = {variable(name) for name in Settings.model_fields} | {sources.CONFIG_VARIABLE}
+    return sorted(name for name in os.environ if name.startswith(sources.PREFIX) and name not in known)
+
+
+def _explained(error: ValidationError, flags: dict[str, Any]) -> SettingsError:
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    value, origin = sources.winner(name, [sources.Layer(flags, flag), *sources.layers(Settings)])
+    if first["type"] == "extra_forbidden":
+        return words.unknown(Settings, name, origin)
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+    return words.unusable(Settings, name, value, origin, reason)

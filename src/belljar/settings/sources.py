@@ -1,0 +1,123 @@
+"""Where values come from, lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or
+`BELLJAR_CONFIG`), `BELLJAR_*` variables, flags. It knows the names and types of a table, not what they are for.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
+
+from belljar.errors import SettingsError
+from belljar.settings.keys import is_hashed
+from belljar.settings.kinds import NONE
+from belljar.settings.words import Table, kind, may_be_none, unknown, unusable
+
+CONFIG_FILE = "belljar.toml"
+PREFIX = "BELLJAR_"
+CONFIG_VARIABLE = "BELLJAR_CONFIG"
+
+_FLAGS = {"surfaces": "--surface"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One source: what it sets, and how it is called for each name."""
+
+    values: dict[str, Any]
+    origin: Callable[[str], str]
+
+
+class _Environment(EnvSettingsSource):
+    """Lists are separated by commas rather than written in JSON, and `LOG_LEVEL` stands in for ours."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()]
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        if fallback := self.env_vars.get("log_level"):
+            values.setdefault("log_level", fallback)
+        return values
+
+    def origin(self, name: str) -> str:
+        own = variable(name)
+        return own if own.lower() in self.env_vars else "LOG_LEVEL"
+
+
+def layers(table: Table) -> list[Layer]:
+    """The sources below the flags, highest first."""
+    environment = _Environment(table)
+    files = [path for path in config_files() if _is_wanted(path)]
+    return [Layer(environment(), environment.origin), *(_file_layer(table, path) for path in files)]
+
+
+def config_files() -> list[Path]:
+    """The files that are looked for, highest first; they need not exist."""
+    chosen = os.environ.get(CONFIG_VARIABLE)
+    nearest = Path(chosen).expanduser() if chosen else Path(CONFIG_FILE)
+    return [nearest.absolute(), platformdirs.user_config_path("belljar") / CONFIG_FILE]
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    """The flag of a setting, on the commands that take it."""
+    return _FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def winner(name: str, layers: list[Layer]) -> tuple[Any, str]:
+    """The value that won, as it was before it was checked, and its origin."""
+    for layer in layers:
+        if name in layer.values:
+            return layer.values[name], layer.origin(name)
+    return None, "default"
+
+
+def _is_wanted(path: Path) -> bool:
+    """Whether a file is there; a folder that we may not look into has none for us, unless it was asked for."""
+    try:
+        if path.exists():
+            return True
+    except PermissionError:
+        pass
+    if os.environ.get(CONFIG_VARIABLE) and path == config_files()[0]:
+        raise SettingsError(
+            f"{path}, named by {CONFIG_VARIABLE}, does not exist", hint=f"Make it, or unset {CONFIG_VARIABLE}"
+        )
+    return False
+
+
+def _file_layer(table: Table, path: Path) -> Layer:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}", hint="Write one `name = value` a line") from error
+    for name, value in values.items():
+        _check_from_file(table, name, value, str(path))
+    return Layer(values, lambda _: str(path))
+
+
+def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:
+    """A variable is text whatever it sets; a file has types, and they must be right."""
+    if name not in table.model_fields:
+        raise unknown(table, name, origin)
+    written_as = kind(table.model_fields[name].annotation)
+    fitting = {int, float} if written_as is float else {written_as}
+    if type(value) not in fitting and not (value == NONE and may_be_none(table, name)):
+        raise unusable(table, name, value, origin, "it has the wrong type")
+    if name == "api_keys" and not all(isinstance(entry, str) and is_hashed(entry) for entry in value):
+        raise SettingsError(
+            f"api_keys in {origin} holds a key in plain text",
+            hint="Run `belljar key` and put the line it prints there: NAME:sha256:HEX",
+        )

@@ -1,0 +1,227 @@
+"""The settings: one table. The code, `belljar config` and the reference page all read it.
+
+Nothing here knows where values come from or what a setting is for.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from belljar.settings.keys import checked_key
+from belljar.settings.kinds import (
+    Count,
+    Directory,
+    Seconds,
+    Share,
+    checked_address,
+    checked_image,
+    checked_module,
+    checked_rule,
+    level_name,
+    limit,
+    user_data,
+    user_downloads,
+    with_checkpoints,
+    within_sessions,
+)
+from belljar.settings.sources import PREFIX, layers
+
+MEBIBYTE = 1024 * 1024
+
+
+class Settings(BaseSettings):
+    """The table. `Settings(**flags)` reads every source; prefer `load_settings`, whose errors name the source."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    sandbox: Literal["namespace", "container", "gvisor", "microvm", "process"] = Field(
+        "namespace",
+        description="How sessions are sealed off: Linux namespaces, containers of docker or podman, gVisor's own "
+        "kernel, virtual machines of microsandbox, or plain processes that isolate nothing.",
+    )
+    runsc: str = Field("runsc", description="gVisor's program for the `gvisor` sandbox: a name on the PATH, or a path.")
+    container_engine: Literal["auto", "podman", "docker"] = Field(
+        "auto", description="What makes the containers of the `container` sandbox: `auto` takes the first that answers."
+    )
+    container_image: Annotated[str, AfterValidator(checked_image)] = Field(
+        "belljar:latest",
+        description="The image of those containers, a Linux with glibc; it has to be there, nothing is ever pulled.",
+        json_schema_extra={"allowed": "the name of an image"},
+    )
+    environment: str = Field(
+        "default",
+        description="Where the code of sessions runs: `default` (the managed science environment), the path of a "
+        "virtual environment or interpreter, or `kernel:NAME` for an installed Jupyter kernel.",
+    )
+    data_directory: Directory = Field(
+        default_factory=user_data,
+        description="Where sessions, their files and managed environments are kept.",
+        json_schema_extra={"default": "`belljar` in the user's data folder (Linux: `~/.local/share/belljar`)"},
+    )
+    download_directory: Directory = Field(
+        default_factory=user_downloads,
+        description="Where `download_file` saves what it is asked to save.",
+        json_schema_extra={"default": "`belljar` in the user's downloads folder (`~/Downloads/belljar`)"},
+    )
+    surfaces: list[Literal["interpreter"]] = Field(
+        ["interpreter"], min_length=1, description="The sets of tools that clients see."
+    )
+    http: Annotated[str, AfterValidator(checked_address)] = Field(
+        "",
+        description="Serve streamable HTTP at this `HOST:PORT`; empty means stdio.",
+        json_schema_extra={"allowed": "HOST:PORT, or empty text"},
+    )
+    api_keys: list[Annotated[SecretStr, AfterValidator(checked_key)]] = Field(
+        [],
+        description="Bearer keys that HTTP accepts: `KEY`, `NAME:KEY` or `NAME:sha256:HEX`; a file may hold the "
+        "hashed form only, as `belljar key` prints it.",
+        json_schema_extra={"allowed": "a list of KEY, NAME:KEY or NAME:sha256:HEX"},
+    )
+    oauth_issuer: str = Field("", description="Accept OAuth access tokens of this issuer (a URL).")
+    oauth_audience: str = Field(
+        "", description="This server's own canonical URL, which tokens must be meant for, like `https://host/mcp`."
+    )
+    oauth_jwks_url: str = Field(
+        "", description="Where the issuer's signing keys are; empty means what the issuer's metadata says."
+    )
+    oauth_scopes: list[str] = Field([], description="Scopes that every token must carry.")
+    allowed_hosts: list[str] = Field(
+        [], description="`Host` headers accepted beside those of the address that is served."
+    )
+    allowed_origins: list[str] = Field([], description="`Origin` headers accepted from browsers.")
+    metrics: Literal["off", "local", "open"] = Field(
+        "local",
+        description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
+        "any are set up), or everyone who can connect.",
+    )
+    egress: list[Annotated[str, AfterValidator(checked_rule)]] = Field(
+        [],
+        description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "
+        "package index that pip and uv are configured for; none by default.",
+        json_schema_extra={"allowed": 'a list of HOST:PORT, *.DOMAIN:PORT or "packages"'},
+    )
+    egress_allow_private: bool = Field(
+        False,
+        description="Whether an allowed host may have a private address, for sites whose mirrors do; link-local and "
+        "metadata addresses are never reached.",
+    )
+    session_idle_s: Seconds = Field(
+        1800, description="A session that nothing used for this long expires; never while something runs."
+    )
+    sweep_interval_s: Seconds = Field(30, description="How often expired sessions are looked for.")
+    max_sessions: int = Field(64, ge=1, description="Sessions that may be alive at once.")
+    max_running: int = Field(
+        64, ge=1, description="Executions that may run at once in all sessions; the others wait, fairly between owners."
+    )
+    max_waiting: int = Field(1_000, ge=1, description="Executions that may wait to run; more are refused as busy.")
+    memory_headroom_mb: int = Field(
+        256, ge=1, description="Memory of the machine that stays free: below it no session or kernel is started."
+    )
+    max_queue: int = Field(32, ge=1, description="Executions that may wait in one session.")
+    fork_start: bool = Field(
+        True, description="Start sessions as forks of a process that has everything imported, where the sandbox can."
+    )
+    preload: list[Annotated[str, AfterValidator(checked_module)]] = Field(
+        ["numpy", "pandas", "matplotlib.pyplot"],
+        description="Modules that this process imports before any session needs them; those not installed are skipped.",
+        json_schema_extra={"allowed": "a list of module names"},
+    )
+    pool_size: Annotated[int, AfterValidator(within_sessions)] = Field(
+        1, ge=0, description="Sessions kept ready before anyone asks for them; 0 starts each when it is asked for."
+    )
+    checkpoints: int = Field(
+        3, ge=0, description="Earlier states of a session that it can be rewound to; 0 keeps none."
+    )
+    checkpoint_memory_mb: int = Field(
+        1_024,
+        ge=1,
+        description="Memory that the earlier states of one session may hold; the oldest are dropped over it.",
+    )
+    checkpoint_disk_mb: int = Field(
+        1_024, ge=1, description="Disk that the earlier files of one session may take; over it files are not rewound."
+    )
+    on_death: Annotated[Literal["fresh", "rewind"], AfterValidator(with_checkpoints)] = Field(
+        "fresh",
+        description="What follows when a session's process dies: `fresh` starts an empty one and names what was lost, "
+        "`rewind` goes back to the state before the cell that killed it.",
+    )
+    hibernate: bool = Field(
+        True, description="Keep sessions on disk when they expire or the server stops; the next call wakes them."
+    )
+    keep_days: float = Field(7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept.")
+    execution_timeout_s: Seconds = Field(
+        600, description="A cell that runs longer is interrupted, unless its call says otherwise."
+    )
+    interrupt_grace_s: Seconds = Field(
+        5, description="A cell that ignores its interrupt for this long is killed with its process."
+    )
+    memory_mb: Annotated[Count, limit(64, 1_048_576 * 16)] = Field(
+        2048,
+        description="Memory that all processes of a session may use together, swap included; what goes beyond it is "
+        "killed, and the result says `out_of_memory`.",
+        json_schema_extra={"allowed": 'a whole number of megabytes from 64, or "none" for no limit'},
+    )
+    cpus: Annotated[Share, limit(0.05, 4096)] = Field(
+        None,
+        description="Processors that a session may keep busy, fractions allowed; code inside sees that many.",
+        json_schema_extra={"allowed": 'a number from 0.05, or "none" for all of them'},
+    )
+    max_processes: Annotated[Count, limit(16, 4_194_304)] = Field(
+        256,
+        description="Processes and threads that a session may have at once; three of them are the sandbox's own.",
+        json_schema_extra={"allowed": 'a whole number from 16, or "none" for no limit'},
+    )
+    disk_mb: Annotated[Count, limit(1, 1_048_576 * 1024)] = Field(
+        2048,
+        description="What a session may keep in its folder; a cell that goes beyond it is interrupted, uploads are "
+        "refused, and no single file can become larger.",
+        json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
+    )
+    temporary_mb: Annotated[Count, limit(1, 1_048_576 * 16)] = Field(
+        512,
+        description="Size of `/tmp`, of the home folder and of `/dev/shm`, each; what is in them counts as memory.",
+        json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
+    )
+    max_open_files: Annotated[Count, limit(64, 1_073_741_816)] = Field(
+        1024,
+        description="Files and sockets that one process of a session may have open.",
+        json_schema_extra={"allowed": 'a whole number from 64, or "none" for no limit of ours'},
+    )
+    start_timeout_s: Seconds = Field(60, description="How long a kernel may take to get ready.")
+    output_budget_chars: int = Field(
+        20_000, ge=200, description="Characters of output in one answer; the rest is kept behind a link."
+    )
+    output_cap_bytes: int = Field(
+        256 * MEBIBYTE, ge=1, description="Output kept of one execution; what comes after it is counted and dropped."
+    )
+    image_budget_bytes: int = Field(
+        700_000, ge=1, description="Bytes of images in one answer; larger ones are scaled down, the original linked."
+    )
+    structured: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, which several "
+        "clients would drop.",
+    )
+    max_code_bytes: int = Field(MEBIBYTE, ge=1, description="The longest code one call may bring.")
+    max_upload_bytes: int = Field(100 * MEBIBYTE, ge=1, description="The largest file one call may bring.")
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(level_name)] = Field(
+        "INFO", description="How much is logged to stderr; `LOG_LEVEL` works too."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="What the lines of the log are: text for people, or JSON objects for programs."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the layers below them."""
+        return (init_settings, *(InitSettingsSource(cls, layer.values) for layer in layers(cls)))

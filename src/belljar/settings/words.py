@@ -1,0 +1,90 @@
+"""What is said of settings: the values they take, and why one cannot be used."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_origin
+
+from pydantic import JsonValue, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from belljar.errors import SettingsError
+from belljar.settings.keys import MASK, masked
+from belljar.settings.kinds import NONE
+
+Table = type[BaseSettings]
+
+
+def allowed(table: Table, name: str) -> str:
+    """What a setting takes, in words."""
+    field = table.model_fields[name]
+    return _note(field, "allowed") or _allowed_type(field.annotation) + _bounds(field)
+
+
+def default(table: Table, name: str) -> str:
+    """What a setting is when nothing sets it, in Markdown and without this machine's paths."""
+    field = table.model_fields[name]
+    return _note(field, "default") or f"`{json.dumps(shown(field.get_default()))}`"
+
+
+def unknown(table: Table, name: str, origin: str) -> SettingsError:
+    """The error of a name that no setting has."""
+    near = difflib.get_close_matches(name, table.model_fields, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "`belljar config` lists every setting"
+    return SettingsError(f"unknown setting {name} from {origin}", hint=hint)
+
+
+def unusable(table: Table, name: str, value: object, origin: str, reason: str) -> SettingsError:
+    """The error of a value that a setting does not take."""
+    shown = MASK if name == "api_keys" else json.dumps(value, default=str, ensure_ascii=False)
+    return SettingsError(f"{name} = {shown} from {origin}: {reason}", hint=f"{name} takes {allowed(table, name)}")
+
+
+def shown(value: Any) -> JsonValue:
+    """A value as it may be printed: secrets are masked."""
+    if isinstance(value, list):
+        return [shown(item) for item in cast("list[Any]", value)]
+    if value is None:
+        return NONE
+    if isinstance(value, SecretStr):
+        return masked(value.get_secret_value())
+    return str(value) if isinstance(value, Path) else value
+
+
+def may_be_none(table: Table, name: str) -> bool:
+    """Whether a setting is a limit that there need not be."""
+    return name in table.model_fields and type(None) in get_args(table.model_fields[name].annotation)
+
+
+def kind(annotation: Any) -> type:
+    """What a file writes it as: list, bool, int, float, or else text."""
+    if get_origin(annotation) is list:
+        return list
+    if type(None) in get_args(annotation):
+        (annotation,) = (kind for kind in get_args(annotation) if kind is not type(None))
+    return annotation if annotation in (bool, int, float) else str
+
+
+def _allowed_type(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(annotation))
+    if get_origin(annotation) is list:
+        (item,) = get_args(annotation)
+        return f"a list of {_allowed_type(item)}" if get_origin(item) is Literal else "a list of text"
+    return {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}.get(annotation, "text")
+
+
+def _bounds(field: FieldInfo) -> str:
+    words = {"ge": ", at least", "gt": ", above"}
+    return "".join(
+        f"{text} {getattr(bound, name)}"
+        for bound in field.metadata
+        for name, text in words.items()
+        if hasattr(bound, name)
+    )
+
+
+def _note(field: FieldInfo, name: str) -> str:
+    extra = field.json_schema_extra
+    return str(cast("dict[str, object]", extra).get(name, "")) if isinstance(extra, dict) else ""
