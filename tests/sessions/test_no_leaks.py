@@ -244,7 +244,10 @@ async def rounds(runtime: Runtime, count: int) -> None:
 
 
 async def quiet(runtime: Runtime) -> Holdings:
-    """Counts that no longer change."""
+    """Counts that no longer change, with everything ready that is kept ready."""
+    async with asyncio.timeout(30):
+        while not runtime.sessions.pool.is_full:
+            await asyncio.sleep(0.02)
     found = holdings(runtime)
     while (again := await settled(runtime, found)) != found:
         found = again

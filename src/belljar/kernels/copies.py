@@ -165,12 +165,13 @@ async def ask_for_copy(
     kept.close_child_end()
 
 
-async def show_in(copy: Wire, branch: Branch, sandbox: Sandbox, *, is_session: bool) -> None:
-    """Open a branch, which `sandbox` is to the kernel, and have the copy that was asked for enter it.
+async def show_in(copy: Wire, branch: Branch, sandbox: Sandbox, *, is_session: bool, is_held: bool = False) -> None:
+    """Open a branch, which `sandbox` is to the kernel, unless it is held open, and have the copy enter it.
 
-    Asked for first: the process is forked while bubblewrap makes the sandbox, which takes as long.
+    The copy was asked for first: it is forked while bubblewrap makes the sandbox, which takes as long.
     """
-    await _hold(sandbox)
+    if not is_held:
+        await hold(sandbox)
     entrance = branch.entrance()
     user = entrance.identity
     message = {"flags": entrance.flags, "uid": user.uid, "gid": user.gid}
@@ -178,7 +179,7 @@ async def show_in(copy: Wire, branch: Branch, sandbox: Sandbox, *, is_session: b
     await copy.send(message, [entrance.holder, *(() if is_session else entrance.groups)])
 
 
-async def _hold(sandbox: Sandbox) -> None:
+async def hold(sandbox: Sandbox) -> None:
     """Open a sandbox and keep it open, with nothing inside yet."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

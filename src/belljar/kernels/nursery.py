@@ -71,14 +71,16 @@ class Zygote:
         """Whether it can still fork."""
         return not self._wire.is_hung_up()
 
-    async def fork(self, branch: Branch, sandbox: Sandbox, environment: Environment, change: Change) -> IPythonKernel:
-        """A fresh kernel in the branch; `sandbox` is the same one, as the kernel is to see it."""
+    async def fork(
+        self, branch: Branch, sandbox: Sandbox, environment: Environment, change: Change, *, is_held: bool
+    ) -> IPythonKernel:
+        """A fresh kernel in the branch; `sandbox` is the same one, as the kernel is to see it, maybe held open."""
         copy, kept = frames.Wire(), KeptProcess()
         try:
             async with self._forking:
                 self.forks += 1
                 await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True)
-            await show_in(copy, branch, sandbox, is_session=False)
+            await show_in(copy, branch, sandbox, is_session=False, is_held=is_held)
             kernel = await meet_copy(copy, kept, sandbox, environment)
             branch.admit(kept.pid)
         except BaseException:

@@ -20,6 +20,7 @@ from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launching import RUNNER, session_environment
 from belljar.kernels.nursery import Nursery, Zygote
+from belljar.kernels.rooms import Room
 from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.base import Branch, Branching, Identity, Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
@@ -74,6 +75,8 @@ class KernelStarter:
         self._folder = folder
         self._nurseries: dict[Path, Nursery] = {}
         self._environments: dict[str, asyncio.Task[Environment]] = {}
+        self._rooms: dict[str, Room] = {}
+        """Held open for sessions whose kernel has not been started yet."""
         self.workshop = Workshop(settings, provider)
 
     def check(self, name: str) -> None:
@@ -155,21 +158,40 @@ class KernelStarter:
         if name.startswith(KERNEL_PREFIX):
             return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
         environment = await self.environment(name)
+        room = await self._held_room(folders.session_id) or await self._open_room(environment, folders)
+        if (kernel := await self._forked(room, environment, folders)) is not None:
+            return kernel, "forked"
+        patience_s = self._settings.start_timeout_s
+        return await start_ipython(room.sandbox, environment, layer=folders.layer, start_timeout_s=patience_s), "cold"
+
+    # Rooms
+
+    async def prepare(self, name: str, folders: Folders) -> None:
+        """Hold a sandbox open for a session whose kernel is to be forked later, where `is_warm`."""
+        room = await self._open_room(await self.environment(name), folders)
+        await room.hold()
+        self._rooms[folders.session_id] = room
+
+    async def vacate(self, session_id: str) -> None:
+        """Close what was held open for a session; nothing was, once its kernel has started."""
+        if (room := self._rooms.pop(session_id, None)) is not None:
+            await room.sandbox.aclose()
+
+    async def _held_room(self, session_id: str) -> Room | None:
+        room = self._rooms.get(session_id)
+        if room is None or not room.can_be_entered:
+            await self.vacate(session_id)
+            return None
+        return self._rooms.pop(session_id)
+
+    async def _open_room(self, environment: Environment, folders: Folders) -> Room:
         spec = self._spec(folders, (*environment.readable, RUNNER, folders.layer))
         zygote = await self._zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
-        opened = branch or await self._provider.open(spec)
-        sandbox = await self._hatched(opened, folders, environment.python, environment)
-        if zygote is not None and branch is not None and zygote.is_warm:
-            change = Change(
-                environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
-                folder=sandbox.workspace,
-                threads=thread_count(spec.limits),
-            )
-            if (kernel := await self._forked(zygote, branch, sandbox, environment, change)) is not None:
-                return kernel, "forked"
-        patience_s = self._settings.start_timeout_s
-        return await start_ipython(sandbox, environment, layer=folders.layer, start_timeout_s=patience_s), "cold"
+        sandbox = await self._hatched(
+            branch or await self._provider.open(spec), folders, environment.python, environment
+        )
+        return Room(sandbox, zygote, branch)
 
     # Warm starts
 
@@ -263,12 +285,18 @@ class KernelStarter:
             log.warning("session %s starts cold: %s", spec.session_id, error, extra=ids)
             return None
 
-    async def _forked(
-        self, zygote: Zygote, branch: Branch, sandbox: Sandbox, environment: Environment, change: Change
-    ) -> Kernel | None:
+    async def _forked(self, room: Room, environment: Environment, folders: Folders) -> Kernel | None:
         """A kernel forked into its sandbox; None when a cold one must do."""
+        sandbox, zygote, branch = room.sandbox, room.zygote, room.branch
+        if zygote is None or branch is None or not room.can_be_entered:
+            return None
+        change = Change(
+            environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
+            folder=sandbox.workspace,
+            threads=thread_count(limits_of(self._settings)),
+        )
         try:
-            return await zygote.fork(branch, sandbox, environment, change)
+            return await zygote.fork(branch, sandbox, environment, change, is_held=room.is_held)
         except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
             # The zygote died, or its copy did: the next session gets another one.
             # Without its hint, which has the last words of the process.
@@ -316,6 +344,8 @@ class KernelStarter:
         for task in self._environments.values():
             task.cancel()
         await asyncio.gather(*self._environments.values(), return_exceptions=True)
+        for session_id in [*self._rooms]:
+            await self.vacate(session_id)
         for nursery in self._nurseries.values():
             await nursery.aclose()
 

@@ -58,7 +58,7 @@ class Registry:
         self._starter.check(name)
         asked_at = time.perf_counter()
         unborn = self.pool.take(name)
-        folders = unborn.folders if unborn else new_folders(self._folder, self._starter)
+        folders = unborn.folders if unborn else self._new_folders(name)
         session = self._open(folders, principal, name, reason)
         self._enter(session)
         if unborn is not None:
@@ -66,6 +66,9 @@ class Registry:
             measures.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
         measures.sessions_opened.add("new")
         return session
+
+    def _new_folders(self, environment: str) -> SessionFolders:
+        return self.pool.take_room(environment) or new_folders(self._folder, self._starter)
 
     def _check_room(self) -> None:
         if len(self._sessions) >= self.settings.max_sessions:
@@ -291,6 +294,7 @@ class Registry:
             return
         self._sessions.pop(session.id, None)
         report = await session.put_to_sleep(end)
+        await self._starter.vacate(session.id)
         self._release_identity(session)
         kept = f"{len(report.kept)} variables kept" if report else "its variables are lost"
         measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
@@ -304,6 +308,7 @@ class Registry:
     async def _end(self, session: Session, end: str) -> None:
         self._sessions.pop(session.id, None)
         await session.aclose()
+        await self._starter.vacate(session.id)
         await asyncio.to_thread(session.remove_files)
         self._release_identity(session)
         self.journal.forget_session(session.id)

@@ -130,7 +130,7 @@ class Settings(BaseSettings):
         json_schema_extra={"allowed": "a list of module names"},
     )
     pool_size: Annotated[int, AfterValidator(within_sessions)] = Field(
-        1, ge=0, description="Sessions kept ready before anyone asks for them; 0 starts each when it is asked for."
+        1, ge=0, description="Sessions kept ready before anyone asks for them; with 0, only an empty sandbox is."
     )
     checkpoints: int = Field(
         3, ge=0, description="Earlier states of a session that it can be rewound to; 0 keeps none."
