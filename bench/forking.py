@@ -38,6 +38,8 @@ SERVERS: dict[str, dict[str, str]] = {
     "without checkpoints": {"BELLJAR_POOL_SIZE": "0", "BELLJAR_CHECKPOINTS": "0", **ROOM},
 }
 
+Figures = list[float]
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -80,6 +82,8 @@ class Server:
 
 async def measure(stage: Stage) -> list[Figure]:
     """All servers side by side, so that each figure has its peer in the same minutes."""
+    # Before there are servers, which have the same libraries open: pages that are shared with them would not count.
+    alone, crowd = await _ipykernels_mb(stage, 1), await _ipykernels_mb(stage, stage.pick(12, 4))
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(_open(stage, variables)) for name, variables in SERVERS.items()
@@ -90,7 +94,7 @@ async def measure(stage: Stage) -> list[Figure]:
         on_demand, lean = servers["forked on demand"], servers["without checkpoints"]
         return [
             *await _first_cell(stage, servers),
-            *await _memory(stage, lean, on_demand),
+            *await _memory(stage, lean, on_demand, alone, crowd),
             *await _clone(stage, lean),
             await _rewind(stage, on_demand),
             *await _round_trip(stage, on_demand),
@@ -149,28 +153,33 @@ async def _cold_ipykernel(stage: Stage) -> float:
 # Memory
 
 
-async def _memory(stage: Stage, lean: Server, default: Server) -> list[Figure]:
+async def _memory(stage: Stage, lean: Server, default: Server, alone: Figures, crowd: Figures) -> list[Figure]:
     """Of ours: everything but the server, what sessions are forked from included, over the number of sessions."""
-    peer = statistics.median(await _ipykernels_mb(stage))
     count = stage.pick(100, 30)
-    figures: list[Figure] = []
+    note = f"{count} sessions, their zygote included; peer: "
+    one, many = f"{note}one ipykernel", f"{note}each of {len(crowd)} ipykernels"
+    held: dict[str, float] = {}
     for what, server in (("no checkpoints", lean), ("checkpoints on", default)):
         sessions = [await server.run(CELL) for _ in range(count)]
         if server is default:
             # A second cell, before which the state after the first is kept; the next is not due for a second.
             await asyncio.gather(*(server.run("1+1", session) for session in sessions))
-        ours = server.memory_mb() / count
+        held[f"PSS of an idle session, {what}"] = server.memory_mb() / count
         await server.clear(*sessions)
-        note = f"peer: ipykernel; {count} sessions, their zygote included"
-        target = MEMORY_TARGET if server is lean else None
-        figures.append(Figure("forking", f"PSS of an idle session, {what}", "MB", ours, peer, target, "gain", note))
-    return figures
+    (what, ours), (kept, more) = held.items()
+    single, each = alone[0], statistics.mean(crowd)
+    return [
+        Figure("forking", what, "MB", ours, single, MEMORY_TARGET, "gain", one),
+        Figure("forking", what, "MB", ours, each, None, "gain", many),
+        Figure("forking", kept, "MB", more, single, None, "gain", one),
+    ]
 
 
-async def _ipykernels_mb(stage: Stage) -> list[float]:
+async def _ipykernels_mb(stage: Stage, count: int) -> Figures:
+    """Of each of so many that have run the cell and share what they can."""
     trees: list[set[int]] = []
     async with AsyncExitStack() as stack:
-        for _ in range(stage.pick(3, 2)):
+        for _ in range(count):
             before = descendants(os.getpid())
             await (await stack.enter_async_context(open_ipykernel(stage))).execute(CELL)
             trees.append(descendants(os.getpid()) - before)
