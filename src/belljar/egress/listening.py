@@ -7,15 +7,28 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 
+@dataclass(slots=True)
+class Door:
+    """A listening socket beyond the end of a server, for whoever keeps it."""
+
+    descriptor: int = -1
+    """An earlier server's, to listen on; then, while it is served, the one to keep."""
+    is_left: bool = False
+    """Whether it stays when it is served no longer."""
+
+
 @asynccontextmanager
-async def serving(folder: Path, name: str, accept: Accept, *, limit: int) -> AsyncGenerator[None]:
+async def serving(
+    folder: Path, name: str, accept: Accept, *, limit: int, door: Door | None = None
+) -> AsyncGenerator[None]:
     """Answer on a UNIX socket of that name in the folder until the block ends; lines are up to `limit` bytes."""
-    with _listening(folder, name) as listener:
+    with _listening(folder, name, door or Door()) as listener:
         # Begun inside the block: a start that is cancelled would leave the loop a number that is somebody else's next.
         server = await asyncio.start_unix_server(accept, sock=listener, limit=limit, start_serving=False)
         try:
@@ -26,20 +39,25 @@ async def serving(folder: Path, name: str, accept: Accept, *, limit: int) -> Asy
 
 
 @contextmanager
-def _listening(folder: Path, name: str) -> Generator[socket.socket]:
+def _listening(folder: Path, name: str, door: Door) -> Generator[socket.socket]:
     """A socket that is gone afterwards. Only who may enter the folder can connect."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    is_kept = door.descriptor >= 0
+    with socket.socket(fileno=door.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
+        door.descriptor = listener.fileno()
         with _short(folder) as reachable:
-            listener.bind(str(reachable / name))
+            if not is_kept:
+                listener.bind(str(reachable / name))
             try:
-                # The session may have a uid of its own; the folder is closed to everyone else's.
-                (reachable / name).chmod(0o666)
-                listener.listen(128)
+                if not is_kept:
+                    # The session may have a uid of its own; the folder is closed to everyone else's.
+                    (reachable / name).chmod(0o666)
+                    listener.listen(128)
                 yield listener
             finally:
-                with contextlib.suppress(OSError):
-                    (folder / name).unlink()
+                if not door.is_left:
+                    with contextlib.suppress(OSError):
+                        (folder / name).unlink()
 
 
 class Conversations:

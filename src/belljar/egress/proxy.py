@@ -18,7 +18,7 @@ from pathlib import Path
 
 from belljar import measures
 from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
-from belljar.egress.listening import Conversations, serving
+from belljar.egress.listening import Conversations, Door, serving
 from belljar.egress.refusals import Refused
 from belljar.egress.rules import Rule, authority
 from belljar.egress.traffic import Traffic
@@ -185,12 +185,13 @@ async def open_proxy(
     rules: Sequence[Rule],
     judge: Judge,
     limits: ProxyLimits | None = None,
+    door: Door | None = None,
 ) -> AsyncGenerator[Proxy]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     limits = limits or ProxyLimits()
     proxy = Proxy(session_id, rules, judge, limits)
     try:
-        async with serving(folder, name, proxy.accept, limit=limits.head_bytes):
+        async with serving(folder, name, proxy.accept, limit=limits.head_bytes, door=door):
             yield proxy
     finally:
         await proxy.aclose()

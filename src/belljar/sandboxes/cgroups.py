@@ -19,8 +19,10 @@ from typing import Protocol
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.child import open_pidfd
 from belljar.sandboxes.hierarchy import LEAF, ControlGroups
+from belljar.supervisor import Deposit, Supervisor
 
 PREFIX = "belljar-"
+KEY = "groups"
 MEBIBYTE = 1024 * 1024
 
 _PERIOD_US = 100_000
@@ -284,6 +286,8 @@ class Groups:
         self._locks: list[int] = []
         self._living = 0
         self._made = 0
+        self._supervisor: Supervisor | None = None
+        self._readopted: set[Path] = set()
 
     @property
     def controllers(self) -> list[str]:
@@ -298,6 +302,7 @@ class Groups:
             return None
         if not self._locks and not self._is_opened():
             return None
+        self._deposit()
         self._made += 1
         name = f"{''.join(filter(str.isalnum, session_id))[:32]}-{self._made}"
         folders = {controller: place / self._run / name for controller, place in places.items()}
@@ -312,6 +317,39 @@ class Groups:
             self._forget()
             raise
         return group
+
+    # Groups that outlive their server
+
+    def keep_with(self, supervisor: Supervisor) -> None:
+        """Have the lock held beyond the end of this server; take over what an earlier one has left there."""
+        self._supervisor = supervisor
+        if supervisor.has(KEY):
+            deposit = supervisor.take(KEY)
+            self._run, self._locks = deposit.words["run"], deposit.descriptors
+            names = [folder.name for folder in self._left_there()]
+            self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)
+
+    def readopt(self, folders: dict[str, Path]) -> Group:
+        """A group of an earlier server's, which is ours to remove now."""
+        self._living += 1
+        self._readopted.update(folders.values())
+        return adopt(folders, is_unified=self._offer.is_unified)
+
+    def settle(self) -> None:
+        """All that was kept is readopted: what else an earlier server left there goes."""
+        for folder in self._left_there():
+            if folder not in self._readopted:
+                _clear(_Folders({"": folder}))
+        if self._locks and self._living == 0:
+            self._close()
+
+    def _left_there(self) -> list[Path]:
+        return [folder for place in set(self._places.values()) for folder in _below(place / self._run)]
+
+    def _deposit(self) -> None:
+        if self._supervisor is not None and not self._supervisor.has(KEY):
+            folders = [str(place / self._run) for place in set(self._places.values())]
+            self._supervisor.keep(KEY, Deposit({"run": self._run}, self._locks, folders=folders))
 
     async def remove(self, group: Group) -> None:
         """Kill whoever is left in a group of ours, and remove it."""
@@ -372,6 +410,8 @@ class Groups:
         for lock in self._locks:
             os.close(lock)
         self._locks = []
+        if self._supervisor is not None:
+            self._supervisor.drop(KEY)
 
 
 def _make_locked(folder: Path) -> int:

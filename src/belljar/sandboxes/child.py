@@ -13,8 +13,49 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
+
+
+class Started(Protocol):
+    """One started process, until it is released."""
+
+    pid: int
+
+    async def wait(self) -> int:
+        """Exit status when it ends; negative for a signal."""
+        ...
+
+    def kill_group(self) -> None:
+        """Send SIGKILL to it and to whoever stayed in its process group."""
+        ...
+
+    def release(self) -> None:
+        """Reap it, once it has ended; may be called twice."""
+        ...
+
+    def leave(self) -> None:
+        """Look at it no longer and let it live; may be called twice. For one whose parent is another process."""
+        ...
+
+
+class StartChild(Protocol):
+    """How a command is started: as a child of the server's, or of another's."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: str,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int],
+    ) -> Started:
+        """In a session and process group of its own; called from a coroutine."""
+        ...
 
 
 def start_child(
@@ -82,6 +123,9 @@ class Child:
             os.close(self._pidfd)
             self._pidfd = None
         self._process.wait()
+
+    def leave(self) -> None:
+        """Our own children end with us: there is no leaving them."""
 
     def _on_exit(self, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)

@@ -46,6 +46,10 @@ class Identities:
             hint="End sessions, or give the server's user namespace more users",
         )
 
+    def take_again(self, identity: Identity) -> None:
+        """One that an earlier server gave to a session that lives on."""
+        self._taken.add(identity.uid)
+
     def release(self, identity: Identity) -> None:
         """It may be given out again; may be called twice."""
         self._taken.discard(identity.uid)

@@ -12,6 +12,8 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Check, Incident, Limits
@@ -65,6 +67,16 @@ class Enforcer:
             ) from error
         return Enforcement(self.groups, group, limits, self._choose_processors(limits.cpus))
 
+    def readopt(self, words: dict[str, Any], limits: Limits) -> "Enforcement":
+        """What an earlier server has put into force, as it said in `Enforcement.words`."""
+        folders = {name: Path(folder) for name, folder in words["folders"].items()}
+        group = self.groups.readopt(folders) if folders else None
+        processors = Processors(frozenset(words["processors"]), self._pinned) if words["processors"] else None
+        enforcement = Enforcement(self.groups, group, limits, processors)
+        # Told by that server, or lost with it: they are not the next cell's.
+        enforcement.incidents()
+        return enforcement
+
     def _choose_processors(self, cpus: float) -> "Processors | None":
         """The processors that the fewest of our sessions are on."""
         if sys.platform != "linux":
@@ -105,6 +117,16 @@ class Enforcement:
         self._refused_forks = 0
         self._peak_bytes = 0
         self._told_bytes = 0
+
+    def words(self) -> dict[str, Any]:
+        """For a later server, which `Enforcer.readopt`s it."""
+        folders = {name: str(folder) for name, folder in self.group.folders.items()} if self.group else {}
+        return {"folders": folders, "processors": sorted(self._processors.numbers) if self._processors else []}
+
+    def leave(self) -> None:
+        """Let it stay in force without us."""
+        if self.group is not None:
+            self.group.release()
 
     def guarded(self, command: Sequence[str], *, waits: bool = False) -> list[str]:
         """The command, started so that it is in the group before its first instruction.

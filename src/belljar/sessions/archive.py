@@ -14,9 +14,11 @@ from urllib.parse import quote
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.outputs.displays import read_display
 from belljar.outputs.notebook import NotebookCell
-from belljar.sessions.journal import BUSY_S, VERSION, Journal
+from belljar.sessions.journal import Journal
 from belljar.sessions.recovery import KILLED
 from belljar.sessions.roll import Entry, Roll
+from belljar.sessions.schema import VERSION, version_of
+from belljar.sessions.transactions import LAST_BUSY_S
 
 _TOLD = 5
 
@@ -92,11 +94,11 @@ def _connect(path: Path) -> sqlite3.Connection:
     # unless one has left those files there already.
     is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     options = "immutable=1" if is_still else "mode=ro"
-    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None, timeout=BUSY_S)
+    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None, timeout=LAST_BUSY_S)
 
 
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = version_of(connection)
     if version != VERSION:
         age, action = (
             ("a later", "Upgrade belljar") if version > VERSION else ("an earlier", "Start `belljar serve` once")

@@ -1,73 +1,40 @@
 """What happened, on disk: executions, their numbered output events, their results.
 
 One SQLite file. Writing an event takes some 20 µs, so it happens on the event loop's thread, in order, with no queue
-between what a caller is told and what is kept. A finished execution is committed before anyone is told of it; what a
-running one says is committed within `COMMIT_S`.
+between what a caller is told and what is kept. An execution is committed before its code runs, before a caller is told
+of it and when it has ended; what a running one says within `COMMIT_S`, or before a caller is told.
 """
 
 import asyncio
 import json
-import logging
 import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from belljar import measures
-from belljar.errors import SettingsError
+from belljar.errors import Busy
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.sessions.schema import migrate
+from belljar.sessions.transactions import BUSY_S, LAST_BUSY_S, Transactions
 
-COMMIT_S = 0.05
-
-log = logging.getLogger(__name__)
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS executions (
-    id TEXT PRIMARY KEY,
-    session_id TEXT NOT NULL,
-    principal TEXT NOT NULL,
-    code TEXT NOT NULL,
-    submitted_at REAL NOT NULL,
-    result TEXT,
-    undone_at REAL,
-    key TEXT
-);
-CREATE UNIQUE INDEX IF NOT EXISTS executions_by_key ON executions (principal, key) WHERE key IS NOT NULL;
-CREATE INDEX IF NOT EXISTS executions_of_session ON executions (session_id, submitted_at);
-CREATE TABLE IF NOT EXISTS events (
-    execution_id TEXT NOT NULL,
-    sequence INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    text TEXT NOT NULL,
-    data TEXT NOT NULL,
-    PRIMARY KEY (execution_id, sequence)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT PRIMARY KEY,
-    principal TEXT NOT NULL,
-    environment TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    run TEXT NOT NULL,
-    state TEXT NOT NULL,
-    created_at REAL NOT NULL,
-    used_at REAL NOT NULL,
-    executions INTEGER NOT NULL DEFAULT 0,
-    variables TEXT NOT NULL DEFAULT '[]',
-    unkept TEXT NOT NULL DEFAULT '[]',
-    end TEXT NOT NULL DEFAULT ''
-);
-"""
-# Raised with every change of the schema; `_migrate` has a step for each.
-VERSION = 1
-# Another server may be writing: its transactions last no longer than COMMIT_S.
-BUSY_S = 5.0
 PROBE_S = 1.0
+# Written since it was last measured: then the bound on its size is looked at, however soon that is.
+LOOK_BYTES = 8 * 1024 * 1024
+# The file beside the journal is cut down to this once all of it is in the journal.
+WAL_BYTES = 16 * 1024 * 1024
+# That waits for the disk, on the event loop's thread: seldom.
+CHECKPOINT_PAGES = 4_000
+_BEGIN = "INSERT INTO executions (id, session_id, principal, code, submitted_at, key) VALUES (?, ?, ?, ?, ?, ?)"
+_APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
+_FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
+_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at FROM executions"
+UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +48,30 @@ class Record:
     result: ExecutionResult | None
     is_undone: bool = False
     """Its session was rewound to before it."""
+    has_begun: bool = False
+    """Its code may have run; before that it waited for its turn."""
 
 
 class Journal:
     """Open for the life of the runtime."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self._path = path
+        self.path = path
         self._connection = connection
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_failing = False
+        self._changes = Transactions(connection)
+        self._cut: set[str] = set()
+        """Executions whose output is dropped while too much waits to be written."""
+        self._grown_bytes = 0
+        self.has_grown = asyncio.Event()
+        """Set when so much was written that its size should be looked at."""
 
     def write(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows within the open transaction; returns how many. Nothing is kept while the disk refuses."""
-        try:
-            if not self._connection.in_transaction:
-                self._connection.execute("BEGIN")
-                self._timer = asyncio.get_running_loop().call_later(COMMIT_S, self.commit)
-            return self._connection.execute(statement, values).rowcount
-        except sqlite3.Error as error:
-            self._give_up(error)
-            return 0
+        """Change rows within the open transaction; returns how many, 0 where that waits for a disk that refuses."""
+        return self._changes.write(statement, values)
+
+    def write_now(self, statement: str, values: tuple[object, ...]) -> int:
+        """Change rows for good, or refuse as busy."""
+        return self._changes.write_now(statement, values)
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """What a query finds."""
@@ -109,58 +79,67 @@ class Journal:
 
     def commit(self) -> None:
         """Make what was written visible to other readers, and safe from the end of this process."""
-        self._stop_timer()
-        if not self._connection.in_transaction:
-            return
-        try:
-            self._connection.execute("COMMIT")
-            self._is_failing = False
-        except sqlite3.Error as error:
-            self._give_up(error)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self, error: sqlite3.Error) -> None:
-        """A full disk must not take results with it: callers are still told, only nothing is kept meanwhile."""
-        self._stop_timer()
-        measures.journal_failures.add()
-        with suppress(sqlite3.Error):
-            self._connection.rollback()
-        if not self._is_failing:
-            log.error("the journal cannot be written, so executions are not kept: %s", error)
-        self._is_failing = True
+        self._changes.commit()
 
     def close(self) -> None:
         """Let go of the file."""
-        self._stop_timer()
-        self._connection.close()
+        self._changes.close()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether what should be kept waits in memory for a disk that refuses."""
+        return self._changes.is_failing
+
+    def check_room(self) -> None:
+        """Refuse another execution while too much waits to be written."""
+        if self._changes.is_full:
+            raise Busy(
+                "the journal cannot be written, and no more executions can wait in memory to be kept",
+                hint="Try again in 30 seconds; the server's operator finds the reason in its log",
+            )
 
     def begin(self, record: Record, submitted_at: float, key: str = "") -> None:
         """An execution was submitted, under a key of its submitter's if it has one."""
-        self.write(
-            "INSERT INTO executions (id, session_id, principal, code, submitted_at, key) VALUES (?, ?, ?, ?, ?, ?)",
-            (record.id, record.session_id, record.principal, record.code, submitted_at, key or None),
-        )
+        values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None)
+        if not self.write(_BEGIN, values) and not self._changes.is_failing:
+            raise Busy(
+                "another server is at work on an execution with this idempotency_key", hint="Make the same call again"
+            )
+        if key:  # another server must find it; else whoever is told of it, or runs it, commits
+            self.commit()
+
+    def start(self, execution_id: str) -> None:
+        """Its code is about to run."""
+        self.write("UPDATE executions SET started_at = ? WHERE id = ?", (time.time(), execution_id))
+        self.commit()
 
     def find_key(self, principal: str, key: str) -> str | None:
         """The execution that this principal submitted under a key."""
+        for execution_id, _, owner, _, _, known in self._changes.values_of(_BEGIN):
+            if (owner, known) == (principal, key):
+                return execution_id
         query = "SELECT id FROM executions WHERE principal = ? AND key = ?"
         row = next(self.rows(query, (principal, key)), None)
         return row[0] if row else None
 
     def append(self, execution_id: str, event: OutputEvent) -> None:
         """An execution said something."""
-        self.write(
-            "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
-            (execution_id, event.sequence, event.kind, event.text, json.dumps(event.data)),
-        )
+        if self._changes.is_full:
+            if execution_id in self._cut:
+                return
+            self._cut.add(execution_id)
+            event = OutputEvent(sequence=event.sequence, kind="notice", text=UNKEPT)
+        elif self._cut and not self._changes.is_failing:
+            self._cut.clear()
+        self.write(_APPEND, (execution_id, event.sequence, event.kind, event.text, json.dumps(event.data)))
+        self._grown_bytes += len(event.text)
+        if self._grown_bytes > LOOK_BYTES:
+            self._grown_bytes = 0
+            self.has_grown.set()
 
-    def finish(self, result: ExecutionResult) -> None:
-        """An execution is over."""
-        self.write("UPDATE executions SET result = ? WHERE id = ?", (result.model_dump_json(), result.execution_id))
+    def finish(self, result: ExecutionResult, *, output_bytes: int = 0, display_bytes: int = 0) -> None:
+        """An execution is over; its output takes so many bytes here, and its displays so many beside."""
+        self.write(_FINISH, (result.model_dump_json(), output_bytes, display_bytes, result.execution_id))
         self.commit()
 
     def undo(self, execution_ids: Sequence[str]) -> None:
@@ -173,25 +152,26 @@ class Journal:
         """One execution by its id."""
         if not execution_id.isascii():  # SQLite would refuse a lone surrogate by raising
             return None
-        row = self._connection.execute(
-            "SELECT id, session_id, principal, code, result, undone_at FROM executions WHERE id = ?", (execution_id,)
-        ).fetchone()
+        row = self._connection.execute(f"{_RECORD} WHERE id = ?", (execution_id,)).fetchone()
+        for values in self._changes.values_of(_BEGIN):
+            row = (*values[:4], None, None, None) if values[0] == execution_id else row
+        for result, _, _, finished in self._changes.values_of(_FINISH):
+            row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None
 
     def of_session(self, session_id: str) -> Iterator[Record]:
         """A session's executions in the order they were submitted."""
-        for row in self._connection.execute(
-            "SELECT id, session_id, principal, code, result, undone_at FROM executions "
-            "WHERE session_id = ? ORDER BY submitted_at",
-            (session_id,),
-        ):
+        for row in self._connection.execute(f"{_RECORD} WHERE session_id = ? ORDER BY rowid", (session_id,)):
             yield _record(row)
+
+    def unfinished(self, session_id: str) -> list[Record]:
+        """Those of them that have no result."""
+        query = f"{_RECORD} WHERE session_id = ? AND result IS NULL ORDER BY rowid"
+        return [_record(row) for row in self.rows(query, (session_id,))]
 
     def timeline(self, session_id: str, most: int) -> list[str]:
         """The last executions of a session that were not taken back, in order."""
-        query = (
-            "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NULL ORDER BY submitted_at DESC LIMIT ?"
-        )
+        query = "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NULL ORDER BY rowid DESC LIMIT ?"
         return [row[0] for row in self.rows(query, (session_id, most))][::-1]
 
     def events(self, execution_id: str, since: int = 0) -> Iterator[OutputEvent]:
@@ -201,12 +181,21 @@ class Journal:
             (execution_id, since),
         ):
             yield OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
+        if self._changes.is_failing:
+            yield from self._unwritten(execution_id, since)
+
+    def _unwritten(self, execution_id: str, since: int) -> list[OutputEvent]:
+        return [
+            OutputEvent.model_validate({"sequence": sequence, "kind": kind, "text": text, "data": json.loads(data)})
+            for of, sequence, kind, text, data in self._changes.values_of(_APPEND)
+            if of == execution_id and sequence > since
+        ]
 
     def read_output(self, execution_id: str, offset: int, limit: int) -> str:
         """Stream text from character `offset`, `limit` of them or all. Reads by itself, so any thread may call it."""
         parts: list[str] = []
         left = limit or sys.maxsize
-        with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as connection:
             for (text,) in connection.execute(
                 "SELECT CASE kind WHEN 'display' THEN text || char(10) ELSE text END FROM events "
                 "WHERE execution_id = ? AND kind IN ('stdout', 'stderr', 'notice', 'display') AND text <> '' "
@@ -225,7 +214,7 @@ class Journal:
     def fault(self) -> str:
         """Why nothing can be written now; empty when it can. Writes by itself, so any thread may call it."""
         try:
-            with closing(sqlite3.connect(self._path, isolation_level=None, timeout=PROBE_S)) as connection:
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=PROBE_S)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 # The same again, which is a page on disk: another server may have migrated the file meanwhile.
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -235,6 +224,11 @@ class Journal:
             return str(error)
         return ""
 
+    def output_bytes(self, session_id: str) -> int:
+        """What the output of a session's executions takes here, about."""
+        query = "SELECT coalesce(sum(output_bytes), 0) FROM executions WHERE session_id = ?"
+        return next(self.rows(query, (session_id,)))[0]
+
     def forget_session(self, session_id: str) -> None:
         """A session was cleared by its owner."""
         self.write(
@@ -243,22 +237,10 @@ class Journal:
         self.write("DELETE FROM executions WHERE session_id = ?", (session_id,))
 
 
-def _migrate(path: Path, connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > VERSION:
-        raise SettingsError(
-            f"Journal {path} is of a later belljar (version {version}, this one knows {VERSION})",
-            hint="Upgrade belljar, or choose another data_directory",
-        )
-    if version < VERSION:
-        connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _record(row: tuple[str, str, str, str, str | None, float | None]) -> Record:
-    identifier, session_id, principal, code, result, undone_at = row
+def _record(row: tuple[Any, ...]) -> Record:
+    identifier, session_id, principal, code, result, undone_at, started_at = row
     parsed = ExecutionResult.model_validate_json(result) if result is not None else None
-    return Record(identifier, session_id, principal, code, parsed, undone_at is not None)
+    return Record(identifier, session_id, principal, code, parsed, undone_at is not None, started_at is not None)
 
 
 @contextmanager
@@ -285,11 +267,13 @@ _open: dict[tuple[str, int], tuple[Journal, int]] = {}
 
 
 def _connected(path: Path) -> Journal:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=LAST_BUSY_S)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        migrate(path, connection)
         connection.execute("PRAGMA synchronous = NORMAL")
-        _migrate(path, connection)
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
     except BaseException:
         connection.close()
         raise

@@ -7,26 +7,35 @@ from pathlib import Path
 from belljar.files.removal import remove_tree
 from belljar.models import ExecutionResult
 from belljar.outputs.summary import Summary
+from belljar.sessions.causes import KILLED
 from belljar.sessions.execution import output_uri
 from belljar.sessions.journal import Journal, Record
 from belljar.sessions.roll import Roll
 
-KILLED = "its server ended without notice"
 ZYGOTE = "zygote-"
 
 log = logging.getLogger(__name__)
 
 
-def recover(journal: Journal, roll: Roll, folder: Path, living: Collection[str], *, budget_chars: int) -> None:
-    """Put on record what became of the sessions of servers that are not among the living."""
+def recover(
+    journal: Journal,
+    roll: Roll,
+    folder: Path,
+    living: Collection[str],
+    *,
+    budget_chars: int,
+    spared: Collection[str] = (),
+) -> None:
+    """Put on record what became of the sessions of servers that are not among the living; the spared wait."""
     for entry in roll.abandoned(living):
+        if entry.id in spared:
+            continue
         if entry.state == "unborn":
             remove_tree(folder / entry.id)
             roll.forget(entry.id)
             continue
-        for record in [*journal.of_session(entry.id)]:
-            if record.result is None:
-                journal.finish(_broken_off(journal, record, entry.variables, budget_chars))
+        for record in journal.unfinished(entry.id):
+            journal.finish(broken_off(journal, record, entry.variables, budget_chars))
         roll.put_to_sleep(entry.id, KILLED)
         log.warning(
             "session %s: %s; files are kept, variables are lost", entry.id, KILLED, extra={"session_id": entry.id}
@@ -36,17 +45,17 @@ def recover(journal: Journal, roll: Roll, folder: Path, living: Collection[str],
             remove_tree(path)
 
 
-def _broken_off(journal: Journal, record: Record, variables: tuple[str, ...], budget_chars: int) -> ExecutionResult:
+def broken_off(journal: Journal, record: Record, variables: tuple[str, ...], budget_chars: int) -> ExecutionResult:
     """The result of an execution whose server was killed: what it said until then, and that it never ended."""
     summary = Summary(budget_chars=budget_chars, uri=output_uri(record.id))
     sequence = 0
     for event in journal.events(record.id):
         summary.add(event)
         sequence = event.sequence
-    cause = f"{KILLED} while it ran"
+    cause = f"{KILLED} while it ran" if record.has_begun else f"{KILLED} before its turn came; it never ran"
     return ExecutionResult(
         success=False,
-        status="died",
+        status="died" if record.has_begun else "rejected",
         execution_id=record.id,
         session_id=record.session_id,
         execution_count=0,

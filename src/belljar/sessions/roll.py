@@ -72,12 +72,19 @@ class Roll:
 
     def claim(self, session_id: str) -> bool:
         """Take a sleeping session; False when it is no longer there to take."""
-        claimed = self._journal.write(
+        claimed = self._journal.write_now(
             "UPDATE sessions SET state = 'live', run = ?, used_at = ? WHERE id = ? AND state = 'asleep'",
             (self._run, time.time(), session_id),
         )
-        self._journal.commit()
         return claimed == 1
+
+    def take_over(self, session_id: str) -> None:
+        """A session goes on with the kernel that an earlier server left."""
+        self._journal.write(
+            "UPDATE sessions SET state = 'live', run = ?, end = '', unkept = '[]' WHERE id = ?",
+            (self._run, session_id),
+        )
+        self._journal.commit()
 
     def end(self, session_id: str, end: str) -> None:
         """A session is over; only why is remembered."""

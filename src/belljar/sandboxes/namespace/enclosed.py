@@ -12,7 +12,7 @@ import termios
 from collections.abc import Sequence
 from pathlib import Path
 
-from belljar.sandboxes.child import Child, children, open_pidfd, wait_readable
+from belljar.sandboxes.child import Started, children, open_pidfd, wait_readable
 
 _ONE_PAGE = 4096
 _RETRY_S = 0.001
@@ -23,7 +23,7 @@ _END_PATIENCE_S = 10.0
 class NamespaceProcess:
     """A command in new namespaces; its pid is the one the host can wait for."""
 
-    def __init__(self, child: Child, info: int, gate: int, *, hops: int = 0) -> None:
+    def __init__(self, child: Started, *, hops: int = 0) -> None:
         self.pid = child.pid
         self.command: Sequence[str] = ()
         self.first_pid = 0
@@ -37,9 +37,13 @@ class NamespaceProcess:
         self._maker: int | None = None
         self._has_ended: asyncio.Event | None = None
         self._child = child
-        self._gate: int | None = gate
+        self._gate: int | None = None
         self._info = bytearray()
         self._is_told = asyncio.Event()
+
+    def listen(self, info: int, gate: int) -> None:
+        """Hear what bubblewrap tells, and hold the command back until `let_in`; both descriptors are its own now."""
+        self._gate = gate
         # Not awaited by `spawn` alone: a spawn that is cancelled still leaves a first process to be killed.
         asyncio.get_running_loop().add_reader(info, self._on_info, info)
 
@@ -73,20 +77,50 @@ class NamespaceProcess:
         """End what has made the namespaces, and nothing in them. How the command ends is not known from then on."""
         if self.first is None:
             return
-        self._has_ended = ended = asyncio.Event()
-        loop, first = asyncio.get_running_loop(), self.first
-
-        def on_end() -> None:
-            loop.remove_reader(first)
-            ended.set()
-
-        loop.add_reader(first, on_end)
+        self._watch(self.first)
         if self._maker is not None:
             # It alone: what it has made may not have left its process group yet.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._maker, signal.SIGKILL)
         await self._child.wait()
         self._child.release()
+
+    def _watch(self, first: int) -> None:
+        """Know of its end by the first process alone."""
+        self._has_ended = ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_end() -> None:
+            loop.remove_reader(first)
+            ended.set()
+
+        loop.add_reader(first, on_end)
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether what has made the namespaces is gone."""
+        return self._has_ended is not None
+
+    @property
+    def hops(self) -> int:
+        """How many processes are between the one that was started and bubblewrap."""
+        return self._hops
+
+    def readopt(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
+        """It was told and let in when another server had it; the descriptor is its own now."""
+        self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
+        self._is_told.set()
+        if is_left_alone:
+            self._watch(first)
+
+    def leave(self) -> None:
+        """Look at it no longer and let it live; may be called twice."""
+        self._child.leave()
+        if self.first is not None:
+            asyncio.get_running_loop().remove_reader(self.first)
+            os.close(self.first)
+            self.first = None
+        self._close_threshold()
 
     def command_pid(self) -> int:
         """Of the command itself, as the host counts; 0 until it has been started.
@@ -144,6 +178,9 @@ class NamespaceProcess:
         self._child.release()
         self._close_gate()
         self._close_maker()
+        self._close_threshold()
+
+    def _close_threshold(self) -> None:
         if self.threshold is not None:
             os.close(self.threshold)
             self.threshold = None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Entrance, Identity, Incident, SandboxProcess, SandboxSpec
-from belljar.sandboxes.child import start_child
+from belljar.sandboxes.child import StartChild, start_child
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
 from belljar.sandboxes.namespace.branches import Ground, Origin, Resources, branch_footing
 from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH, backdrop
@@ -33,6 +33,7 @@ class Tools(NamedTuple):
 
     bubblewrap: Path
     seal: Seal
+    start: StartChild = start_child
 
 
 class Place(NamedTuple):
@@ -81,10 +82,12 @@ class NamespaceSandbox:
     ) -> None:
         self.spec = spec
         self.place = place
+        self.key = ""
+        """Under which it is deposited, where it outlives its server."""
         self._tools = tools
         self._enforcement = enforcement
         self._lay = lay
-        self._on_close = on_close
+        self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
         self._branches: set[NamespaceBranch] = set()
         self.branching = asyncio.Lock()
@@ -133,7 +136,7 @@ class NamespaceSandbox:
         self._enforcement.bind(pid, is_alone=is_alone)
 
     def _complaint(self) -> str:
-        return try_bubblewrap(*self._tools)
+        return try_bubblewrap(self._tools.bubblewrap, self._tools.seal)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -154,7 +157,7 @@ class NamespaceSandbox:
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
         if not ground.is_left_alone:
             bubblewrap.append("--die-with-parent")
-        child = start_child(
+        child = self._tools.start(
             self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=ground.changes_user),
             environment={},
             folder="/",
@@ -163,7 +166,8 @@ class NamespaceSandbox:
             stderr=streams[1],
             pass_fds=[*pass_fds, info_end, gate_end, *ground.descriptors, *told.descriptors],
         )
-        process = NamespaceProcess(child, os.dup(info), os.dup(gate), hops=ground.hops)
+        process = NamespaceProcess(child, hops=ground.hops)
+        process.listen(os.dup(info), os.dup(gate))
         self._processes.append(process)
         if ground.changes_user:
             # What it passes on is set now: a process of another user's is not ours to bind.
@@ -239,7 +243,8 @@ class NamespaceSandbox:
         await self._end_all()
         await self._enforcement.release()
         self._is_over = True
-        self._on_close()
+        for on_close in self._on_close:
+            on_close()
 
     async def _explain(self, process: NamespaceProcess) -> None:
         """Say why bubblewrap made no namespaces; its own words went to the caller's stderr, so it is asked again."""
@@ -256,6 +261,36 @@ class NamespaceSandbox:
         if found is None:
             raise SandboxUnavailable(f"Nothing holds the sandbox of session {self.spec.session_id} open")
         return found
+
+    # Beyond the end of the server
+
+    def when_closed(self, on_close: Callable[[], None]) -> None:
+        """Have something done when it is over."""
+        self._on_close.append(on_close)
+
+    def processes(self) -> list[NamespaceProcess]:
+        """The commands that were started in it and not ended from here."""
+        return [*self._processes]
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """Its limits."""
+        return self._enforcement
+
+    def readopt(self, processes: Sequence[NamespaceProcess]) -> None:
+        """It was an earlier server's, with these commands. Closed but for its branches, until someone claims it."""
+        self._processes = [*processes]
+        self._is_closed = True
+
+    def claim(self) -> None:
+        """Somebody uses it again."""
+        self._is_closed = False
+
+    def leave(self) -> None:
+        """Let go of it and let it live, with those it was branched from; may be called twice."""
+        for process in self._processes:
+            process.leave()
+        self._enforcement.leave()
 
     def adopt(self, branch: "NamespaceBranch") -> None:
         """Stay until the branch is over."""
@@ -287,6 +322,11 @@ class NamespaceBranch(NamespaceSandbox):
         self._origin = origin
         self._entrances: list[int] = []
         origin.adopt(self)
+
+    @property
+    def origin(self) -> NamespaceSandbox:
+        """What it was branched from."""
+        return self._origin
 
     async def _lay_below(self, resources: Resources) -> Ground:
         owner, stage, _ = self._origin.place

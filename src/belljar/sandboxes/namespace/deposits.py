@@ -1,0 +1,183 @@
+"""Sandboxes that outlive their server: what is deposited of one, and how it is made whole by the next server.
+
+A branch needs its origin, so the whole line up to the trunk is deposited. Their processes are the supervisor's; what a
+server can make again, such as the mounts that further branches start from, is not kept.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import Identity, Limits, Sandbox, SandboxSpec
+from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.namespace.branches import Ground, Resources
+from belljar.sandboxes.namespace.enclosed import NamespaceProcess
+from belljar.sandboxes.namespace.enclosure import NamespaceBranch, NamespaceSandbox, Place, Tools
+from belljar.supervisor import Deposit, Supervisor
+
+PREFIX = "sandbox:"
+TakeIdentity = Callable[[Identity], Callable[[], None]]
+"""Takes one that a sandbox has; gives what releases it."""
+
+
+class Depository:
+    """The sandboxes of one server that are kept by a supervisor, by key."""
+
+    def __init__(self, supervisor: Supervisor, enforcer: Enforcer) -> None:
+        self.supervisor = supervisor
+        self._enforcer = enforcer
+        self._found: dict[str, NamespaceSandbox] = {}
+        enforcer.groups.keep_with(supervisor)
+
+    def keep(self, sandbox: Sandbox) -> str:
+        """Keep a sandbox and those it was branched from; returns its key, empty for one that cannot be kept."""
+        # Exactly these: what other providers make out of them does not end with its first process alone.
+        if not isinstance(sandbox, NamespaceSandbox) or type(sandbox) not in (NamespaceSandbox, NamespaceBranch):
+            return ""
+        origin = self.keep(sandbox.origin) if isinstance(sandbox, NamespaceBranch) else ""
+        if not sandbox.key:
+            sandbox.key = f"{PREFIX}{secrets.token_hex(8)}"
+            sandbox.when_closed(lambda: self.supervisor.drop(sandbox.key))
+        self.supervisor.keep(sandbox.key, _deposit(sandbox, origin))
+        return sandbox.key
+
+    # What an earlier server has left
+
+    def find(self, key: str, tools: Tools, take_identity: TakeIdentity) -> NamespaceSandbox:
+        """A sandbox that was kept, and those it was branched from; their users are taken for as long as they live."""
+        if key not in self._found:
+            deposit = self.supervisor.take(key)
+            with ExitStack() as stack:
+                descriptors = [*deposit.descriptors]
+                stack.callback(lambda: [os.close(descriptor) for descriptor in descriptors])
+                self._found[key] = self._rebuild(key, deposit.words, descriptors, tools, take_identity)
+        return self._found[key]
+
+    def _rebuild(
+        self,
+        key: str,
+        words: dict[str, Any],
+        descriptors: list[int],
+        tools: Tools,
+        take_identity: TakeIdentity,
+    ) -> NamespaceSandbox:
+        """Takes from the descriptors those that it uses."""
+        spec = _spec_of(words["spec"])
+        origin = self.find(words["origin"], tools, take_identity) if words["origin"] else None
+        processes = [self._process_of(told, descriptors) for told in words["processes"]]
+        user, levels = Identity(*words["user"]), words["levels"]
+        enforcement = self._enforcer.readopt(words["enforcement"], spec.limits)
+        if isinstance(origin, NamespaceSandbox):
+            place = Place(user, origin.place.stage, levels)
+            sandbox = NamespaceBranch(tools, spec, enforcement, place=place, origin=origin)
+        else:
+            stage = descriptors.pop(0) if words["has_stage"] else -1
+            sandbox = NamespaceSandbox(tools, spec, enforcement, place=Place(user, stage, levels), lay=_refuse)
+            if stage >= 0:
+                sandbox.when_closed(lambda: os.close(stage))
+        sandbox.key = key
+        sandbox.when_closed(lambda: self.supervisor.drop(key))
+        if spec.identity is not None:
+            release = take_identity(spec.identity)
+            # A trunk's user is its own; the others' is their session's, which may have another sandbox after this one.
+            if origin is None and levels:
+                sandbox.when_closed(release)
+        sandbox.readopt(processes)
+        return sandbox
+
+    def _process_of(self, told: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
+        child = _Gone(told["pid"]) if told["is_left_alone"] else self.supervisor.find_child(told["pid"])
+        process = NamespaceProcess(child, hops=told["hops"])
+        process.command = tuple(told["command"])
+        alone, command_pid = told["is_left_alone"], told["command_pid"]
+        process.readopt(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
+        return process
+
+    def unclaimed(self) -> list[str]:
+        """Keys of sandboxes that were kept and that nobody has asked for."""
+        kept = (key for key in self.supervisor.found if key.startswith(PREFIX))
+        return [key for key in kept if key not in self._found and self.supervisor.has(key)]
+
+    def settle(self) -> None:
+        """Everything that was wanted is found: the control groups of the rest go."""
+        self._enforcer.groups.settle()
+
+
+class _Gone:
+    """In place of what has made a sandbox and is gone: nothing is left to wait for, to kill or to reap."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    async def wait(self) -> int:
+        return 0
+
+    def kill_group(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+
+async def _refuse(_: Resources) -> Ground:
+    raise SandboxUnavailable("A sandbox of an earlier server starts no more commands")
+
+
+def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
+    processes = [process for process in sandbox.processes() if process.first is not None]
+    descriptors = [process.first for process in processes if process.first is not None]
+    has_stage = not origin and sandbox.place.stage >= 0
+    user = sandbox.place.user
+    words = {
+        "spec": _words_of(sandbox.spec),
+        "origin": origin,
+        "user": [user.uid, user.gid],
+        "levels": sandbox.place.levels,
+        "has_stage": has_stage,
+        "enforcement": sandbox.enforcement.words(),
+        "processes": [
+            {
+                "pid": process.pid,
+                "first_pid": process.first_pid,
+                "command": [*process.command],
+                "command_pid": process.command_pid(),
+                "hops": process.hops,
+                "is_left_alone": process.is_left_alone,
+            }
+            for process in processes
+        ],
+    }
+    children = [process.pid for process in processes if not process.is_left_alone]
+    return Deposit(words, [*descriptors, *([sandbox.place.stage] if has_stage else [])], children)
+
+
+def _words_of(spec: SandboxSpec) -> dict[str, Any]:
+    return {
+        "session_id": spec.session_id,
+        "workspace": str(spec.workspace),
+        "scratch": str(spec.scratch),
+        "home": str(spec.home),
+        "readable": [*map(str, spec.readable)],
+        "limits": asdict(spec.limits),
+        "identity": [spec.identity.uid, spec.identity.gid] if spec.identity else None,
+    }
+
+
+def _spec_of(words: dict[str, Any]) -> SandboxSpec:
+    return SandboxSpec(
+        session_id=words["session_id"],
+        workspace=Path(words["workspace"]),
+        scratch=Path(words["scratch"]),
+        home=Path(words["home"]),
+        readable=tuple(map(Path, words["readable"])),
+        limits=Limits(**words["limits"]),
+        identity=Identity(*words["identity"]) if words["identity"] else None,
+    )

@@ -1,0 +1,76 @@
+"""Sessions whose kernels outlived their server: taken over by the next one, each with the cell that it was at.
+
+What cannot be taken over is left to `recovery.py`, which puts on record that it is lost.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from belljar.errors import BelljarError
+from belljar.files.removal import remove_tree
+from belljar.kernels.custody import Custody
+from belljar.kernels.slate import Note
+from belljar.kernels.starting import KernelStarter
+from belljar.sessions.folders import SessionFolders
+from belljar.sessions.recovery import broken_off
+from belljar.sessions.registry import Registry
+from belljar.sessions.roll import Entry
+from belljar.sessions.session import Session
+
+log = logging.getLogger(__name__)
+
+
+class Inheritance:
+    """What an earlier server left with the supervisor."""
+
+    def __init__(self, custody: Custody, starter: KernelStarter, folder: Path) -> None:
+        self._custody = custody
+        self._starter = starter
+        self._folder = folder
+
+    async def take(self, registry: Registry, living: Collection[str]) -> None:
+        """Take over every session that nobody else has meanwhile; the rest is ended."""
+        for session_id in self._custody.found():
+            entry = registry.roll.find(session_id)
+            if entry is None or not _is_free(entry, living):
+                self._custody.let_go(session_id)
+                continue
+            try:
+                await self._take(registry, entry)
+            except (BelljarError, OSError) as error:
+                ids = {"session_id": session_id}
+                log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
+                self._custody.let_go(session_id)
+        await self._custody.settle()
+
+    async def _take(self, registry: Registry, entry: Entry) -> None:
+        identity = self._custody.identity_of(entry.id)
+        folders = SessionFolders(entry.id, self._folder / entry.id, identity)
+        environment = await self._starter.environment(entry.environment)
+        kernel = await self._custody.readopt(entry.id, folders, environment)
+        note = self._custody.note(entry.id)
+        # The states it could be rewound to were processes of the sandbox, and ended with their server.
+        await asyncio.to_thread(remove_tree, folders.snapshots)
+        _go_on(registry.take_over(entry, folders, kernel), note)
+
+
+def _is_free(entry: Entry, living: Collection[str]) -> bool:
+    return entry.state == "asleep" or (entry.state == "live" and entry.run not in living)
+
+
+def _go_on(session: Session, note: Note) -> None:
+    """Follow the execution that the kernel was given; those that waited behind it never ran."""
+    is_busy = False
+    for record in session.journal.unfinished(session.id):
+        if record.id == note.execution_id:
+            is_busy = True
+            session.follow(record, note.timeout_s, max(0.0, note.deadline - time.time()))
+            continue
+        budget_chars = session.settings.output_budget_chars
+        unrun = broken_off(session.journal, record, (), budget_chars)
+        session.journal.finish(unrun.model_copy(update={"state": "kept"}))
+    if not is_busy:
+        session.catch_up()

@@ -1,0 +1,92 @@
+"""The tables of the journal's file, and how a file of an earlier belljar gets them."""
+
+import sqlite3
+from pathlib import Path
+
+from belljar.errors import SettingsError
+
+_FIRST = """
+CREATE TABLE IF NOT EXISTS executions (
+    id TEXT PRIMARY KEY,
+    session_id TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    code TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    result TEXT,
+    undone_at REAL,
+    key TEXT
+);
+CREATE UNIQUE INDEX IF NOT EXISTS executions_by_key ON executions (principal, key) WHERE key IS NOT NULL;
+CREATE TABLE IF NOT EXISTS events (
+    execution_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    text TEXT NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (execution_id, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY,
+    principal TEXT NOT NULL,
+    environment TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    run TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    used_at REAL NOT NULL,
+    executions INTEGER NOT NULL DEFAULT 0,
+    variables TEXT NOT NULL DEFAULT '[]',
+    unkept TEXT NOT NULL DEFAULT '[]',
+    end TEXT NOT NULL DEFAULT ''
+);
+"""
+# What the bound on its size needs; and the order of executions is that of their rows, which no clock can change.
+_BOUNDED = """
+ALTER TABLE executions ADD COLUMN started_at REAL;
+ALTER TABLE executions ADD COLUMN output_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE executions ADD COLUMN display_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE executions ADD COLUMN dropped_at REAL;
+UPDATE executions SET started_at = submitted_at;
+UPDATE executions SET output_bytes =
+    (SELECT coalesce(sum(length(text) + length(data)), 0) FROM events WHERE execution_id = executions.id);
+DROP INDEX IF EXISTS executions_of_session;
+CREATE INDEX executions_in_order ON executions (session_id);
+CREATE INDEX executions_with_displays ON executions (display_bytes) WHERE display_bytes > 0;
+CREATE INDEX executions_dropped ON executions (dropped_at) WHERE dropped_at IS NOT NULL;
+"""
+_STEPS = {1: _FIRST, 2: _BOUNDED}
+VERSION = max(_STEPS)
+
+
+def migrate(path: Path, connection: sqlite3.Connection) -> None:
+    """Make the tables, or bring those of an earlier version up to date, each step whole or not at all."""
+    found = version_of(connection)
+    if found > VERSION:
+        raise SettingsError(
+            f"Journal {path} is of a later belljar (version {found}, this one knows {VERSION})",
+            hint="Upgrade belljar, or choose another data_directory",
+        )
+    if found == 0:
+        # Of a file without tables; given later it would mean to write all of it anew.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    # After that one: it puts the first page on disk.
+    connection.execute("PRAGMA journal_mode = WAL")
+    for version, script in _STEPS.items():
+        if version_of(connection) < version:
+            _step(connection, version, script)
+
+
+def _step(connection: sqlite3.Connection, version: int, script: str) -> None:
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {version};\nCOMMIT;")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.rollback()
+        # Another server may have started at the same moment, and taken this step first.
+        if version_of(connection) < version:
+            raise
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Of the tables that a file has; 0 for none."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

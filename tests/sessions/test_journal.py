@@ -1,0 +1,256 @@
+"""What the journal keeps while it cannot be written, and what becomes of a file of an earlier version."""
+
+import sqlite3
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.errors import Busy, SettingsError
+from belljar.models import ExecutionResult, OutputEvent
+from belljar.sessions import transactions
+from belljar.sessions.journal import UNKEPT, Journal, Record, open_journal
+from belljar.sessions.roll import Roll
+from belljar.sessions.schema import VERSION, version_of
+
+pytestmark = pytest.mark.anyio
+
+OWNER = "somebody"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(anyio_backend: str, path: Path) -> Iterator[Journal]:
+    with open_journal(path) as journal:
+        yield journal
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Another process's transaction, for as long as this lasts."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@contextmanager
+def full(journal: Journal) -> Generator[None]:
+    """What SQLite says when its file may not grow is what it says on a full disk."""
+    connection = journal._connection  # pyright: ignore[reportPrivateUsage]
+    connection.execute("PRAGMA max_page_count = 1")
+    yield
+    connection.execute("PRAGMA max_page_count = 1000000")
+
+
+def submit(journal: Journal, execution_id: str, key: str = "") -> None:
+    journal.begin(Record(execution_id, "session", OWNER, "code", None), time.time(), key)
+    journal.start(execution_id)
+
+
+def say(journal: Journal, execution_id: str, *numbers: int, text: str = "") -> None:
+    for number in numbers:
+        journal.append(execution_id, OutputEvent(sequence=number, kind="stdout", text=text or f"{number}\n"))
+
+
+def finish(journal: Journal, execution_id: str, sequence: int) -> None:
+    journal.finish(
+        ExecutionResult(
+            success=True,
+            status="ok",
+            execution_id=execution_id,
+            session_id="session",
+            execution_count=1,
+            output=[],
+            stdout="",
+            stderr="",
+            sequence=sequence,
+        )
+    )
+
+
+def numbers(journal: Journal, execution_id: str, since: int = 0) -> list[int]:
+    return [event.sequence for event in journal.events(execution_id, since)]
+
+
+async def written(path: Path, execution_id: str) -> list[int]:
+    """The numbers of its events, as another process finds them once it finds its result."""
+    query = "SELECT sequence FROM events JOIN executions ON id = execution_id WHERE id = ? AND result IS NOT NULL"
+    with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
+        while not (found := other.execute(f"{query} ORDER BY sequence", (execution_id,)).fetchall()):
+            await anyio.sleep(0.01)
+        return [sequence for (sequence,) in found]
+
+
+@pytest.mark.parametrize("trouble", ["locked", "full"])
+async def test_what_cannot_be_written_waits_and_is_written_without_gaps(
+    journal: Journal, path: Path, trouble: str
+) -> None:
+    submit(journal, "early")
+    say(journal, "early", 1, 2)
+    journal.commit()
+    text = "x" * 5_000  # more than the pages that are there hold
+    with locked(path) if trouble == "locked" else full(journal):
+        say(journal, "early", 3, 4, text=text)
+        submit(journal, "late", key="only once")
+        say(journal, "late", 1, text=text)
+        journal.commit()
+        # It is all there for whoever asks this server meanwhile.
+        assert numbers(journal, "early") == [1, 2, 3, 4]
+        assert numbers(journal, "early", since=3) == [4]
+        assert journal.find_key(OWNER, "only once") == "late"
+        late = journal.find("late")
+        assert late is not None
+        assert (late.code, late.result) == ("code", None)
+        finish(journal, "late", 1)
+        finish(journal, "early", 4)
+        assert (late := journal.find("late")) is not None
+        assert late.result is not None
+    assert await written(path, "early") == [1, 2, 3, 4]
+    assert await written(path, "late") == [1]
+    say(journal, "early", 5)
+    journal.commit()
+    assert numbers(journal, "early") == [1, 2, 3, 4, 5]
+
+
+async def test_a_lock_holds_up_one_write_and_not_every_one(journal: Journal, path: Path) -> None:
+    submit(journal, "one")
+    tried: list[str] = []
+    journal._connection.set_trace_callback(tried.append)  # pyright: ignore[reportPrivateUsage]
+    with locked(path):
+        for number in range(1, 200):
+            say(journal, "one", number)
+            journal.commit()
+        finish(journal, "one", 199)
+        assert tried.count("BEGIN IMMEDIATE") == 1
+    assert await written(path, "one") == [*range(1, 200)]
+
+
+async def test_what_waits_at_the_end_is_still_written(anyio_backend: str, path: Path) -> None:
+    with open_journal(path) as journal, locked(path):
+        submit(journal, "one")
+        say(journal, "one", 1, 2)
+        finish(journal, "one", 2)
+    assert await written(path, "one") == [1, 2]
+
+
+async def test_more_than_memory_should_hold_is_told_instead_of_a_gap(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "MOST_WAITING_BYTES", 10_000)
+    submit(journal, "one")
+    with locked(path):
+        for number in range(1, 100):
+            say(journal, "one", number, text="x" * 1_000)
+        with pytest.raises(Busy, match="no more executions can wait"):
+            journal.check_room()
+        finish(journal, "one", 99)
+    kept = await written(path, "one")
+    assert kept == [*range(1, len(kept) + 1)]
+    assert len(kept) < 20
+    *whole, last = journal.events("one")
+    assert (last.kind, last.text) == ("notice", UNKEPT)
+    assert {event.kind for event in whole} == {"stdout"}
+    journal.check_room()
+    say(journal, "one", 100)
+    assert numbers(journal, "one")[-1] == 100
+
+
+async def test_a_change_that_is_refused_for_itself_takes_nothing_with_it(journal: Journal, path: Path) -> None:
+    submit(journal, "one")
+    say(journal, "one", 1)
+    say(journal, "one", 1)  # there already
+    say(journal, "one", 2)
+    journal.commit()
+    with locked(path):
+        say(journal, "one", 2)
+        say(journal, "one", 3)
+        finish(journal, "one", 3)
+    assert await written(path, "one") == [1, 2, 3]
+
+
+async def test_a_key_is_taken_once_by_whichever_server_is_first(journal: Journal, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(
+            "INSERT INTO executions (id, session_id, principal, code, submitted_at, key) VALUES (?, ?, ?, ?, ?, ?)",
+            ("theirs", "elsewhere", OWNER, "code", time.time(), "job"),
+        )
+    with pytest.raises(Busy, match="idempotency_key"):
+        submit(journal, "ours", key="job")
+    assert journal.find_key(OWNER, "job") == "theirs"
+    submit(journal, "ours")
+
+
+async def test_a_session_is_not_claimed_later_than_it_is_asked_for(journal: Journal, path: Path) -> None:
+    roll = Roll(journal, "this one")
+    roll.enter("session", OWNER, "default", "")
+    roll.put_to_sleep("session", "ended")
+    with locked(path), pytest.raises(Busy, match="cannot be written now"):
+        roll.claim("session")
+    (entry,) = roll.asleep(OWNER)
+    assert entry.state == "asleep"
+    assert roll.claim("session")
+    assert not roll.claim("session")
+
+
+async def test_executions_are_in_order_whatever_the_clock_says(journal: Journal) -> None:
+    for execution_id, submitted_at in (("first", 3e9), ("second", 1.0), ("third", 2e9)):
+        journal.begin(Record(execution_id, "session", OWNER, "code", None), submitted_at)
+    assert [record.id for record in journal.of_session("session")] == ["first", "second", "third"]
+    assert journal.timeline("session", 2) == ["second", "third"]
+
+
+async def test_an_execution_is_on_record_before_its_code_runs(journal: Journal, path: Path) -> None:
+    journal.begin(Record("one", "session", OWNER, "code", None), time.time(), "key")
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT id, started_at FROM executions").fetchall() == [("one", None)]
+        journal.start("one")
+        assert other.execute("SELECT started_at > 0 FROM executions").fetchall() == [(1,)]
+
+
+# Files of other versions
+
+VERSION_1 = """
+CREATE TABLE executions (id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, code TEXT NOT NULL,
+    submitted_at REAL NOT NULL, result TEXT, undone_at REAL, key TEXT);
+CREATE UNIQUE INDEX executions_by_key ON executions (principal, key) WHERE key IS NOT NULL;
+CREATE INDEX executions_of_session ON executions (session_id, submitted_at);
+CREATE TABLE events (execution_id TEXT NOT NULL, sequence INTEGER NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+    data TEXT NOT NULL, PRIMARY KEY (execution_id, sequence)) WITHOUT ROWID;
+CREATE TABLE sessions (id TEXT PRIMARY KEY, principal TEXT NOT NULL, environment TEXT NOT NULL, reason TEXT NOT NULL,
+    run TEXT NOT NULL, state TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL,
+    executions INTEGER NOT NULL DEFAULT 0, variables TEXT NOT NULL DEFAULT '[]', unkept TEXT NOT NULL DEFAULT '[]',
+    end TEXT NOT NULL DEFAULT '');
+INSERT INTO executions VALUES ('old', 'session', 'somebody', 'code', 1.0, NULL, NULL, 'job');
+INSERT INTO events VALUES ('old', 1, 'stdout', 'said', '{}');
+PRAGMA user_version = 1;
+"""
+
+
+async def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(VERSION_1)
+    with open_journal(path) as journal:
+        assert journal.find_key(OWNER, "job") == "old"
+        assert [event.text for event in journal.events("old")] == ["said"]
+        (record,) = journal.unfinished("session")
+        assert record.has_begun
+        assert journal.output_bytes("session") == len("said{}")
+        submit(journal, "new")
+        assert [record.id for record in journal.of_session("session")] == ["old", "new"]
+    with closing(sqlite3.connect(path)) as now:
+        assert version_of(now) == VERSION
+
+
+async def test_a_file_of_a_later_version_is_left_alone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as later:
+        later.execute(f"PRAGMA user_version = {VERSION + 1}")
+    with pytest.raises(SettingsError, match="of a later belljar"), open_journal(path):
+        pass

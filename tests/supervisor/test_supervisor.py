@@ -1,0 +1,226 @@
+"""The process that owns sandboxes: what it starts, keeps and ends, whoever its server is."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.errors import SandboxUnavailable
+from belljar.supervisor import Deposit, Supervisor, line, open_supervisor, process
+from belljar.supervisor.line import SupervisedChild
+from serving_process import alive
+
+pytestmark = pytest.mark.anyio
+
+LONG = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for pid in supervisors(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def supervisors(folder: Path) -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder / "keep").encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def lines(folder: Path) -> Iterator["Lines"]:
+    with ExitStack() as stack:
+        yield Lines(folder, stack)
+
+
+class Lines:
+    """Servers, one after the other."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def open(self, patience_s: float = LONG) -> Supervisor:
+        supervisor = self._stack.enter_context(open_supervisor(self._folder, patience_s))
+        assert supervisor is not None
+        return supervisor
+
+
+def start(supervisor: Supervisor, *command: str, **more: int) -> SupervisedChild:
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return supervisor.start_child(command, environment={}, folder="/", pass_fds=[*more.values()], **streams)
+
+
+async def until_gone(*pids: int) -> None:
+    with anyio.fail_after(30):
+        while alive({*pids}):
+            await anyio.sleep(0.01)
+
+
+async def test_a_command_has_the_descriptors_it_was_promised_and_no_others(lines: Lines) -> None:
+    reading, writing = os.pipe()
+    look = f"import os; os.write({writing}, ' '.join(os.listdir('/proc/self/fd')).encode()); os._exit(3)"
+    child = start(lines.open(), sys.executable, "-I", "-S", "-c", look, out=writing)
+    os.close(writing)
+    assert await child.wait() == 3
+    child.release()
+    with os.fdopen(reading) as said:
+        found = {int(word) for word in said.read().split()}
+    # And the one that it looks with.
+    assert found == {0, 1, 2, writing, 3}
+
+
+async def test_how_a_command_ended_is_told_and_what_cannot_start_is_refused(lines: Lines) -> None:
+    supervisor = lines.open()
+    child = start(supervisor, "/bin/sh", "-c", "kill -SEGV $$")
+    assert await child.wait() == -signal.SIGSEGV
+    child.release()
+    child.release()
+    with pytest.raises(SandboxUnavailable, match=r"Cannot start /nowhere: .*No such file"):
+        start(supervisor, "/nowhere")
+
+
+async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(lines: Lines) -> None:
+    first = lines.open()
+    reading, writing = os.pipe()
+    kept, other = start(first, "/bin/sleep", "60"), start(first, "/bin/sleep", "60")
+    first.keep("one", Deposit({"word": "ü"}, [writing], [kept.pid], is_session=True))
+    os.close(writing)
+    kept.leave()
+    other.leave()
+    first.close()
+    await until_gone(other.pid)
+    second = lines.open()
+    assert second.found == ["one"]
+    deposit = second.take("one")
+    assert deposit.words == {"word": "ü"}
+    os.write(deposit.descriptors[0], b"still open")
+    assert os.read(reading, 100) == b"still open"
+    again = second.find_child(kept.pid)
+    again.kill_group()
+    assert await again.wait() == -signal.SIGKILL
+    again.release()
+    second.drop("one")
+    os.close(deposit.descriptors[0])
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+
+
+async def test_it_ends_with_everything_when_nobody_comes_in_time(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open(patience_s=0.05)
+    child = start(supervisor, "/bin/sh", "-c", "trap '' TERM HUP; sleep 60 & wait")
+    supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
+    child.leave()
+    (pid,) = supervisors(folder)
+    supervisor.close()
+    await until_gone(pid, child.pid)
+    assert not (folder / "keep" / "socket").exists()
+    assert (folder / "keep" / "log").read_text() == ""
+
+
+async def test_it_ends_at_once_when_there_is_no_session_to_keep(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    supervisor.keep("trunk", Deposit({}))
+    (pid,) = supervisors(folder)
+    supervisor.close()
+    await until_gone(pid)
+
+
+async def test_it_ends_when_it_is_told_to(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    child = start(supervisor, "/bin/sleep", "60")
+    supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
+    (pid,) = supervisors(folder)
+    os.kill(pid, signal.SIGTERM)
+    await until_gone(pid, child.pid)
+    assert await child.wait() == -signal.SIGKILL
+    child.release()
+
+
+async def test_orphans_of_its_children_are_reaped(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    child = start(supervisor, "/bin/sh", "-c", "/bin/true & sleep 0.01 & exit 0")
+    assert await child.wait() == 0
+    child.release()
+    (pid,) = supervisors(folder)
+    with anyio.fail_after(30):
+        while Path(f"/proc/{pid}/task/{pid}/children").read_text():
+            await anyio.sleep(0.01)
+
+
+async def test_it_serves_one_server_at_a_time_and_only_its_own_user(lines: Lines, folder: Path) -> None:
+    lines.open()
+    with open_supervisor(folder, LONG) as other:
+        assert other is None
+    assert (folder / "keep").stat().st_mode & 0o777 == 0o700
+    assert (folder / "keep" / "socket").stat().st_mode & 0o777 == 0o600
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    (folder / "keep").chmod(0o711)
+    (folder / "keep" / "socket").chmod(0o666)
+    for parent in [folder, *folder.parents]:
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    code = (
+        "import os, socket, sys\n"
+        "os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+        "sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); os.chdir(sys.argv[1]); sock.connect('socket')\n"
+        "print(sock.recv(100))"
+    )
+    answer = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", code, str(folder / "keep")], capture_output=True, text=True
+    )
+    assert answer.stdout == "b'taken'\n", answer.stderr
+
+
+async def test_a_supervisor_that_was_killed_is_replaced_with_the_next_command(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    supervisor.keep("one", Deposit({}, is_session=True))
+    (pid,) = supervisors(folder)
+    os.kill(pid, signal.SIGKILL)
+    await until_gone(pid)
+    supervisor.drop("one")
+    assert not supervisor.has("one")
+    child = start(supervisor, "/bin/true")
+    assert await child.wait() == 0
+    child.release()
+    assert len(supervisors(folder) - {pid}) == 1
+
+
+async def test_one_of_another_version_is_ended_and_replaced(
+    lines: Lines, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = lines.open()
+    child = start(first, "/bin/sleep", "60")
+    first.keep("one", Deposit({}, [], [child.pid], is_session=True))
+    child.leave()
+    (pid,) = supervisors(folder)
+    first.close()
+    script = folder / "later.py"
+    script.write_text(Path(process.__file__).read_text().replace("FORM = 1\n", "FORM = 2\n"))
+    monkeypatch.setattr(line, "FORM", 2)
+    monkeypatch.setattr(process, "__file__", str(script))
+    second = lines.open()
+    assert second.found == []
+    await until_gone(pid, child.pid)
+
+
+async def test_what_is_dropped_can_take_its_children_along(lines: Lines) -> None:
+    supervisor = lines.open()
+    child = start(supervisor, "/bin/sleep", "60")
+    supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
+    supervisor.drop("one", ends=True)
+    await until_gone(child.pid)
+    child.leave()

@@ -1,0 +1,140 @@
+"""A server process that tests stop, freeze and kill, and what it holds on the machine."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+from calls import Caller
+from mcp import Client
+
+from belljar.environments import Environment
+from belljar.sandboxes.hierarchy import read_control_groups
+from serving_process import alive, http_server, serve_over_http, tree
+
+
+class Served:
+    """One data directory and, one after the other, the servers that use it."""
+
+    def __init__(self, environment: Environment, folder: Path, **variables: str) -> None:
+        self.folder = folder
+        self._environment = environment
+        self._variables = variables
+        self._stack = ExitStack()
+        self._mounts = mounts()
+        self._ended: list[int] = []
+        self.url = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        command = serve_over_http(self._environment)
+        self.url, self.process = self._stack.enter_context(http_server(command, self.folder, **self._variables))
+
+    async def aclose(self) -> None:
+        """For the end of a test, whatever has become of it."""
+        if self.process is not None:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """As the kernel does it when memory is short: no word, no end."""
+        assert self.process is not None
+        family = tree(self.pid)
+        self.process.kill()
+        await self._gone(family)
+
+    async def stop(self) -> None:
+        """As an operator does it."""
+        assert self.process is not None
+        family = tree(self.pid)
+        self.process.terminate()
+        await self._gone(family)
+
+    async def _gone(self, family: set[int]) -> None:
+        """What a server leaves on the machine is nothing, whichever way it went."""
+        assert self.process is not None
+        pid = self.pid
+        await anyio.to_thread.run_sync(self.process.wait)
+        await anyio.to_thread.run_sync(self._stack.close)
+        self.process = None
+        with anyio.fail_after(30):
+            while alive(family) or mounts() > self._mounts:
+                await anyio.sleep(0.01)
+        self._ended.append(pid)
+
+    async def tidied(self) -> None:
+        """Until nothing is left of servers that are gone; the next one removes it when it makes its first sandbox."""
+        with anyio.fail_after(60):
+            while self.leftovers():
+                await anyio.sleep(0.05)
+
+    def leftovers(self) -> list[Path]:
+        """Groups, and folders with sockets, of servers that are gone."""
+        groups = [path for base in read_control_groups().folders.values() for path in base.glob("belljar-*-*")]
+        runs = [path for path in (self.folder / "runs").iterdir() if path.name.split("-")[0] != str(self._running_pid)]
+        return [*runs, *(path for path in groups if int(path.name.split("-")[1]) in self._ended)]
+
+    @property
+    def _running_pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @asynccontextmanager
+    async def client(self, era: str = "auto", **options: Any) -> AsyncGenerator[Caller]:
+        async with Client(f"{self.url}/mcp", mode=era, **options) as client:
+            yield Caller(client)
+
+    @contextmanager
+    def journal_locked(self) -> Generator[None]:
+        """Another process is in the middle of a transaction, and stays there."""
+        with closing(sqlite3.connect(self.folder / "journal.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                other.execute("ROLLBACK")
+
+
+@contextmanager
+def stopped(pid: int) -> Generator[None]:
+    """A process does nothing for a while, and does not know."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def mounts() -> int:
+    """Of the machine's, those that belljar made."""
+    return sum("belljar" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+async def events_of(caller: Caller, execution_id: str, since: int = 0, wait_s: float = 0) -> dict[str, Any]:
+    """The result of an execution with its events after `since`, the first 500."""
+    answer = await caller.client.call_tool(
+        "get_execution",
+        {"execution_id": execution_id, "since": since, "wait_s": wait_s},
+        meta={"belljar/structured": "always", "belljar/events": True},
+    )
+    assert answer.structured_content is not None, answer
+    return answer.structured_content
+
+
+async def all_events(caller: Caller, execution_id: str) -> list[dict[str, Any]]:
+    """Every event of an execution, read piece by piece."""
+    found: list[dict[str, Any]] = []
+    while piece := (await events_of(caller, execution_id, len(found)))["events"]:
+        assert [event["sequence"] for event in piece] == [*range(len(found) + 1, len(found) + len(piece) + 1)]
+        found += piece
+    return found

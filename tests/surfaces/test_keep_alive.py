@@ -1,0 +1,362 @@
+"""Sessions whose processes outlive their server: killed or stopped, the next one goes on with their variables."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from calls import Caller, connected, held, opened_runtime, until_said
+from mcp import Client
+
+from belljar.environments import Environment
+from belljar.errors import SettingsError
+from belljar.models import ExecutionResult
+from belljar.runtime import Runtime
+from belljar.sandboxes.hierarchy import read_control_groups
+from serving_process import alive, http_server, serve_over_http, tree
+
+pytestmark = pytest.mark.anyio
+
+RESUMED = "its server ended while it ran; it went on under the next one"
+
+
+class Estate:
+    """A data directory, and what belongs to it on the machine whichever server is at it."""
+
+    def __init__(self, environment: Environment, folder: Path) -> None:
+        self.folder = folder
+        self.environment = environment
+        self._command = serve_over_http(environment)
+        self._servers = {os.getpid()}
+        self.members: set[int] = set()
+        """Every process that was ever seen to belong to it."""
+
+    @contextmanager
+    def server(self, **variables: str) -> Generator["Reign"]:
+        chosen = {"BELLJAR_KEEP_ALIVE": "true", "BELLJAR_KEEP_ALIVE_S": "60", **variables}
+        with http_server(self._command, self.folder, **chosen) as (url, process):
+            self._servers.add(process.pid)
+            yield Reign(self, url, process)
+
+    def supervisors(self) -> set[int]:
+        return {
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if str(self.folder / "keep").encode() in _read(path).split(b"\0")
+        }
+
+    def look(self) -> set[int]:
+        for pid in self.supervisors():
+            self.members |= tree(pid)
+        return alive(self.members)
+
+    async def until_empty(self) -> None:
+        left: list[object] = [self]
+        with anyio.move_on_after(30):
+            while left := [*self.look(), *self.supervisors(), *self.groups()]:
+                await anyio.sleep(0.02)
+        assert left == []
+
+    def groups(self) -> list[Path]:
+        made = [path for base in read_control_groups().folders.values() for path in base.glob("belljar-*-*")]
+        return [path for path in made if int(path.name.split("-")[1]) in self._servers]
+
+
+class Reign:
+    """One server's time."""
+
+    def __init__(self, estate: Estate, url: str, process: Any) -> None:
+        self.url = url
+        self._estate = estate
+        self._process = process
+
+    def client(self) -> Client:
+        return Client(f"{self.url}/mcp")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def kill(self) -> None:
+        self._estate.members |= tree(self._process.pid)
+        self._estate.look()
+        self._process.kill()
+        self._process.wait()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def estate(default_environment: Environment, tmp_path: Path) -> Generator[Estate]:
+    yield from an_estate(default_environment, tmp_path)
+
+
+def an_estate(environment: Environment, folder: Path) -> Generator[Estate]:
+    made = Estate(environment, folder)
+    yield made
+    for pid in made.supervisors():
+        os.kill(pid, signal.SIGTERM)
+
+
+# One server is killed at its busiest, and the next one looked at from all sides.
+
+FLOOD = r"""
+from IPython.display import display
+import itertools, os
+print('flooding', flush=True)
+for number in itertools.count():
+    print('x' * 100, number)
+    if number % 50 == 0: display({'image/png': 'A' * 400_000}, raw=True)
+    if os.path.exists('enough'): break
+print('\nthe last line')
+flooded = number
+"""
+
+
+@dataclass
+class Heirs:
+    """The second server, and what the first one was at when it was killed."""
+
+    reign: Reign
+    estate: Estate
+    idle: ExecutionResult
+    running: ExecutionResult
+    waiting: ExecutionResult
+    flooding: ExecutionResult
+    early: ExecutionResult
+
+
+@pytest.fixture(scope="module")
+def heirs(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[Heirs]:
+    estates = an_estate(default_environment, tmp_path_factory.mktemp("estate"))
+    estate = next(estates)
+    with estate.server() as first:
+        results = anyio.run(make_busy, first)
+        first.kill()
+    with estate.server() as second:
+        yield Heirs(second, estate, *results)
+    for _ in estates:
+        pass
+
+
+async def make_busy(reign: Reign) -> list[ExecutionResult]:
+    async with reign.client() as client:
+        caller = Caller(client)
+        idle = await caller.execute("import threading\nlock, x = threading.Lock(), 1\nprint('said')")
+        early = await caller.execute("y = 1")
+        running = await caller.execute(f"z = 1\n{held()}print('went on')\nz += 1\nz", wait_s=0)
+        await until_told(caller, running, "held")
+        waiting = await caller.execute("z = 'never'", running.session_id, wait_s=0)
+        flooding = await caller.execute(FLOOD, wait_s=0)
+        with anyio.fail_after(60):
+            while (await caller.get(flooding.execution_id, wait_s=0)).sequence < 20:
+                await anyio.sleep(0.01)
+        return [idle, running, waiting, flooding, early]
+
+
+async def until_told(caller: Caller, execution: ExecutionResult, text: str) -> None:
+    with anyio.fail_after(60):
+        while text not in (await caller.get(execution.execution_id, wait_s=0)).stdout:
+            await anyio.sleep(0.01)
+
+
+async def test_a_session_that_was_idle_has_everything_in_memory(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        caller = Caller(client)
+        assert (await caller.get(heirs.idle.execution_id)).stdout == "said\n"
+        again = await caller.execute("x += 1\n(x, lock.locked())", heirs.idle.session_id)
+        assert (again.status, again.result, again.state, again.execution_count) == ("ok", "(2, False)", "kept", 2)
+        (listed,) = [
+            one
+            for one in (await caller.fields("list_sessions"))["sessions"]
+            if one["session_id"] == heirs.idle.session_id
+        ]
+        assert (listed["executions"], listed["last_status"]) == (2, "ok")
+
+
+async def test_a_cell_that_ran_goes_on_to_its_end_and_says_what_happened(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        caller = Caller(client)
+        seen = await caller.get(heirs.running.execution_id, wait_s=0)
+        assert (seen.status, seen.stdout) == ("running", "held\n")
+        waiting = await caller.get(heirs.waiting.execution_id)
+        assert (waiting.status, waiting.state) == ("rejected", "kept")
+        assert waiting.cause == "its server ended without notice before its turn came; it never ran"
+        await caller.release(heirs.running.session_id)
+        done = await caller.ended(heirs.running.execution_id)
+        assert (done.status, done.result, done.state, done.cause) == ("ok", "2", "kept", RESUMED)
+        assert done.stdout == "held\nwent on\n"
+        assert RESUMED in "".join(done.output)
+        rest = await caller.get(heirs.running.execution_id, since=seen.sequence)
+        assert rest.stdout == "went on\n"
+        assert (await caller.execute("z", heirs.running.session_id)).result == "2"
+
+
+async def test_a_flood_that_was_cut_in_the_middle_flows_on_and_the_next_cell_is_clean(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        caller = Caller(client)
+        await caller.release(heirs.flooding.session_id, "enough")
+        done = await caller.ended(heirs.flooding.execution_id)
+        assert (done.status, done.cause) == ("ok", RESUMED)
+        assert done.stdout.endswith("the last line\n")
+        after = await caller.execute("print(flooded > 100)\nflooded * 0", heirs.flooding.session_id)
+        assert (after.status, after.stdout, after.result) == ("ok", "True\n", "0")
+
+
+async def test_a_session_that_was_taken_over_can_be_forked_and_rewound_and_asks_for_packages(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        caller = Caller(client)
+        session_id = heirs.early.session_id
+        fork = await caller.fields("fork_session", session_id=session_id)
+        assert (await caller.execute("y", fork["session_id"])).result == "1"
+        refused = await caller.execute("!pip install 'not a name'", session_id)
+        assert "not a name" in "".join(refused.output)
+        gone = await caller.refusal("rewind_session", session_id=session_id, to=heirs.early.execution_id)
+        assert "no state was kept" in gone
+
+
+async def test_nothing_of_it_is_left_when_all_sessions_are_cleared_and_the_server_stops(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        caller = Caller(client)
+        for listed in (await caller.fields("list_sessions"))["sessions"]:
+            await caller.fields("clear_session", session_id=listed["session_id"])
+    heirs.estate.look()
+    heirs.reign.stop()
+    await heirs.estate.until_empty()
+    left = {path.name for name in ("sessions", "runs", "keep") for path in (heirs.estate.folder / name).iterdir()}
+    assert left == {"lock", "log"}
+
+
+# Other ends
+
+
+async def test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both(estate: Estate) -> None:
+    with estate.server(BELLJAR_FORK_START="false") as first:
+        async with first.client() as client:
+            made = await Caller(client).execute("import threading\nlock, x = threading.Lock(), 1")
+        first.kill()
+    with estate.server(BELLJAR_FORK_START="false") as second:
+        second.kill()
+    with estate.server(BELLJAR_FORK_START="false") as third:
+        async with third.client() as client:
+            caller = Caller(client)
+            again = await caller.execute("(x, lock.locked())", made.session_id)
+            assert (again.status, again.result, again.state) == ("ok", "(1, False)", "kept")
+            died = await caller.execute("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", made.session_id)
+            assert died.cause == "kernel-died: the kernel's process ended with signal SIGKILL"
+            await caller.fields("clear_session", session_id=made.session_id)
+    await estate.until_empty()
+
+
+# The rest is asked of engines in this process: they stop, they are not killed.
+
+
+@asynccontextmanager
+async def engine(estate: Estate, **chosen: Any) -> AsyncGenerator[tuple[Runtime, Caller]]:
+    settings = {"keep_alive": True, "keep_alive_s": 60, "hibernate": True, **chosen}
+    async with (
+        opened_runtime(estate.environment, estate.folder, **settings) as runtime,
+        connected(runtime) as caller,
+    ):
+        yield runtime, caller
+        estate.look()
+
+
+async def test_a_server_that_stops_leaves_its_sessions_and_their_cells_running(estate: Estate) -> None:
+    async with engine(estate) as (runtime, caller):
+        idle = await caller.execute("import threading\nlock, x = threading.Lock(), 1")
+        running = await caller.execute(f"{held()}print('went on')", wait_s=0)
+        await until_said(runtime, running.execution_id, "held")
+    async with engine(estate) as (_, caller):
+        again = await caller.execute("(x, lock.locked())", idle.session_id)
+        assert (again.result, again.state, again.output) == ("(1, False)", "kept", [])
+        await caller.release(running.session_id)
+        done = await caller.ended(running.execution_id)
+        assert (done.status, done.stdout, done.cause) == ("ok", "held\nwent on\n", RESUMED)
+        for result in (idle, running):
+            await caller.fields("clear_session", session_id=result.session_id)
+    await estate.until_empty()
+
+
+async def test_a_session_that_nobody_came_for_in_time_is_woken_from_disk(estate: Estate) -> None:
+    async with engine(estate, keep_alive_s=0.01) as (_, caller):
+        made = await caller.execute("import threading\nlock, x = threading.Lock(), 1")
+    await estate.until_empty()
+    async with engine(estate) as (_, caller):
+        woken = await caller.execute("x", made.session_id)
+        assert (woken.result, woken.state, woken.lost) == ("1", "lost", ["lock"])
+        await caller.fields("clear_session", session_id=made.session_id)
+    await estate.until_empty()
+
+
+async def test_a_supervisor_that_is_killed_takes_the_kernels_along_and_the_server_starts_another(
+    estate: Estate,
+) -> None:
+    async with engine(estate) as (_, caller):
+        made = await caller.execute("x = 1")
+        (supervisor,) = estate.supervisors()
+        estate.look()
+        os.kill(supervisor, signal.SIGKILL)
+        with anyio.fail_after(30):
+            while alive(estate.members):
+                await anyio.sleep(0.01)
+        again = await caller.execute("'x' in globals()", made.session_id)
+        assert (again.status, again.result, again.state, again.lost) == ("ok", "False", "lost", ["x"])
+        await caller.execute("y = 2", made.session_id)
+        assert len(estate.supervisors()) == 1
+    async with engine(estate) as (_, caller):
+        assert (await caller.execute("y", made.session_id)).result == "2"
+        await caller.fields("clear_session", session_id=made.session_id)
+    await estate.until_empty()
+
+
+async def test_a_second_server_at_the_same_time_works_and_its_sessions_end_with_it(
+    estate: Estate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine(estate) as (_, one):
+        mine = await one.execute("x = 1")
+        async with engine(estate) as (_, other):
+            theirs = await other.execute("import threading\nlock, x = threading.Lock(), 2")
+            assert "another server keeps its sessions here" in caplog.text
+        assert (await one.execute("x", mine.session_id)).result == "1"
+        assert (await one.execute("x", theirs.session_id)).lost == ["lock"]
+        for result in (mine, theirs):
+            await one.fields("clear_session", session_id=result.session_id)
+    await estate.until_empty()
+
+
+async def test_a_sandbox_that_cannot_be_handed_on_is_refused(estate: Estate) -> None:
+    with pytest.raises(SettingsError, match="keep_alive cannot be used: a sandbox of process"):
+        async with engine(estate, sandbox="process"):
+            pass
+
+
+async def test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_the_supervisor(estate: Estate) -> None:
+    async def come_and_go(caller: Caller) -> None:
+        made = await caller.execute("x = 1")
+        died = await caller.execute("import os\nos._exit(1)", made.session_id)
+        assert died.status == "died"
+        await caller.execute("x = 1", made.session_id)
+        await caller.fields("clear_session", session_id=made.session_id)
+
+    async with engine(estate, pool_size=0) as (_, caller):
+        await come_and_go(caller)
+        held = descriptors(os.getpid(), *estate.supervisors())
+        for _ in range(3):
+            await come_and_go(caller)
+        assert descriptors(os.getpid(), *estate.supervisors()) == held
+    await estate.until_empty()
+
+
+def descriptors(*pids: int) -> list[int]:
+    return [len([*Path(f"/proc/{pid}/fd").iterdir()]) for pid in pids]
