@@ -6,10 +6,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from local_index import LocalIndex
 
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.managed import Recipe, prepare
+from local_index import LocalIndex
 from shared_environment import settings_with
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import anyio
 import pytest
 from confined import open_workshop
-from local_index import LocalIndex
 
 from belljar.environments.access import read_access
 from belljar.environments.base import Environment
@@ -31,6 +30,7 @@ from belljar.files.removal import remove_tree
 from belljar.kernels import workshop as workshop_module
 from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.process import ProcessProvider
+from local_index import LocalIndex
 from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio

@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 from confined import open_workshop
-from local_index import LocalIndex
 
 from belljar.environments import packages
 from belljar.environments.base import Environment
 from belljar.environments.packages import InstallOutcome, as_fields, check_installed
 from belljar.errors import InvalidArgument
+from local_index import LocalIndex
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_index import LocalIndex
 from uv import find_uv_bin
 
 from belljar.api import LocalSession, open_engine, open_session
@@ -21,6 +20,7 @@ from belljar.runtime import open_runtime
 from belljar.sandboxes import providers
 from belljar.sessions.packages import install_packages
 from belljar.settings import Settings
+from local_index import LocalIndex
 from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio

@@ -15,12 +15,18 @@ from pathlib import Path
 
 from belljar.errors import EnvironmentBroken
 
+# `sys.stdlib_module_names` came with Python 3.10: before, what lies in the folders of the library is asked.
 _INSPECTION = """
-import json, platform, sys
+import json, os, pkgutil, platform, sys, sysconfig
+names = getattr(sys, "stdlib_module_names", None)
+if names is None:
+    places = [os.path.dirname(os.__file__), sysconfig.get_config_var("DESTSHARED") or ""]
+    names = {*sys.builtin_module_names, *(found.name for found in pkgutil.iter_modules(places))}
 print()
 print(json.dumps({
     "executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
-    "base_prefix": sys.base_prefix, "paths": sys.path, "standard_library": sorted(sys.stdlib_module_names),
+    "base_prefix": sys.base_prefix, "paths": sys.path, "standard_library": sorted(names),
+    "tag": "%s-%s" % (sys.implementation.cache_tag, sysconfig.get_platform()),
 }))
 """
 _WORDS_LIMIT = 2_000
@@ -36,6 +42,12 @@ class Environment:
     name: str
     python: Path
     readable: tuple[Path, ...]
+    kind: str = ""
+    """How it was found or made: venv, venv-uv, conda, system or managed; empty where nobody said."""
+    version: str = ""
+    """Of its Python."""
+    support: Path | None = None
+    """A folder with IPython for our runner, where the environment has none: searched after all of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class Interpreter:
     base_prefix: Path
     paths: tuple[Path, ...]
     standard_library: frozenset[str] = field(repr=False)
+    tag: str = ""
+    """Interpreters of one tag can use the same compiled packages."""
 
     @property
     def is_virtual(self) -> bool:
@@ -63,9 +77,9 @@ class Interpreter:
 
 def inspect_interpreter(python: Path, *, timeout_s: float = 30) -> Interpreter:
     """Run an interpreter once, isolated from the caller's variables and folders, and return what it says of itself."""
-    status, answer, words = _run([str(python), "-I", "-c", _INSPECTION], timeout_s)
+    status, answer, words = run_briefly([str(python), "-I", "-c", _INSPECTION], timeout_s)
     if status:
-        raise EnvironmentBroken(f"{python} does not run: {_last(words) or f'it ended with status {status}'}")
+        raise EnvironmentBroken(f"{python} does not run: {last_words(words) or f'it ended with status {status}'}")
     try:
         told = json.loads(answer.rstrip().rpartition("\n")[2])
         return Interpreter(
@@ -75,19 +89,22 @@ def inspect_interpreter(python: Path, *, timeout_s: float = 30) -> Interpreter:
             base_prefix=Path(told["base_prefix"]),
             paths=tuple(Path(entry) for entry in told["paths"]),
             standard_library=frozenset(told["standard_library"]),
+            tag=str(told["tag"]),
         )
     except (ValueError, KeyError, TypeError):
-        raise EnvironmentBroken(f"{python} is not a Python interpreter: it answered {_last(answer)!r}") from None
+        raise EnvironmentBroken(f"{python} is not a Python interpreter: it answered {last_words(answer)!r}") from None
 
 
-def describe(name: str, interpreter: Interpreter) -> Environment:
+def describe(name: str, interpreter: Interpreter, *, kind: str = "", support: Path | None = None) -> Environment:
     """The environment of an interpreter that was inspected."""
     # A virtual environment is found through the link in its bin folder, anything else through the real file.
     python = interpreter.executable if interpreter.is_virtual else interpreter.executable.resolve()
-    return Environment(name, python, _readable(python, interpreter))
+    readable = (*_readable(python, interpreter), *([support] if support else []))
+    return Environment(name, python, readable, kind, interpreter.version, support)
 
 
-def _run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+    """The status of a command on the host, and what it wrote to stdout and stderr; it has nothing to read."""
     try:
         process = subprocess.Popen(
             command,
@@ -111,7 +128,8 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
     return process.returncode, answer, words
 
 
-def _last(words: str) -> str:
+def last_words(words: str) -> str:
+    """The end of what a command said."""
     return words.strip()[-_WORDS_LIMIT:]
 
 

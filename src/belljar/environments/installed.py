@@ -1,29 +1,50 @@
-"""Environments that are there already: the path of a virtual environment or of an interpreter.
+"""Environments that are there already: a virtual environment, conda's, an interpreter, the system's Python.
 
-They are checked and used as they stand, never changed.
+They are found, checked and used as they stand, never changed.
 """
 
-import shlex
+import shutil
 from pathlib import Path
 
-from belljar.environments.base import Environment, Interpreter, describe, inspect_interpreter
-from belljar.environments.inventory import Shelf
+from belljar.environments.base import Interpreter, inspect_interpreter
+from belljar.environments.conda import find_conda
 from belljar.errors import EnvironmentBroken
+from belljar.settings import EnvironmentEntry
 
-_OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 9)
+# Before the user's own: what a version manager puts on the PATH is not the system's.
+_SYSTEM_FOLDERS = "/usr/bin:/usr/local/bin:/bin"
 
 
-def find_installed(name: str) -> Environment:
-    """The environment at a path, once it has shown that it can run sessions; blocks while its interpreter runs."""
-    interpreter = inspect_interpreter(_locate(name))
-    if interpreter.release < _OLDEST_PYTHON:
+def find_installed(path: str) -> Interpreter:
+    """The interpreter at the path of an environment or of itself, once it has answered; blocks while it runs."""
+    return inspect_recent(_locate(path))
+
+
+def find_entry(entry: EnvironmentEntry) -> Interpreter:
+    """The interpreter that an entry of the settings leads to; blocks while it runs."""
+    if entry.kind == "conda":
+        return inspect_recent(find_conda(entry.path) / "bin" / "python")
+    if entry.kind == "system":
+        return find_installed(entry.path) if entry.path else inspect_recent(_system_python())
+    interpreter = find_installed(entry.path)
+    if not interpreter.is_virtual:
+        raise EnvironmentBroken(
+            f"{entry.path} is not a virtual environment: {interpreter.executable} stands by itself",
+            hint='Use kind = "system" for an interpreter, or kind = "conda" for an environment of conda',
+        )
+    return interpreter
+
+
+def inspect_recent(python: Path) -> Interpreter:
+    """What an interpreter says of itself, if it can run sessions."""
+    interpreter = inspect_interpreter(python)
+    if interpreter.release < OLDEST_PYTHON:
         raise EnvironmentBroken(
             f"{interpreter.executable} is Python {interpreter.version}",
-            hint=f"Sessions need Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer",
+            hint=f"Sessions need Python {'.'.join(map(str, OLDEST_PYTHON))} or newer",
         )
-    if not any(Shelf(path).find("ipython") for path in interpreter.paths):
-        raise EnvironmentBroken(f"{interpreter.executable} has no IPython", hint=_remedy(interpreter))
-    return describe(name, interpreter)
+    return interpreter
 
 
 def _locate(name: str) -> Path:
@@ -32,13 +53,14 @@ def _locate(name: str) -> Path:
     if not python.exists():
         raise EnvironmentBroken(
             f"no such environment: {name}" if python == path else f"{name} is not a virtual environment: no {python}",
-            hint="Set environment to default, or to the path of a virtual environment or interpreter",
+            hint="Set environment to default, to a name of environments, or to the path of a virtual environment or "
+            "interpreter",
         )
     return python
 
 
-def _remedy(interpreter: Interpreter) -> str:
-    python = shlex.quote(str(interpreter.executable))
-    has_pip = any(Shelf(path).find("pip") for path in interpreter.paths)
-    command = f"{python} -m pip install ipython" if has_pip else f"uv pip install --python {python} ipython"
-    return f"Run: {command}"
+def _system_python() -> Path:
+    python = shutil.which("python3", path=_SYSTEM_FOLDERS) or shutil.which("python3")
+    if python is None:
+        raise EnvironmentBroken("this host has no python3", hint="Install it, or give the path of an interpreter")
+    return Path(python)

@@ -8,7 +8,7 @@ folder is trusted no more than what a session leaves in its layer, and is looked
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment
+from belljar.environments.conda import find_tool
 from belljar.environments.inventory import Shelf
 from belljar.environments.layers import move_into, take_over
 from belljar.environments.locks import open_lock
@@ -32,6 +33,8 @@ _WHEELS_ONLY = ("--only-binary", ":all:")
 _ADDITION = re.compile(r"^ [+~] (?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)", re.MULTILINE)
 
 Pins = dict[str, Version]
+OnStage = Callable[[str], Awaitable[None]]
+"""Hears what an installation is busy with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ async def install(
     *,
     timeout_s: float = 300,
     on_change: Callable[[Change], None] | None = None,
+    on_stage: OnStage | None = None,
     open_uv: OpenUv = open_uv_on_host,
 ) -> list[InstallOutcome]:
     """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone."""
@@ -93,7 +97,8 @@ async def install(
         try:
             with anyio.fail_after(timeout_s):
                 async with open_lock(layer.with_name(f".{layer.name}.lock")):
-                    installation = _Installation(environment, layer, staging, timeout_s, on_change or _ignore)
+                    tell = on_stage or _keep_quiet
+                    installation = _Installation(environment, layer, staging, timeout_s, on_change or _ignore, tell)
                     return await installation.run(wanted, open_uv)
         finally:
             with anyio.CancelScope(shield=True):
@@ -102,6 +107,10 @@ async def install(
         return [InstallOutcome(each.name, None, f"not done after {timeout_s:g} s") for each in wanted]
     except OSError as error:
         raise EnvironmentBroken(f"packages cannot be written to {layer}: {error.strerror or error}") from error
+
+
+async def _keep_quiet(_: str) -> None:
+    """Nobody listens."""
 
 
 def _ignore(_: Change) -> None:
@@ -119,8 +128,10 @@ class _Installation:
     staging: Path
     timeout_s: float
     on_change: Callable[[Change], None]
+    on_stage: OnStage
 
     async def run(self, wanted: list[Requirement], open_uv: OpenUv) -> list[InstallOutcome]:
+        await self.on_stage(f"resolving {', '.join(each.name for each in wanted)}")
         present = await to_thread.run_sync(_read_pins, self.layer)
         async with open_uv(self.environment, self.staging) as uv:
             fetching = _Fetching(self.environment, self.staging, self.timeout_s, uv)
@@ -128,13 +139,23 @@ class _Installation:
             missing = {name: version for name, version in pins.items() if present.get(name) != version}
             try:
                 if missing:
+                    await self.on_stage(f"fetching {_spelled(missing)}")
                     await fetching.fetch(missing)
             except _UvError as refusal:
                 errors.update(dict.fromkeys(accepted, str(refusal)))
                 missing = {}
+            errors = {number: f"{error}{self._advice(wanted[number])}" for number, error in errors.items()}
         if missing:
             await self._put_in(missing)
         return await self._outcomes(wanted, errors)
+
+    def _advice(self, requirement: Requirement) -> str:
+        """What conda has and the index has not, only its own tool can bring, into the environment itself."""
+        if self.environment.kind != "conda":
+            return ""
+        tool = find_tool()
+        command = f"{tool[0] if tool else 'conda'} install -p {self.environment.python.parent.parent}"
+        return f"\nA package of conda's own is for the operator to install: {command} {requirement.name}"
 
     async def _put_in(self, pins: Pins) -> None:
         """Move what was fetched into the layer, and tell of it."""
@@ -241,6 +262,10 @@ def _is_fit(name: str, version: Version, wanted: list[Requirement]) -> bool:
     return all(
         each.specifier.contains(version, prereleases=True) for each in wanted if canonicalize_name(each.name) == name
     )
+
+
+def _spelled(pins: Pins) -> str:
+    return ", ".join(f"{name}=={version}" for name, version in pins.items())
 
 
 def _read_pins(layer: Path) -> Pins:

@@ -1,4 +1,4 @@
-"""The environments we make ourselves, once per lock file and Python, under the data directory.
+"""The environments we make ourselves, once per list of requirements and Python, under the data directory.
 
 A finished one has a marker, written last: one without it was left by a server that died, and is made anew. Nothing
 here knows who uses an environment.
@@ -6,40 +6,62 @@ here knows who uses an environment.
 
 import hashlib
 import os
+import platform
 import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from anyio import to_thread
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from belljar.environments.ingredients import Ingredients
+from belljar.environments.inventory import Shelf
 from belljar.environments.locks import open_lock
 from belljar.environments.uv import UvAnswer, run_uv
 from belljar.errors import EnvironmentBroken
 from belljar.settings import Settings
 
+SHARED = "managed"
+LOCK = "requirements.lock"
+"""In a finished environment that uv chose the versions of: which ones those are."""
 _READY = ".ready"
 _BUILD_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a managed environment is made of: a complete list of pinned requirements."""
+    """What a managed environment is made of: a complete list of pinned requirements, or some for uv to choose from."""
 
     name: str
-    lock: Path
+    lock: Path | None = None
+    ingredients: Ingredients = field(default=Ingredients(""))
+
+    @property
+    def text(self) -> str:
+        """What makes it what it is."""
+        return self.lock.read_text("utf-8") if self.lock else self.ingredients.text
 
 
 DEFAULT = Recipe("default", Path(__file__).with_name("science.lock.txt"))
 
 
 def folder(settings: Settings, recipe: Recipe = DEFAULT) -> Path:
-    """Where a recipe's environment is or will be; another lock, Python or platform has another folder."""
-    parts = (recipe.lock.read_text("utf-8"), sys.base_prefix, sysconfig.get_platform(), sys.implementation.cache_tag)
+    """Where a recipe's environment is or will be; another lock, Python or platform has another folder.
+
+    Recipes for uv to choose from share one, whatever their names, if they are the same.
+    """
+    wanted = [recipe.ingredients.python] if recipe.ingredients.python else []
+    parts = (recipe.text, *wanted, sys.base_prefix, sysconfig.get_platform(), sys.implementation.cache_tag)
     key = hashlib.sha256("\0".join((*parts, str(sysconfig.get_config_var("SOABI")))).encode()).hexdigest()[:12]
-    return settings.data_directory / "environments" / f"{recipe.name}-{key}"
+    return environments_folder(settings) / f"{recipe.name if recipe.lock else SHARED}-{key}"
+
+
+def environments_folder(settings: Settings) -> Path:
+    """Where all of them are."""
+    return settings.data_directory / "environments"
 
 
 def interpreter_path(root: Path) -> Path:
@@ -95,13 +117,39 @@ class _Build:
         self.tell(f"preparing the {self.recipe.name} environment in {self.root}: once, may take a minute")
         if self.root.exists():
             await to_thread.run_sync(shutil.rmtree, self.root)
-        await self._uv("venv", "--no-project", "--python", sys.executable, str(self.root))
+        await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
         # Sessions see the tree read-only and could not keep what they compile: `import pandas, sklearn` took 8 s
         # instead of 2.5 s, in every session. Compiling costs 18 s and 250 MB, once.
-        options = ("--no-deps", "--only-binary", ":all:", "--compile-bytecode", "-r", str(self.recipe.lock))
+        options = ("--only-binary", ":all:", "--compile-bytecode", *self._requirements())
         await self._uv("pip", "install", "--python", str(interpreter_path(self.root)), *options)
+        if self.recipe.lock is None:
+            await to_thread.run_sync(self._write_lock)
         (self.root / _READY).touch()
         self.tell(f"the {self.recipe.name} environment is ready")
+
+    def _python(self) -> str:
+        """The server's own where that will do."""
+        wanted = self.recipe.ingredients.python
+        try:
+            is_fit = not wanted or SpecifierSet(wanted).contains(platform.python_version(), prereleases=True)
+        except InvalidSpecifier:
+            is_fit = False
+        return sys.executable if is_fit else wanted
+
+    def _requirements(self) -> tuple[str, ...]:
+        if self.recipe.lock is not None:
+            return ("--no-deps", "-r", str(self.recipe.lock))
+        if self.recipe.ingredients.file is not None:
+            return ("-r", str(self.recipe.ingredients.file))
+        file = self.root / "requirements.in"
+        file.write_text(self.recipe.text, "utf-8")
+        return ("-r", str(file))
+
+    def _write_lock(self) -> None:
+        """By what is there rather than by what uv said."""
+        shelves = [Shelf(path) for path in self.root.glob("lib/python*/site-packages")]
+        found = {name: each.version for shelf in shelves for name, each in shelf.distributions.items()}
+        (self.root / LOCK).write_text("".join(f"{name}=={found[name]}\n" for name in sorted(found)), "utf-8")
 
     async def _uv(self, *arguments: str) -> None:
         answer = await run_uv(
@@ -121,5 +169,5 @@ def _failed(recipe: Recipe, answer: UvAnswer) -> EnvironmentBroken:
     return EnvironmentBroken(
         f"the {recipe.name} environment could not be made: {answer.complaint}",
         hint="See that the package index can be reached (uv reads UV_DEFAULT_INDEX and uv.toml, not pip.conf), "
-        "or set environment to the path of a virtual environment that has IPython",
+        "or set environment to the path of a virtual environment",
     )

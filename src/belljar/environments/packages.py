@@ -4,17 +4,21 @@ from dataclasses import asdict
 
 from pydantic import JsonValue
 
-from belljar.environments.installs import Change, InstallOutcome, check_requirements, install
+from belljar.environments.description import EnvironmentDescription, describe_packages
+from belljar.environments.installs import Change, InstallOutcome, OnStage, check_requirements, install
 from belljar.environments.modules import modules_of
 from belljar.environments.presence import PackageStatus, check_installed
 
 __all__ = [
     "Change",
+    "EnvironmentDescription",
     "InstallOutcome",
+    "OnStage",
     "PackageStatus",
     "as_fields",
     "check_installed",
     "check_requirements",
+    "describe_packages",
     "install",
     "modules_of",
 ]

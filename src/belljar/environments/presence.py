@@ -4,14 +4,16 @@ The session's layer, a folder of packages of its own, comes before the environme
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment, inspect_interpreter
+from belljar.environments.conda import conda_packages
 from belljar.environments.inventory import Distribution, Shelf
 from belljar.errors import InvalidArgument
 
@@ -37,7 +39,8 @@ def check_installed(environment: Environment, layer: Path | None, names: Sequenc
     shelves = [Shelf(path) for path in interpreter.paths]
     if layer is not None:
         shelves.insert(0, Shelf(layer, is_trusted=False))
-    return [_check(name, shelves, interpreter.standard_library) for name in names]
+    others = conda_packages(interpreter.prefix)
+    return [_check(name, shelves, interpreter.standard_library, others) for name in names]
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -49,7 +52,9 @@ def check_names(names: Sequence[str]) -> None:
             raise InvalidArgument(f"a package name of {len(name)} characters: {name[:40]}…")
 
 
-def _check(text: str, shelves: list[Shelf], standard_library: frozenset[str]) -> PackageStatus:
+def _check(
+    text: str, shelves: list[Shelf], standard_library: frozenset[str], others: Mapping[str, str]
+) -> PackageStatus:
     parsed = _parse(text)
     if parsed is None:
         return PackageStatus(text, False, note="not a package name")
@@ -62,7 +67,7 @@ def _check(text: str, shelves: list[Shelf], standard_library: frozenset[str]) ->
     for shelf in shelves if _is_module_name(name) else ():
         if shelf.has_module(name):
             return _judge_module(text, shelf, name, specifier)
-    return PackageStatus(text, False)
+    return _judge_other(text, others[name], specifier) if name in others else PackageStatus(text, False)
 
 
 def _parse(text: str) -> tuple[str, SpecifierSet] | None:
@@ -76,6 +81,16 @@ def _parse(text: str) -> tuple[str, SpecifierSet] | None:
 
 def _is_module_name(name: str) -> bool:
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is not None
+
+
+def _judge_other(text: str, version: str, specifier: SpecifierSet) -> PackageStatus:
+    """A package of conda that Python knows nothing of, such as a library or a program."""
+    try:
+        is_fit = specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        is_fit = not specifier
+    note = "a package of conda, nothing to import"
+    return PackageStatus(text, is_fit, version, note=note if is_fit else f"{note}; {version} is not {specifier}")
 
 
 def _judge_module(text: str, shelf: Shelf, module: str, specifier: SpecifierSet) -> PackageStatus:

@@ -8,6 +8,7 @@ is said here; where, `kernels` knows.
 import codecs
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
 
 _HEARD_LIMIT = 1_000_000
-_COMPLAINT_LIMIT = 4_000
+_COMPLAINT_LIMIT = 20_000
 _CHATTER = ("Using ", "Resolved ", "Downloading ", " Downloaded ", "Prepared ", "Audited ", "Checked ")
 
 
@@ -65,13 +66,23 @@ async def open_uv_on_host(environment: Environment, folder: Path) -> AsyncGenera
 
 
 def find_uv() -> str:
-    """The uv binary that came with our dependency."""
+    """The uv binary that came with our dependency, or else one on the PATH."""
     try:
         return find_uv_bin()
     except FileNotFoundError as error:
+        if found := shutil.which("uv"):
+            return found
         raise EnvironmentBroken(
             "the uv binary is missing", hint="Reinstall it: pip install --force-reinstall uv"
         ) from error
+
+
+def has_uv() -> bool:
+    """Whether there is one."""
+    try:
+        return bool(find_uv())
+    except EnvironmentBroken:
+        return False
 
 
 async def run_uv(

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from belljar.errors import KernelDied
-from belljar.kernels.base import Completion
+from belljar.kernels.base import Completeness, Completion
 from belljar.kernels.imports import ImportProof, proof_expression, read_proof
-from belljar.kernels.ipython import EXIT_GRACE_S, plain_text
+from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_PATIENCE_S, plain_text
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
@@ -23,6 +23,7 @@ from belljar.outputs.events import (
     ExecuteResult,
     Finished,
     InputRequest,
+    MimeBundle,
     Raised,
     Stream,
 )
@@ -32,6 +33,8 @@ from belljar.sandboxes.child import open_pidfd
 # A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. Once the reply is
 # here, a channel that stays silent this long has nothing more to say.
 IDLE_GRACE_S = 5.0
+# Seen 1 ms late, on a busy machine.
+STRAGGLING_S = 0.05
 LOST = "\n[some output of this cell was lost: the kernel sent it faster than it could be read]\n"
 # What terminals send, and what kernels take for it.
 _END_OF_INPUT = "\x04"
@@ -105,9 +108,21 @@ class JupyterKernel:
                         await self.reply_input(None)
                         continue
                 yield event
+        if not self._spec.is_python:
+            async for event in self._stragglers(cell):
+                yield event
         for event in cell.closing_events():
             yield event
         yield self._finished(cell, self._usage.cpu_s() - cpu_before_s)
+
+    async def _stragglers(self, cell: "_Cell") -> AsyncIterator[Event]:
+        """What is sent after "idle", which should be the last: Deno's kernel waits for none of what it sends."""
+        with contextlib.suppress(TimeoutError, KernelDied):
+            while True:
+                async with asyncio.timeout(STRAGGLING_S):
+                    message = await self._channels.receive()
+                for event in cell.events(message):
+                    yield event
 
     def _finished(self, cell: "_Cell", cpu_s: float) -> Finished:
         if cell.execution_count is not None:
@@ -146,12 +161,34 @@ class JupyterKernel:
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See the contract."""
-        reply = await self._channels.ask("complete_request", {"code": code, "cursor_pos": cursor})
-        match reply.content:
+        match await self._asked("complete_request", {"code": code, "cursor_pos": cursor}):
             case messages.CompleteReply(matches=matches, cursor_start=start, cursor_end=end):
                 return Completion(matches, start, end)
             case _:
-                return Completion()
+                return Completion(start=cursor, end=cursor)
+
+    async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
+        """See the contract."""
+        match await self._asked("inspect_request", {"code": code, "cursor_pos": cursor, "detail_level": detail}):
+            case messages.InspectReply(found=True, data=data):
+                return _plain(data)
+            case _:
+                return {}
+
+    async def check_complete(self, code: str) -> Completeness:
+        """See the contract. Many kernels do not know."""
+        match await self._asked("is_complete_request", {"code": code}):
+            case messages.IsCompleteReply(status=status, indent=indent):
+                return Completeness(status, indent)
+            case _:
+                return Completeness()
+
+    async def _asked(self, kind: str, content: dict[str, str | int]) -> messages.Content | None:
+        """A kernel that knows nothing of a request need not answer it at all."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUESTION_PATIENCE_S):
+                return (await self._channels.ask(kind, content)).content
+        return None
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
         """See `ProvesImports`. Asked as an expression beside an empty, silent cell; only Python kernels answer."""
@@ -240,7 +277,7 @@ class _Cell:
                 yield Stream("stderr" if name == "stderr" else "stdout", text)
             case messages.Display(data=data, transient=transient) as display:
                 is_update = isinstance(display, messages.DisplayUpdate)
-                yield DisplayData(data, transient.display_id, is_update)
+                yield DisplayData(_plain(data), transient.display_id, is_update)
             case messages.Clear(wait=wait):
                 yield ClearOutput(wait)
             case _ if message.parent_id == self._request_id:
@@ -253,7 +290,7 @@ class _Cell:
             case messages.ExecuteReply() as reply:
                 self.reply = reply
             case messages.Result(data=data):
-                yield ExecuteResult(data)
+                yield ExecuteResult(_plain(data))
             case messages.Error() as error:
                 self._has_raised = True
                 yield _raised(error)
@@ -277,4 +314,11 @@ class _Cell:
 
 def _raised(error: messages.Error) -> Raised:
     lines = [line for block in error.traceback for line in plain_text(block).splitlines()]
-    return Raised(error.ename, plain_text(error.evalue), lines)
+    # Some have no name for it: bash_kernel tells the exit status and nothing else.
+    return Raised(error.ename or "Error", plain_text(error.evalue), lines)
+
+
+def _plain(data: MimeBundle) -> MimeBundle:
+    """Plain text that really is: some kernels write it for terminals, colours and all."""
+    text = data.get("text/plain")
+    return {**data, "text/plain": plain_text(text)} if isinstance(text, str) and "\x1b" in text else data

@@ -31,6 +31,11 @@ class Meeting:
         """The connection file as the kernel sees it."""
         return f"{self._inside}/{self._token}.json"
 
+    @property
+    def inner_connection_file(self) -> str:
+        """The connection file of a kernel behind a bridge, which writes it."""
+        return f"{self._inside}/{self._token}-inner.json"
+
     def socket_path(self, channel: str) -> Path:
         """A channel's socket as the host sees it."""
         return self._scratch / f"{self._token}-{_PORTS[channel]}"
@@ -53,7 +58,8 @@ class Meeting:
 
     def remove(self) -> None:
         """Remove what was written and what the kernel left; may be called twice."""
-        for path in (self._scratch / f"{self._token}.json", *map(self.socket_path, _PORTS)):
+        files = (self._scratch / f"{self._token}{ending}.json" for ending in ("", "-inner"))
+        for path in (*files, *map(self.socket_path, _PORTS)):
             with contextlib.suppress(OSError):
                 path.unlink()
         if self._detour is not None:

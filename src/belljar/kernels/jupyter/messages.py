@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jupyter_client.session import DELIM, Session
 from pydantic import BaseModel, Field, JsonValue
@@ -95,11 +95,38 @@ class CompleteReply(BaseModel):
     cursor_end: int = 0
 
 
+class InspectReply(BaseModel):
+    """What a name is."""
+
+    found: bool = False
+    data: dict[str, JsonValue] = {}
+
+
+class IsCompleteReply(BaseModel):
+    """Whether code is a whole cell."""
+
+    status: Literal["complete", "incomplete", "invalid", "unknown"] = "unknown"
+    indent: str = Field(default="", max_length=1_000)
+
+
 class KernelInfo(BaseModel):
     """The kernel is there."""
 
 
-Content = StreamText | Display | Result | Clear | Error | Status | Input | ExecuteReply | CompleteReply | KernelInfo
+Content = (
+    StreamText
+    | Display
+    | Result
+    | Clear
+    | Error
+    | Status
+    | Input
+    | ExecuteReply
+    | CompleteReply
+    | InspectReply
+    | IsCompleteReply
+    | KernelInfo
+)
 _KINDS: dict[str, type[Content]] = {
     "stream": StreamText,
     "display_data": Display,
@@ -111,6 +138,8 @@ _KINDS: dict[str, type[Content]] = {
     "input_request": Input,
     "execute_reply": ExecuteReply,
     "complete_reply": CompleteReply,
+    "inspect_reply": InspectReply,
+    "is_complete_reply": IsCompleteReply,
     "kernel_info_reply": KernelInfo,
 }
 

@@ -40,6 +40,11 @@ class KernelSpec:
         """Its program: a path, or a name to be found on the session's PATH."""
         return self.argv[0]
 
+    @property
+    def is_python(self) -> bool:
+        """Whether its program is a Python."""
+        return _PYTHON.fullmatch(Path(self.executable).name) is not None
+
     def command(self, connection_file: str) -> list[str]:
         """The command that starts it."""
         values = {"{connection_file}": connection_file, "{resource_dir}": str(self.resources)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from belljar.environments.base import Environment
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.kernel import JupyterKernel
@@ -14,7 +15,7 @@ from belljar.kernels.jupyter.meeting import Meeting
 from belljar.kernels.jupyter.messages import Seal
 from belljar.kernels.jupyter.specs import KernelSpec
 from belljar.kernels.jupyter.zmtp import Connection, SocketType, open_connection
-from belljar.kernels.launching import cause_of
+from belljar.kernels.launching import cause_of, runner_command
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 
 _WORDS_BYTES = 2_000
@@ -30,15 +31,19 @@ async def start_jupyter(
     scratch: Path,
     environment: Mapping[str, str],
     start_timeout_s: float,
+    bridge: Environment | None = None,
 ) -> JupyterKernel:
-    """Start a kernel cold and wait until it answers; it owns the sandbox from here on, also when it fails."""
+    """Start a kernel cold and wait until it answers; it owns the sandbox from here on, also when it fails.
+
+    With a `bridge`, an environment whose Python can run one, a kernel that may know nothing but TCP is met too.
+    """
     resources = AsyncExitStack()
     words = _LastWords()
     resources.callback(words.close)
     resources.push_async_callback(sandbox.aclose)
     try:
         async with asyncio.timeout(start_timeout_s):
-            return await _start(sandbox, spec, scratch, environment, words, resources)
+            return await _start(sandbox, spec, scratch, environment, words, resources, bridge)
     except TimeoutError:
         fact = f"kernel {spec.name} was not ready after {start_timeout_s:g} s"
         raise await _failure(fact, words, resources) from None
@@ -62,12 +67,13 @@ async def _start(
     environment: Mapping[str, str],
     words: "_LastWords",
     resources: AsyncExitStack,
+    bridge: Environment | None,
 ) -> JupyterKernel:
     meeting = Meeting(scratch, sandbox.scratch)
     resources.callback(meeting.remove)
     meeting.write()
     process = await sandbox.spawn(
-        spec.command(meeting.connection_file),
+        _command(spec, meeting, bridge),
         environment=spec.variables(environment),
         stdout=words.write_end,
         stderr=words.write_end,
@@ -80,6 +86,14 @@ async def _start(
     kernel = JupyterKernel(spec, sandbox, process, channels, resources)
     await kernel.wait_ready()
     return kernel
+
+
+def _command(spec: KernelSpec, meeting: Meeting, bridge: Environment | None) -> list[str]:
+    # ipykernel and what is built on it take sockets in the file system; Deno's kernel, for one, does not.
+    if bridge is None or spec.is_python:
+        return spec.command(meeting.connection_file)
+    inner = meeting.inner_connection_file
+    return runner_command(bridge, "bridge", meeting.connection_file, inner, *spec.command(inner))
 
 
 async def _connect(

@@ -1,0 +1,205 @@
+"""A hold on a session of this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import islice
+from typing import TypeVar
+
+from belljar.answers import values_of
+from belljar.attachments.messages import Asks, Begun, Checked, Completed, Ended, Gone, Inspected, News, Said
+from belljar.errors import KernelDied
+from belljar.kernels.base import Kernel
+from belljar.kernels.ipython import IPythonKernel
+from belljar.models import OutputEvent
+from belljar.outputs.publishing import ending, output_of
+from belljar.outputs.reassembly import ReadDisplay
+from belljar.sessions.cells import make_cell
+from belljar.sessions.execution import Execution
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+from belljar.toolbox.base import Reply
+
+_T = TypeVar("_T")
+_BATCH = 100
+_LONG_S = 3600.0
+# A name that is completed a second late is completed too late: who types has gone on.
+TURN_PATIENCE_S = 1.0
+
+
+def hold(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
+    """Hold a session; with an author, cells are marked as theirs rather than the owner's."""
+    return LocalAttachment(session, registry.display_reader(session.id), author)
+
+
+class LocalAttachment:
+    """See `Attached`."""
+
+    def __init__(self, session: Session, read_display: ReadDisplay, author: str) -> None:
+        self._session = session
+        self._read_display = read_display
+        self._author = author
+        self._own: set[str] = set()
+        self._told: set[str] = set()
+        self._queue: asyncio.Queue[Execution | None] = asyncio.Queue()
+        last = session.latest()
+        self._count = last.result().execution_count if last else 0
+        session.watchers.add(self._on_execution)
+        for execution in session.running():
+            if execution.has_started:
+                self._on_execution(execution)
+
+    @property
+    def session_id(self) -> str:
+        """See `Attached`."""
+        return self._session.id
+
+    @property
+    def environment(self) -> str:
+        """See `Attached`."""
+        return self._session.environment
+
+    @property
+    def python_version(self) -> str:
+        """See `Attached`."""
+        kernel = self._session.life.kernel
+        return kernel.environment.version if isinstance(kernel, IPythonKernel) else ""
+
+    @property
+    def count(self) -> int:
+        """See `Attached`."""
+        return self._count
+
+    def _on_execution(self, execution: Execution | None) -> None:
+        if execution is None:
+            self._queue.put_nowait(None)
+        elif execution.id not in self._told and (execution.has_started or execution.id in self._own):
+            self._told.add(execution.id)
+            self._queue.put_nowait(execution)
+        elif execution.is_finished:
+            self._told.discard(execution.id)
+
+    # News
+
+    async def news(self) -> AsyncGenerator[News]:
+        """See `Attached`. Read from the journal, so a slow reader loses nothing."""
+        while (execution := await self._queue.get()) is not None:
+            async for item in self._news_of(execution):
+                yield item
+        yield Gone()
+
+    async def _news_of(self, execution: Execution) -> AsyncGenerator[News]:
+        is_own = execution.id in self._own
+        count = self._count + 1
+        yield Begun(execution_id=execution.id, code=execution.cell.code, count=count, is_own=is_own)
+        has_error = False
+        async for item in self._said_by(execution, count, is_own=is_own):
+            has_error = has_error or (isinstance(item, Said) and item.output == "error")
+            yield item
+        result = execution.result()
+        for output, content in ending(result, has_error=has_error):
+            yield Said(execution_id=execution.id, output=output, content=content)
+        self._own.discard(execution.id)
+        self._count = result.execution_count
+        yield Ended(execution_id=execution.id, status=result.status, count=result.execution_count)
+
+    async def _said_by(self, execution: Execution, count: int, *, is_own: bool) -> AsyncGenerator[News]:
+        seen = asked = 0
+        while True:
+            # Asked first: what is said between the two questions is then found by the next look.
+            is_finished = execution.is_finished
+            events = list(islice(self._session.journal.events(execution.id, seen), _BATCH))
+            for event in events:
+                seen = event.sequence
+                # Who ran it knows who did.
+                if (said := await self._said(execution, event, count)) and not (is_own and "author" in event.data):
+                    yield said
+            question = execution.question
+            if events:
+                continue
+            if is_finished:
+                return
+            if is_own and question is not None and execution.questions > asked:
+                asked = execution.questions
+                yield Asks(execution_id=execution.id, prompt=question.message, is_password=question.is_password)
+                continue
+            await execution.wait_for_change(_LONG_S)
+
+    async def _said(self, execution: Execution, event: OutputEvent, count: int) -> Said | None:
+        if event.kind in ("display", "result"):
+            output = await asyncio.to_thread(output_of, event, self._read_display, count)
+        else:
+            output = output_of(event, self._read_display, count)
+        return Said(execution_id=execution.id, output=output[0], content=output[1]) if output else None
+
+    # Cells
+
+    async def execute(self, code: str, *, allow_input: bool) -> str:
+        """See `Attached`."""
+        session = self._session
+        session.touch()
+        execution = session.submit(
+            make_cell(session.settings, code, allow_input=allow_input, author=self._author),
+        )
+        self._own.add(execution.id)
+        return execution.id
+
+    async def answer(self, execution_id: str, text: str | None) -> None:
+        """See `Attached`."""
+        execution = self._session.execution(execution_id)
+        if execution is None or execution_id not in self._own or (question := execution.question) is None:
+            return
+        values = values_of(question.schema, text)
+        execution.reply(Reply("decline") if values is None else Reply("accept", values))
+
+    async def interrupt(self) -> None:
+        """See `Attached`."""
+        for execution in reversed(self._session.running()):
+            execution.interrupt()
+
+    # What a person who types wants to know
+
+    async def complete(self, code: str, cursor: int) -> Completed:
+        """See `Attached`."""
+        found = await self._between_cells(lambda kernel: kernel.complete(code, cursor))
+        if found is None:
+            return Completed(matches=[], start=cursor, end=cursor)
+        return Completed(matches=found.matches, start=found.start, end=found.end)
+
+    async def inspect(self, code: str, cursor: int, detail: int = 0) -> Inspected:
+        """See `Attached`."""
+        found = await self._between_cells(lambda kernel: kernel.inspect(code, cursor, detail=detail))
+        return Inspected(data=found or {})
+
+    async def check(self, code: str) -> Checked:
+        """See `Attached`."""
+        found = await self._between_cells(lambda kernel: kernel.check_complete(code))
+        return Checked(status=found.status, indent=found.indent) if found else Checked(status="unknown", indent="")
+
+    async def _between_cells(self, ask: Callable[[Kernel], Awaitable[_T]]) -> _T | None:
+        """The kernel's answer, in the session's turn; None when others have it."""
+        session = self._session
+        if session.is_busy:
+            return None
+        try:
+            async with asyncio.timeout(TURN_PATIENCE_S):
+                await session.turn.acquire()
+        except TimeoutError:
+            return None
+        try:
+            kernel = session.life.kernel
+            session.touch()
+            return await ask(kernel) if kernel is not None and kernel.is_alive() else None
+        except KernelDied:
+            return None
+        finally:
+            session.turn.release()
+
+    async def aclose(self) -> None:
+        """See `Attached`."""
+        if self._on_execution in self._session.watchers:
+            self._session.watchers.discard(self._on_execution)
+            self._session.touch()
+            for execution in self._session.running():
+                if execution.id in self._own:
+                    execution.answer(None)  # nobody is left to ask
+            self._queue.put_nowait(None)

@@ -1,0 +1,215 @@
+"""What is said between a session and the people who share it, as JSON: requests one way, replies and news the other.
+
+Outputs have the content of Jupyter's messages of the same name. Neither side trusts the other's form.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue, TypeAdapter
+
+from belljar.models import Model, Status
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# Requests
+
+
+class Attach(Model):
+    """The first word: which session."""
+
+    op: Literal["attach"] = "attach"
+    session_id: str
+
+
+class Open(Model):
+    """The first word: a new session, of whoever says it."""
+
+    op: Literal["open"] = "open"
+    environment: str = ""
+
+
+class End(Model):
+    """End the session that this connection opened; nothing of it stays."""
+
+    op: Literal["end"] = "end"
+
+
+class Execute(Model):
+    """Queue a cell."""
+
+    op: Literal["execute"] = "execute"
+    code: str
+    allow_input: bool = False
+
+
+class Answer(Model):
+    """Answer a cell's question; None declines it."""
+
+    op: Literal["answer"] = "answer"
+    execution_id: str
+    text: str | None
+
+
+class Interrupt(Model):
+    """Stop what runs and what waits."""
+
+    op: Literal["interrupt"] = "interrupt"
+
+
+class Complete(Model):
+    """Which names fit at the cursor."""
+
+    op: Literal["complete"] = "complete"
+    code: str
+    cursor: int = Field(ge=0)
+
+
+class Inspect(Model):
+    """What the name at the cursor is."""
+
+    op: Literal["inspect"] = "inspect"
+    code: str
+    cursor: int = Field(ge=0)
+    detail: int = 0
+
+
+class Check(Model):
+    """Whether code is a whole cell."""
+
+    op: Literal["check"] = "check"
+    code: str
+
+
+Request = Annotated[Execute | End | Answer | Interrupt | Complete | Inspect | Check, Field(discriminator="op")]
+
+
+class Numbered(Model):
+    """A request, and the number its reply will have."""
+
+    number: int
+    request: Request
+
+
+# Replies
+
+
+class Done(Model):
+    """It was done."""
+
+    kind: Literal["done"] = "done"
+
+
+class Queued(Model):
+    """A cell waits for its turn."""
+
+    kind: Literal["queued"] = "queued"
+    execution_id: str
+
+
+class Completed(Model):
+    """Names that fit, and the span they replace."""
+
+    kind: Literal["completed"] = "completed"
+    matches: list[str]
+    start: int
+    end: int
+
+
+class Inspected(Model):
+    """What a name is; empty for nothing."""
+
+    kind: Literal["inspected"] = "inspected"
+    data: dict[str, JsonValue]
+
+
+class Checked(Model):
+    """Whether code is a whole cell."""
+
+    kind: Literal["checked"] = "checked"
+    status: Literal["complete", "incomplete", "invalid", "unknown"]
+    indent: str
+
+
+class Refused(Model):
+    """An error: `told` is its code and its message."""
+
+    kind: Literal["refused"] = "refused"
+    told: str
+    hint: str = ""
+
+
+Reply = Annotated[Done | Queued | Completed | Inspected | Checked | Refused, Field(discriminator="kind")]
+
+
+class Replied(Model):
+    """The reply to the request of that number."""
+
+    kind: Literal["replied"] = "replied"
+    number: int
+    reply: Reply
+
+
+# News
+
+
+class Welcome(Model):
+    """The session is there."""
+
+    kind: Literal["welcome"] = "welcome"
+    session_id: str
+    environment: str
+    python_version: str
+    count: int
+    """Of its last cell."""
+
+
+class Begun(Model):
+    """A cell's turn has come; `count` is what its kernel will number it with, unless it starts anew."""
+
+    kind: Literal["begun"] = "begun"
+    execution_id: str
+    code: str
+    count: int
+    is_own: bool
+    """Whether it was queued by whoever reads this."""
+
+
+class Said(Model):
+    """An output, as Jupyter names it."""
+
+    kind: Literal["said"] = "said"
+    execution_id: str
+    output: Literal["stream", "display_data", "update_display_data", "clear_output", "execute_result", "error"]
+    content: dict[str, Any]
+
+
+class Asks(Model):
+    """A cell of the reader's own waits for an answer."""
+
+    kind: Literal["asks"] = "asks"
+    execution_id: str
+    prompt: str
+    is_password: bool
+
+
+class Ended(Model):
+    """A cell is over."""
+
+    kind: Literal["ended"] = "ended"
+    execution_id: str
+    status: Status
+    count: int
+
+
+class Gone(Model):
+    """The session has ended."""
+
+    kind: Literal["gone"] = "gone"
+
+
+News = Begun | Said | Asks | Ended | Gone
+ToClient = Annotated[Welcome | Refused | Replied | Begun | Said | Asks | Ended | Gone, Field(discriminator="kind")]
+
+first: TypeAdapter[Attach | Open] = TypeAdapter(Annotated[Attach | Open, Field(discriminator="op")])
+numbered: TypeAdapter[Numbered] = TypeAdapter(Numbered)
+to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient)

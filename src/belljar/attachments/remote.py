@@ -1,0 +1,242 @@
+"""A hold on a session of a running server of the same user, over its socket."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from belljar.attachments import messages
+from belljar.attachments.base import Attached
+from belljar.attachments.messages import (
+    Answer,
+    Attach,
+    Check,
+    Checked,
+    Complete,
+    Completed,
+    Done,
+    End,
+    Execute,
+    Gone,
+    Inspect,
+    Inspected,
+    Interrupt,
+    News,
+    Numbered,
+    Open,
+    Queued,
+    Refused,
+    Replied,
+    Request,
+    Welcome,
+)
+from belljar.control import ask_sessions, reachable
+from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
+
+_Reply = TypeVar("_Reply", Done, Queued, Completed, Inspected, Checked)
+_NEWS_AHEAD = 1_000
+_TOLD = 5
+
+
+@asynccontextmanager
+async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[Attached]:
+    """Hold the one live session whose id begins like this, on whichever server of the data directory it is."""
+    session_id, server_pid = await _find(data_directory, prefix)
+    attached = RemoteAttachment(*await _connect(data_directory, f"{server_pid}-*"))
+    try:
+        await attached.greet(Attach(session_id=session_id))
+        yield attached
+    finally:
+        await attached.aclose()
+
+
+@asynccontextmanager
+async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[Attached]:
+    """Hold a new session on a running server of the data directory; it ends with the block."""
+    attached = RemoteAttachment(*await _connect(data_directory, "*"))
+    try:
+        await attached.greet(Open(environment=environment))
+        yield attached
+        with suppress(BelljarError):  # the session, or the server, may have gone before us
+            await attached.end()
+    finally:
+        await attached.aclose()
+
+
+async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
+    live, _ = await ask_sessions(data_directory)
+    found = [(info.session_id, pid) for pid, _, info in live if info.session_id.startswith(prefix)]
+    if len(found) == 1:
+        return found[0]
+    known = [session_id for session_id, _ in found] or [info.session_id for _, _, info in live]
+    names = ", ".join(known[:_TOLD])
+    if found:
+        which = f"{prefix} begins the ids of {len(found)}" if prefix else f"there are {len(found)}"
+        raise InvalidArgument(f"{which} live sessions", hint=f"Name one of {names}")
+    if not live:
+        raise SessionNotFound(
+            f"no running server that uses {data_directory} has a session",
+            hint="Name the server's data directory with --data-directory",
+        )
+    raise SessionNotFound(f"no live session has an id that begins with {prefix[:64]}", hint=f"There are {names}")
+
+
+async def _connect(data_directory: Path, run: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for path in await asyncio.to_thread(lambda: sorted(data_directory.glob(f"runs/{run}/attach.sock"))):
+        with suppress(OSError), reachable(path) as short:
+            return await asyncio.open_unix_connection(short, limit=messages.MAX_MESSAGE_BYTES)
+    raise EngineError(
+        f"no running server that uses {data_directory} can be attached to", hint="Start one with: belljar serve"
+    )
+
+
+class RemoteAttachment:
+    """See `Attached`; made by `open_attachment`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[messages.Reply]] = {}
+        self._news: asyncio.Queue[News] = asyncio.Queue(_NEWS_AHEAD)
+        self._reading: asyncio.Task[None] | None = None
+        self._welcome: Welcome | None = None
+        self._count = 0
+
+    async def greet(self, wanted: Attach | Open) -> None:
+        """Say which session; must come first."""
+        await self._write(wanted)
+        answer = await self._receive()
+        if isinstance(answer, Refused):
+            raise named_error(answer.told, answer.hint)
+        if not isinstance(answer, Welcome):
+            raise EngineError("the server did not greet as one that can be attached to")
+        self._welcome, self._count = answer, answer.count
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    @property
+    def session_id(self) -> str:
+        """See `Attached`."""
+        return self._welcome.session_id if self._welcome else ""
+
+    @property
+    def environment(self) -> str:
+        """See `Attached`."""
+        return self._welcome.environment if self._welcome else ""
+
+    @property
+    def python_version(self) -> str:
+        """See `Attached`."""
+        return self._welcome.python_version if self._welcome else ""
+
+    @property
+    def count(self) -> int:
+        """See `Attached`."""
+        return self._count
+
+    async def news(self) -> AsyncGenerator[News]:
+        """See `Attached`."""
+        while True:
+            item = await self._news.get()
+            if isinstance(item, messages.Ended):
+                self._count = item.count
+            yield item
+            if isinstance(item, Gone):
+                return
+
+    async def execute(self, code: str, *, allow_input: bool) -> str:
+        """See `Attached`."""
+        return (await self._ask(Execute(code=code, allow_input=allow_input), Queued)).execution_id
+
+    async def answer(self, execution_id: str, text: str | None) -> None:
+        """See `Attached`."""
+        await self._ask(Answer(execution_id=execution_id, text=text), Done)
+
+    async def interrupt(self) -> None:
+        """See `Attached`."""
+        await self._ask(Interrupt(), Done)
+
+    async def complete(self, code: str, cursor: int) -> Completed:
+        """See `Attached`."""
+        return await self._ask(Complete(code=code, cursor=cursor), Completed)
+
+    async def inspect(self, code: str, cursor: int, detail: int = 0) -> Inspected:
+        """See `Attached`."""
+        return await self._ask(Inspect(code=code, cursor=cursor, detail=detail), Inspected)
+
+    async def check(self, code: str) -> Checked:
+        """See `Attached`."""
+        return await self._ask(Check(code=code), Checked)
+
+    async def end(self) -> None:
+        """End the session, if it was opened from here."""
+        await self._ask(End(), Done)
+
+    async def aclose(self) -> None:
+        """See `Attached`."""
+        self._writer.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        self._end()
+
+    # The wire
+
+    async def _ask(self, request: Request, kind: type[_Reply]) -> _Reply:
+        number = next(self._numbers)
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            if self._reading is None or self._reading.done():
+                raise _gone()
+            await self._write(Numbered(number=number, request=request))
+            reply = await waiting
+        except OSError:
+            raise _gone() from None
+        finally:
+            del self._waiting[number]
+        if isinstance(reply, Refused):
+            raise named_error(reply.told, reply.hint)
+        if not isinstance(reply, kind):
+            raise EngineError(f"the server answered a question with {reply.kind!r}")
+        return reply
+
+    async def _write(self, message: Attach | Open | Numbered) -> None:
+        self._writer.write(json.dumps(message.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n")
+        await self._writer.drain()
+
+    async def _receive(self) -> messages.ToClient:
+        try:
+            return messages.to_client.validate_json(await self._reader.readuntil(b"\n"))
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValidationError):
+            raise _gone() from None
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                message = await self._receive()
+                match message:
+                    case Replied(number=number, reply=reply):
+                        if (waiting := self._waiting.get(number)) is not None and not waiting.done():
+                            waiting.set_result(reply)
+                    case Welcome() | Refused():
+                        pass
+                    case _:
+                        await self._news.put(message)
+        except EngineError:
+            await self._news.put(Gone())
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_gone())
+
+
+def _gone() -> EngineError:
+    return EngineError("the session's server has hung up", hint="`belljar sessions` lists the sessions there are")

@@ -1,0 +1,200 @@
+"""The server's end of attachments: a UNIX socket that only its own user can open, one connection a person.
+
+The socket's folder is closed to others (0700), and that is all the authority there is: whoever may open it may run code
+in every session, whoever owns it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import pwd
+import socket
+import struct
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from belljar.attachments import messages
+from belljar.attachments.local import LocalAttachment, hold
+from belljar.attachments.messages import Done, Queued, Refused, Replied, Welcome
+from belljar.control import reachable
+from belljar.errors import BelljarError, SessionNotFound
+from belljar.sessions.registry import Registry
+
+SOCKET_NAME = "attach.sock"
+_CREDENTIALS = struct.Struct("3i")
+
+
+@asynccontextmanager
+async def serve_attachments(path: Path, registry: Registry) -> AsyncGenerator[None]:
+    """Let people attach to sessions at `path` while the server lives."""
+    conversations: set[asyncio.Task[None]] = set()
+
+    def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conversation = asyncio.get_running_loop().create_task(_Conversation(reader, writer, registry).run())
+        conversations.add(conversation)
+        conversation.add_done_callback(conversations.discard)
+
+    with reachable(path) as short:
+        server = await asyncio.start_unix_server(on_client, short, limit=messages.MAX_MESSAGE_BYTES)
+        try:
+            yield
+        finally:
+            server.close()
+            for conversation in conversations:
+                conversation.cancel()
+            await asyncio.gather(*conversations, return_exceptions=True)
+            await server.wait_closed()
+
+
+class _Conversation:
+    """One connection, until either side hangs up."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, registry: Registry) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._registry = registry
+        self._sending = asyncio.Lock()
+        self._owner = ""
+        """Of the session, where it was opened from here."""
+        self._last_word: int | None = None
+
+    async def run(self) -> None:
+        try:
+            attached = await self._attach()
+            if attached is not None:
+                await self._converse(attached)
+                await self._end(attached)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValidationError):
+            pass  # hung up, or not one of ours
+        finally:
+            self._writer.close()
+
+    async def _attach(self) -> LocalAttachment | None:
+        wanted = messages.first.validate_json(await self._reader.readuntil(b"\n"))
+        try:
+            attached = await (self._open(wanted) if isinstance(wanted, messages.Open) else self._find(wanted))
+        except BelljarError as error:
+            await self._send(_refused(error))
+            return None
+        await self._send(
+            Welcome(
+                session_id=attached.session_id,
+                environment=attached.environment,
+                python_version=attached.python_version,
+                count=attached.count,
+            )
+        )
+        return attached
+
+    async def _find(self, wanted: messages.Attach) -> LocalAttachment:
+        session = next((one for one in self._registry.all() if one.id == wanted.session_id), None)
+        if session is None:
+            raise SessionNotFound(
+                f"session {wanted.session_id[:64]!r} is not on this server",
+                hint="`belljar sessions` lists those there are",
+            )
+        return hold(self._registry, session, _peer_name(self._writer))
+
+    async def _open(self, wanted: messages.Open) -> LocalAttachment:
+        self._owner = f"jupyter:{_peer_name(self._writer)}"
+        session = self._registry.create(self._owner, environment=wanted.environment, reason="a Jupyter kernel")
+        async with session.turn:
+            await session.life.ready()
+        return hold(self._registry, session)
+
+    async def _converse(self, attached: LocalAttachment) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._tell(attached)), loop.create_task(self._listen(attached))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await attached.aclose()
+
+    async def _end(self, attached: LocalAttachment) -> None:
+        """Here, where nothing is cancelled by the end of what it ends."""
+        if self._last_word is not None:
+            if self._owner:
+                with contextlib.suppress(SessionNotFound):
+                    await self._registry.clear(attached.session_id, self._owner)
+            await self._send(Replied(number=self._last_word, reply=Done()))
+
+    async def _tell(self, attached: LocalAttachment) -> None:
+        async with aclosing(attached.news()) as news:
+            async for item in news:
+                await self._send(item)
+
+    async def _listen(self, attached: LocalAttachment) -> None:
+        # Each in a task of its own: an interrupt must not wait behind a completion.
+        answering: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                asked = messages.numbered.validate_json(await self._reader.readuntil(b"\n"))
+                if isinstance(asked.request, messages.End):
+                    self._last_word = asked.number
+                    return
+                task = asyncio.get_running_loop().create_task(self._answer(attached, asked))
+                answering.add(task)
+                task.add_done_callback(answering.discard)
+        finally:
+            for task in answering:
+                task.cancel()
+            await asyncio.gather(*answering, return_exceptions=True)
+
+    async def _answer(self, attached: LocalAttachment, asked: messages.Numbered) -> None:
+        try:
+            reply = await _reply(attached, asked.request)
+        except BelljarError as error:
+            reply = _refused(error)
+        with contextlib.suppress(OSError):
+            await self._send(Replied(number=asked.number, reply=reply))
+
+    async def _send(self, message: BaseModel) -> None:
+        # Not by pydantic, which refuses half a character: kernels answer with what their sessions' names hold.
+        line = json.dumps(message.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n"
+        async with self._sending:
+            self._writer.write(line)
+            await self._writer.drain()
+
+
+async def _reply(attached: LocalAttachment, request: messages.Request) -> messages.Reply:
+    match request:
+        case messages.Execute(code=code, allow_input=allow_input):
+            return Queued(execution_id=await attached.execute(code, allow_input=allow_input))
+        case messages.Answer(execution_id=execution_id, text=text):
+            await attached.answer(execution_id, text)
+        case messages.Interrupt():
+            await attached.interrupt()
+        case messages.End():
+            pass  # ends the conversation, not here
+        case messages.Complete(code=code, cursor=cursor):
+            return await attached.complete(code, cursor)
+        case messages.Inspect(code=code, cursor=cursor, detail=detail):
+            return await attached.inspect(code, cursor, detail)
+        case messages.Check(code=code):
+            return await attached.check(code)
+    return Done()
+
+
+def _refused(error: BelljarError) -> Refused:
+    return Refused(told=f"{error.code}: {error.message}", hint=error.hint)
+
+
+def _peer_name(writer: asyncio.StreamWriter) -> str:
+    """Who is at the other end, as the operating system vouches for it."""
+    if sys.platform != "linux":
+        return "its operator"
+    peer: socket.socket = writer.get_extra_info("socket")
+    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"user {uid}" if uid != os.geteuid() else "its operator"

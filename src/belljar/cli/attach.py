@@ -1,0 +1,36 @@
+"""`belljar attach`: a person shares the live session of an agent, here or from a Jupyter front end."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def command(
+    session: Annotated[str, typer.Argument(help="Id of a live session, or how it begins; may be the only one.")] = "",
+    connection: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Serve the session to Jupyter front ends; FILE tells them how to connect."),
+    ] = None,
+    transport: Annotated[
+        Literal["ipc", "tcp"], typer.Option(help="With --connection: sockets in the file system, or on the loopback.")
+    ] = "ipc",
+    data_directory: Annotated[Path | None, typer.Option(help="Data directory of the server.")] = None,
+) -> None:
+    """Share a live session: its variables and files, and what others run in it while you look on.
+
+    Your cells take their turn like everyone's, and are on record as yours. The session goes on when you leave.
+    """
+    from belljar.settings import load_settings
+
+    folder = load_settings({"data_directory": data_directory}).data_directory
+    if connection is None:
+        from belljar.cli.sharing import share
+
+        raise typer.Exit(share(folder, session))
+    from belljar.jupyter import require_ipykernel
+
+    require_ipykernel()
+    from belljar.jupyter.existing import serve_existing
+
+    serve_existing(folder, session, connection.expanduser().absolute(), transport)

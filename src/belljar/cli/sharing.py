@@ -1,0 +1,201 @@
+"""A console on a live session: the person's cells, typed or piped in, and everyone else's as they run.
+
+Stdout has what the person's own cells give; prompts and what others do go to stderr.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TextIO
+
+from belljar.attachments import Attached, open_attachment
+from belljar.attachments.messages import Asks, Begun, Ended, Gone, News, Said
+from belljar.cli.endings import INTERRUPTED
+from belljar.cli.terminal import StandardInput, write
+from belljar.errors import BelljarError
+from belljar.outputs.bundles import words_in
+from belljar.outputs.plain import as_plain
+
+_FAILED = 1
+
+
+def share(data_directory: Path, prefix: str) -> int:
+    """Until the input or the session ends; the exit status, which is of the last cell."""
+    try:
+        return asyncio.run(_share(data_directory, prefix))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+
+
+async def _share(data_directory: Path, prefix: str) -> int:
+    async with open_attachment(data_directory, prefix) as attached:
+        if sys.stdin.isatty():
+            await write(
+                sys.stderr,
+                f"session {attached.session_id}, environment {attached.environment}\n"
+                "Its variables are shared. Ctrl-C interrupts what runs, Ctrl-D leaves; the session goes on.\n",
+            )
+        return await _Console(attached).run()
+
+
+class _Console:
+    """One cell of the person's at a time."""
+
+    def __init__(self, attached: Attached) -> None:
+        self._attached = attached
+        self._input = StandardInput()
+        self._is_prompting = False
+        self._own: set[str] = set()
+        self._ended: asyncio.Future[Ended | None] | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._is_failed = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        following = loop.create_task(self._follow())
+        conversing = loop.create_task(self._converse())
+        try:
+            with _interrupting(self._attached):
+                await asyncio.wait([following, conversing], return_when=asyncio.FIRST_COMPLETED)
+            if conversing.done():
+                conversing.result()
+            else:
+                await write(sys.stderr, "the session has ended\n")
+        finally:
+            for task in (following, conversing):
+                task.cancel()
+            await asyncio.gather(following, conversing, return_exceptions=True)
+        return _FAILED if self._is_failed else 0
+
+    # The person
+
+    async def _converse(self) -> None:
+        while (code := await self._read_cell()) is not None:
+            if code.strip():
+                await self._run_cell(code)
+        if sys.stdin.isatty():
+            await write(sys.stderr, "\n")
+
+    async def _run_cell(self, code: str) -> None:
+        self._ended = asyncio.get_running_loop().create_future()
+        try:
+            await self._attached.execute(code, allow_input=True)
+            ended = await self._ended
+        except BelljarError as error:
+            self._is_failed = True
+            await write(sys.stderr, f"error: {error}\n")
+            return
+        self._is_failed = ended is not None and ended.status != "ok"
+
+    async def _read_cell(self) -> str | None:
+        """Lines until they are a whole cell; None at the end of the input."""
+        lines: list[str] = []
+        while True:
+            prompt = "   ...: " if lines else f"In [{self._attached.count + 1}]: "
+            line = await self._read_line(prompt)
+            if line is None:
+                return "\n".join(lines) if lines else None
+            lines.append(line)
+            code = "\n".join(lines)
+            checked = await self._attached.check(code)
+            # Nothing but a blank line ends a block; where nobody can tell, every line is a cell.
+            if checked.status != "incomplete" or (len(lines) > 1 and not line.strip()):
+                return code
+
+    async def _read_line(self, prompt: str) -> str | None:
+        self._is_prompting = sys.stdin.isatty()
+        if self._is_prompting:
+            await write(sys.stderr, prompt)
+        try:
+            return await self._input.answer(prompt)
+        finally:
+            self._is_prompting = False
+
+    # The session
+
+    async def _follow(self) -> None:
+        async with aclosing(self._attached.news()) as news:
+            async for item in news:
+                await self._show(item)
+
+    async def _show(self, item: News) -> None:
+        match item:
+            case Begun(is_own=True):
+                self._own.add(item.execution_id)
+            case Begun():
+                await _show_on(sys.stderr, f"\n# somebody else runs [{item.count}]:\n{item.code}\n")
+            case Said():
+                await self._say(item)
+            case Asks():
+                self._answering = asyncio.get_running_loop().create_task(self._answer(item))
+            case Ended():
+                await self._end(item)
+            case Gone():
+                pass
+
+    async def _say(self, said: Said) -> None:
+        text, stream = _words(said)
+        if said.execution_id in self._own:
+            await _show_on(stream, text)
+        else:
+            await _show_on(sys.stderr, text)
+
+    async def _end(self, ended: Ended) -> None:
+        if ended.execution_id not in self._own:
+            if self._is_prompting:
+                await write(sys.stderr, f"In [{ended.count + 1}]: ")
+            return
+        self._own.discard(ended.execution_id)
+        if self._answering is not None:
+            self._answering.cancel()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(ended)
+
+    async def _answer(self, asks: Asks) -> None:
+        await _show_on(sys.stderr, asks.prompt)
+        with contextlib.suppress(BelljarError):
+            await self._attached.answer(asks.execution_id, await self._input.answer(asks.prompt))
+
+
+async def _show_on(stream: TextIO, text: str) -> None:
+    """Write what comes out of the session, with nothing in it that would act on the person's terminal."""
+    await write(stream, as_plain(text) if stream.isatty() else text)
+
+
+def _words(said: Said) -> tuple[str, TextIO]:
+    content: dict[str, Any] = said.content
+    match said.output:
+        case "stream":
+            return str(content["text"]), sys.stderr if content["name"] == "stderr" else sys.stdout
+        case "error":
+            return "\n".join(map(str, content["traceback"])) + "\n", sys.stderr
+        case "clear_output":
+            return "", sys.stdout
+        case _:
+            return f"{words_in(content['data'])[0]}\n", sys.stdout
+
+
+@contextlib.contextmanager
+def _interrupting(attached: Attached) -> Generator[None]:
+    """Ctrl-C stops what runs in the session; it does not end the console."""
+    loop = asyncio.get_running_loop()
+    interrupts: set[asyncio.Task[None]] = set()
+
+    async def interrupt() -> None:
+        with contextlib.suppress(BelljarError):
+            await attached.interrupt()
+
+    def on_signal() -> None:
+        task = loop.create_task(interrupt())
+        interrupts.add(task)
+        task.add_done_callback(interrupts.discard)
+
+    loop.add_signal_handler(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,0 +1,95 @@
+"""Every environment that the settings name, as it is now; and folders of managed ones that nobody names any more."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from belljar.environments.base import Interpreter
+from belljar.environments.description import describe_interpreter
+from belljar.environments.installed import find_installed, inspect_recent
+from belljar.environments.managed import DEFAULT, SHARED, environments_folder, folder, interpreter_path, is_ready
+from belljar.environments.selection import KERNEL_PREFIX, kind_of, known_names, look_at, recipe_of
+from belljar.errors import BelljarError, InvalidArgument
+from belljar.settings import Settings
+
+State = Literal["ready", "not made", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One environment and what is known of it."""
+
+    name: str
+    kind: str
+    state: State
+    is_default: bool = False
+    python: str = ""
+    """The path of its interpreter."""
+    version: str = ""
+    packages: dict[str, str] = field(default_factory=dict[str, str])
+    size_bytes: int = 0
+    problem: str = ""
+    hint: str = ""
+
+
+def list_environments(settings: Settings) -> list[Listed]:
+    """All of them, in the order of the settings; blocks while interpreters answer and folders are measured."""
+    names = [name for name in known_names(settings) if not name.startswith(KERNEL_PREFIX)]
+    return [examine(settings, name) for name in names]
+
+
+def examine(settings: Settings, name: str) -> Listed:
+    """One of them, as far as it can be looked at; makes nothing."""
+    kind = settings.environments[name].kind if name in settings.environments else "managed"
+    is_default = name == settings.environment
+    try:
+        interpreter = _find(settings, name)
+        if interpreter is None:
+            return Listed(name, kind, "not made", is_default, hint=f"Run: belljar env create {name}")
+        if name not in settings.environments and name != DEFAULT.name:
+            kind = kind_of(interpreter)
+        told = describe_interpreter(interpreter)
+    except BelljarError as error:
+        return Listed(name, kind, "broken", is_default, problem=error.message, hint=error.hint)
+    return Listed(
+        name, kind, "ready", is_default, str(interpreter.executable), told.version, told.packages, told.size_bytes
+    )
+
+
+def managed_folder(settings: Settings, name: str) -> Path:
+    """Where a managed environment is or will be; InvalidArgument for one that is not ours."""
+    if name == DEFAULT.name:
+        return folder(settings)
+    entry = settings.environments.get(name)
+    if entry is None or entry.kind != "managed":
+        kind = f"of kind {entry.kind}" if entry else "not one of environments"
+        raise InvalidArgument(
+            f"environment {name[:200]} is {kind}: it is not belljar's to make or remove",
+            hint=f"Managed ones are {', '.join(managed_names(settings))}",
+        )
+    return folder(settings, recipe_of(name, entry))
+
+
+def managed_names(settings: Settings) -> list[str]:
+    """Those that are ours to make."""
+    return [DEFAULT.name, *(name for name, entry in settings.environments.items() if entry.kind == "managed")]
+
+
+def unused_folders(settings: Settings) -> list[Path]:
+    """Finished or half made environments of earlier settings or versions."""
+    used = {managed_folder(settings, name) for name in managed_names(settings)}
+    try:
+        found = sorted(environments_folder(settings).iterdir())
+    except OSError:
+        return []
+    marks = (f"{SHARED}-", f"{DEFAULT.name}-")
+    return [each for each in found if each.is_dir() and each.name.startswith(marks) and each not in used]
+
+
+def _find(settings: Settings, name: str) -> Interpreter | None:
+    if name in settings.environments:
+        return look_at(settings, name, settings.environments[name])
+    if name != DEFAULT.name:
+        return find_installed(name)
+    root = folder(settings)
+    return inspect_recent(interpreter_path(root)) if is_ready(root) else None

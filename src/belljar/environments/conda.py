@@ -1,0 +1,172 @@
+"""Environments of conda, mamba, micromamba and pixi: where they are, by name or by folder.
+
+Looked for where these tools keep and list them, and only then asked of a tool, which takes half a second. They are used
+as they stand. Nothing here makes or changes one.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from belljar.environments.base import run_briefly
+from belljar.errors import EnvironmentBroken
+
+TOOLS = ("conda", "mamba", "micromamba", "pixi")
+_LISTERS = ("conda", "mamba", "micromamba")
+_BASE = "base"
+_META = "conda-meta"
+_TOOL_TIMEOUT_S = 30
+_PACKAGES_LIMIT = 20_000
+# Where installers put the root when nobody says otherwise.
+_USUAL_ROOTS = (
+    *("~/miniconda3", "~/anaconda3", "~/miniforge3", "~/mambaforge", "~/micromamba", "~/.local/share/mamba"),
+    *("/opt/conda", "/opt/miniconda3", "/opt/anaconda3", "/opt/miniforge3"),
+)
+_USUAL_FOLDERS = ("~/.conda/envs", "~/.pixi/envs")
+
+
+@dataclass(frozen=True, slots=True)
+class CondaPlace:
+    """One environment: the name its tool calls it by, and its folder."""
+
+    name: str
+    prefix: Path
+
+
+def find_tool() -> tuple[str, str] | None:
+    """The name and path of the first tool of the family on the PATH."""
+    found = ((name, shutil.which(name)) for name in TOOLS)
+    return next(((name, path) for name, path in found if path), None)
+
+
+def find_conda(chosen: str) -> Path:
+    """The folder of an environment, by its name or its own path; blocks where a tool has to be asked."""
+    if "/" in chosen or chosen.startswith("~"):
+        return _checked(Path(chosen).expanduser().absolute(), chosen)
+    for places in (_on_disk(os.environ), _told(os.environ)):
+        found = [place.prefix for place in _distinct(places) if place.name == chosen]
+        if len(found) > 1:
+            raise EnvironmentBroken(
+                f"several conda environments are called {chosen}: {', '.join(map(str, found))}",
+                hint="Give the folder of the one that is meant as its path",
+            )
+        if found:
+            return _checked(found[0], chosen)
+    raise EnvironmentBroken(f"no conda environment is called {chosen}", hint=_remedy(chosen))
+
+
+def list_conda() -> list[CondaPlace]:
+    """Every environment that can be found, by name; blocks while tools are asked."""
+    places = _distinct([*_on_disk(os.environ), *_told(os.environ)])
+    return sorted(places, key=lambda place: (place.name, place.prefix))
+
+
+def conda_packages(prefix: Path) -> dict[str, str]:
+    """The version of each package that a tool put into an environment, known to Python or not; none elsewhere."""
+    try:
+        files = [entry.stem for entry in islice((prefix / _META).iterdir(), _PACKAGES_LIMIT) if entry.suffix == ".json"]
+    except OSError:
+        return {}
+    # NAME-VERSION-BUILD, where only the name may have dashes.
+    parts = [file.rsplit("-", 2) for file in files]
+    return {name: version for name, version, _ in (part for part in parts if len(part) == 3)}
+
+
+def _checked(prefix: Path, chosen: str) -> Path:
+    if not prefix.is_dir():
+        raise EnvironmentBroken(f"no such conda environment: {prefix}", hint=_remedy(chosen))
+    if not (prefix / _META).is_dir():
+        raise EnvironmentBroken(
+            f"{prefix} is not a conda environment: no {_META}", hint="For a virtual environment, use kind venv"
+        )
+    if not (prefix / "bin" / "python").exists():
+        raise EnvironmentBroken(
+            f"the conda environment {prefix} has no Python", hint=f"Run: {_tool()} install -p {prefix} python"
+        )
+    return prefix
+
+
+def _remedy(chosen: str) -> str:
+    known = sorted({place.name for place in _on_disk(os.environ)})
+    make = f"Run: {_tool()} create {'-p' if '/' in chosen else '-n'} {chosen} python"
+    return f"Found: {', '.join(known[:20])}. {make}" if known else make
+
+
+def _tool() -> str:
+    tool = find_tool()
+    return tool[0] if tool else "conda"
+
+
+def _on_disk(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
+    """From the folders and the list that the tools share."""
+    roots = [*_roots(variables)]
+    yield from (CondaPlace(_BASE, root) for root in roots)
+    folders = [*(root / "envs" for root in roots), *(Path(folder).expanduser() for folder in _USUAL_FOLDERS)]
+    for name in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
+        folders += [Path(entry).expanduser() for entry in variables.get(name, "").split(os.pathsep) if entry]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            yield from (CondaPlace(entry.name, entry) for entry in folder.iterdir() if _is_prefix(entry))
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        listed = Path("~/.conda/environments.txt").expanduser().read_text("utf-8").splitlines()
+        yield from _named((Path(line.strip()) for line in listed if line.strip()), roots)
+
+
+def _roots(variables: Mapping[str, str]) -> Iterator[Path]:
+    """Folders that hold an installation of a tool, its base environment included."""
+    active, executable = variables.get("CONDA_PREFIX", ""), variables.get("CONDA_EXE", "")
+    chosen = [variables.get(name, "") for name in ("CONDA_ROOT", "MAMBA_ROOT_PREFIX")]
+    chosen += [str(Path(executable).parent.parent) if executable else "", *_USUAL_ROOTS]
+    if active:
+        own = Path(active)
+        chosen.append(str(own.parent.parent if own.parent.name == "envs" else own))
+    seen: set[Path] = set()
+    for entry in chosen:
+        root = Path(entry).expanduser()
+        if entry and root not in seen and (_is_prefix(root) or (root / "envs").is_dir()):
+            seen.add(root)
+            yield root
+
+
+def _told(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
+    """From the tools themselves, whose configuration may name other folders."""
+    roots = [*_roots(variables)]
+    for name in _LISTERS:
+        path = shutil.which(name)
+        if not path:
+            continue
+        with contextlib.suppress(EnvironmentBroken, ValueError):
+            _, answer, _ = run_briefly([path, "env", "list", "--json"], _TOOL_TIMEOUT_S)
+            told: Any = json.loads(answer)
+            envs: Any = cast("dict[str, Any]", told).get("envs") if isinstance(told, dict) else None
+            prefixes = cast("list[Any]", envs) if isinstance(envs, list) else []
+            yield from _named((Path(str(prefix)) for prefix in prefixes), roots)
+
+
+def _named(prefixes: Iterable[Path], roots: Iterable[Path]) -> Iterator[CondaPlace]:
+    known = set(roots)
+    for prefix in prefixes:
+        if _is_prefix(prefix):
+            yield CondaPlace(_BASE if prefix in known else prefix.name, prefix)
+
+
+def _is_prefix(folder: Path) -> bool:
+    try:
+        return (folder / _META).is_dir()
+    except OSError:
+        return False
+
+
+def _distinct(places: Iterable[CondaPlace]) -> list[CondaPlace]:
+    """Each folder once, however many lists and links lead to it."""
+    found: dict[Path, CondaPlace] = {}
+    for place in places:
+        if _is_prefix(place.prefix):
+            found.setdefault(place.prefix.resolve(), place)
+    return [*found.values()]

@@ -1,0 +1,94 @@
+"""The process of a kernel: sockets, heartbeat and signals, as ipykernel has them, around a `BelljarKernel`."""
+
+# ipykernel and traitlets are typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ipykernel.kernelapp import IPKernelApp
+from tornado.ioloop import IOLoop
+from traitlets import Type
+
+from belljar.jupyter.kernel import BelljarKernel
+from belljar.jupyter.sessions import Keeper, OpenSession
+from belljar.jupyter.specs import NAME
+
+
+class KernelApplication(IPKernelApp):
+    """One per process."""
+
+    name = "belljar-kernel"
+    kernel_class = Type(BelljarKernel)
+    # Nothing of the user's is printed in this process: its streams stay what they are.
+    outstream_class = ""
+    open_session: OpenSession
+
+    def init_control(self, context: Any) -> None:
+        """One thread for requests: sessions take one cell at a time, so there is nothing for subshells to do."""
+        super().init_control(context)
+        self.shell_channel_thread = None
+
+    def init_signal(self) -> None:
+        """Interrupts come as messages; one from a terminal must not end the kernel. See `serve` for SIGTERM."""
+        signal.signal(signal.SIGINT, _nothing)
+
+    def init_kernel(self) -> None:
+        """Give the kernel its session."""
+        super().init_kernel()
+        self.kernel.keeper = Keeper(self.open_session)
+
+    def write_connection_file(self, **kwargs: Any) -> None:
+        """Write it, with a name: JupyterLab takes a file without one for no kernel at all."""
+        super().write_connection_file(**kwargs)
+        path = Path(self.abs_connection_file)
+        told = json.loads(path.read_bytes())
+        if not told.get("kernel_name"):
+            path.write_text(json.dumps({**told, "kernel_name": NAME}, indent=2))
+
+    def init_pdb(self) -> None:
+        """No code of the user's runs here."""
+
+    def log_connection_info(self) -> None:
+        """Note the ports; how to connect is said by whoever started it."""
+        self.parent_handle, parent = self.parent_handle or -1, self.parent_handle
+        super().log_connection_info()
+        self.parent_handle = parent
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    pass
+
+
+def serve(arguments: Sequence[str], open_session: OpenSession, on_ready: Callable[[str], None] | None = None) -> None:
+    """Be a kernel until a front end or a signal ends it; `on_ready` gets the path of the connection file."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    application: Any = KernelApplication.instance(log_level=logging.ERROR)
+    application.open_session = open_session
+    application.initialize([*arguments])
+    loop = IOLoop.current()
+    closing: list[asyncio.Task[None]] = []
+
+    async def close() -> None:
+        await application.kernel.aclose()
+        loop.stop()
+
+    def on_end() -> None:
+        closing.append(asyncio.get_running_loop().create_task(close()))
+
+    def set_up() -> None:
+        running = asyncio.get_running_loop()
+        running.add_signal_handler(signal.SIGTERM, on_end)
+        if on_ready is not None:
+            running.add_signal_handler(signal.SIGINT, on_end)
+            on_ready(application.abs_connection_file)
+
+    loop.add_callback(set_up)
+    application.start()
+    sys.stderr.flush()

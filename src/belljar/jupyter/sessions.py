@@ -1,0 +1,97 @@
+"""Which session stands behind a Jupyter kernel: one of its own, one on a running server, or the agent's."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+from belljar.attachments import Attached, hold, open_attachment, open_served
+from belljar.errors import EngineError, SessionNotFound
+from belljar.runtime import open_runtime
+from belljar.settings import Settings
+
+OpenSession = Callable[[], AbstractAsyncContextManager[Attached]]
+PRINCIPAL = "jupyter"
+_DAY_S = 24 * 60 * 60.0
+# A notebook's cell may take as long as it likes, and one session needs nothing that is kept for others.
+_DEFAULTS = {
+    "execution_timeout_s": _DAY_S,
+    "fork_start": False,
+    "pool_size": 0,
+    "checkpoints": 0,
+    "hibernate": False,
+}
+
+
+@asynccontextmanager
+async def open_own(settings: Settings) -> AsyncGenerator[Attached]:
+    """A session in an engine of this process; both end with the block."""
+    chosen = {name: value for name, value in _DEFAULTS.items() if name not in settings.model_fields_set}
+    async with open_runtime(settings.model_copy(update=chosen)) as runtime:
+        session = runtime.sessions.create(PRINCIPAL, reason="a Jupyter kernel")
+        try:
+            async with session.turn:
+                await session.life.ready()
+            attached = hold(runtime.sessions, session)
+            try:
+                yield attached
+            finally:
+                await attached.aclose()
+        finally:
+            with suppress(SessionNotFound):
+                await runtime.sessions.clear(session.id, PRINCIPAL)
+
+
+@asynccontextmanager
+async def open_somewhere(settings: Settings) -> AsyncGenerator[Attached]:
+    """A session on a running server, forked in no time; where there is none, one of this process's own."""
+    environment = settings.environment if "environment" in settings.model_fields_set else ""
+    async with AsyncExitStack() as stack:
+        try:
+            attached = await stack.enter_async_context(open_served(settings.data_directory, environment))
+        except EngineError:
+            attached = await stack.enter_async_context(open_own(settings))
+        yield attached
+
+
+def agents(data_directory: Path, prefix: str) -> OpenSession:
+    """The live session of an agent, which goes on when the kernel ends."""
+    return lambda: open_attachment(data_directory, prefix)
+
+
+class Keeper:
+    """Holds one session open in a task of its own, so that whoever asks for it may come and go."""
+
+    def __init__(self, open_session: OpenSession) -> None:
+        self._open_session = open_session
+        self._task: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[Attached] | None = None
+        self._is_closing = asyncio.Event()
+
+    async def attached(self) -> Attached:
+        """The session, opened if there is none or the last one has gone; errors of its opening are raised."""
+        if self._opened is None or (self._opened.done() and self._task is not None and self._task.done()):
+            self._is_closing = asyncio.Event()
+            self._opened = asyncio.get_running_loop().create_future()
+            self._task = asyncio.get_running_loop().create_task(self._hold(self._opened, self._is_closing))
+        return await asyncio.shield(self._opened)
+
+    async def _hold(self, opened: "asyncio.Future[Attached]", is_closing: asyncio.Event) -> None:
+        try:
+            async with self._open_session() as attached:
+                opened.set_result(attached)
+                await is_closing.wait()
+        except Exception as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+    async def aclose(self) -> None:
+        """Let go of the session; may be called twice. The next who asks opens another."""
+        self._is_closing.set()
+        if self._task is None or self._opened is None:
+            return
+        if not self._opened.done():  # it may be making an environment, for minutes
+            self._opened.cancel()
+            self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

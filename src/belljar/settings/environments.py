@@ -1,0 +1,60 @@
+"""Environments as settings name them: the kind of each, and what it is found by or made of.
+
+Form only: whether one is there is for `belljar.environments` to say.
+"""
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Kind = Literal["venv", "venv-uv", "conda", "system", "managed"]
+
+RESERVED = ("default",)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "venv": ("path",),
+    "venv-uv": ("path",),
+    "conda": ("path",),
+    "system": ("path",),
+    "managed": ("requirements", "file", "python"),
+}
+
+
+class EnvironmentEntry(BaseModel):
+    """One table of `environments`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    kind: Kind
+    path: str = ""
+    """Of a virtual environment or interpreter; of conda its name or folder; of the system's an interpreter."""
+    requirements: tuple[str, ...] = ()
+    """What a managed one is made of, as pip would take it."""
+    file: str = ""
+    """The same from a requirements.txt, a pyproject.toml or an environment.yml."""
+    python: str = ""
+    """A managed one's Python: a version or an interpreter; empty for the server's own."""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "EnvironmentEntry":
+        takes = _FIELDS[self.kind]
+        stray = [name for name in self.model_fields_set - {"kind"} if name not in takes]
+        if stray:
+            raise ValueError(f"kind {self.kind} takes {' or '.join(takes)}, not {', '.join(sorted(stray))}")
+        if self.kind == "managed":
+            if bool(self.requirements) == bool(self.file):
+                raise ValueError("kind managed takes either requirements or file")
+        elif self.kind != "system" and not self.path:
+            raise ValueError(f"kind {self.kind} needs a path{' or a name as its path' * (self.kind == 'conda')}")
+        return self
+
+
+def checked_names(entries: dict[str, EnvironmentEntry]) -> dict[str, EnvironmentEntry]:
+    """Refuse names that mean something else already or could be taken for a path."""
+    for name in entries:
+        if name in RESERVED:
+            raise ValueError(f"{name} is the name of the one that is always there")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name, like geo or torch-2.5")
+    return entries

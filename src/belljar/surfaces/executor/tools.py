@@ -1,0 +1,311 @@
+"""The nine tools of the `executor` surface, with the names and JSON answers that its clients know."""
+
+import asyncio
+import hashlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+from mcp.server.mcpserver import MCPServer
+from mcp.types import CallToolResult, TextContent
+from pydantic import Field
+
+from belljar.environments import Environment, open_entry, open_environment
+from belljar.environments.installed import find_entry
+from belljar.environments.packages import OnStage, check_installed, check_requirements
+from belljar.errors import BelljarError, TooLarge
+from belljar.kernels.programs import ProgramEnd
+from belljar.outputs.budget import clip
+from belljar.runtime import Runtime
+from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
+from belljar.surfaces.calls import note_refusal
+from belljar.surfaces.executor import choices
+from belljar.surfaces.executor.choices import Choice, Kind
+from belljar.surfaces.executor.workbench import Workbench
+from belljar.surfaces.tools import CHANGES, ENDS, FETCHES, READS, Answer, Ctx, add_tools
+
+P = ParamSpec("P")
+Fields = dict[str, Any]
+Code = Annotated[str, Field(description="Python")]
+FileName = Annotated[str, Field(description="Name for the code file, without folders; a suffix is added")]
+FilePath = Annotated[str, Field(description="file_path of an earlier answer")]
+Packages = Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2, scikit-learn")]
+
+EXECUTOR_INSTRUCTIONS = (
+    "Runs Python files, each in a fresh sealed process: variables do not stay between runs, files in the working "
+    "directory do. Build long programs with initialize_code_file and append_to_code_file."
+)
+MOST_CONNECTIONS = 1_000
+_STAGE_CHARS = 200
+
+
+def answered(tool: Callable[P, Coroutine[Any, Any, Fields]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
+    """Fields as the JSON that clients of this surface parse; our own refusals have the same form."""
+
+    @wraps(tool)
+    async def told(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        try:
+            fields = await tool(*args, **kwargs)
+        except BelljarError as error:
+            note_refusal(error)
+            fields: Fields = {"status": "error", "error": f"{error.code}: {error}"}
+        return CallToolResult(
+            content=[TextContent(type="text", text=json.dumps(fields, ensure_ascii=False))],
+            structured_content=fields,
+            is_error=fields["status"] == "error",
+        )
+
+    return told
+
+
+class ExecutorSurface:
+    """Tools over one runtime. What the operator's variables name is checked here, before anyone asks."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._operators = choices.from_variables()
+        if (entry := self._operators.entry()) is not None:
+            find_entry(entry)
+        given = os.environ.get("CODE_STORAGE_DIR", "")
+        self._storage = Path(given).expanduser().absolute() if given else self._settings.data_directory / "code"
+        self._chosen: dict[tuple[str, str], Choice] = {}
+        self._benches: dict[str, Workbench] = {}
+        self._opened: dict[Choice, Environment] = {}
+
+    def register(self, server: MCPServer[Any]) -> None:
+        """Add the tools to a server."""
+        add_tools(
+            server,
+            (self.execute_code, ENDS),
+            (self.initialize_code_file, CHANGES),
+            (self.append_to_code_file, CHANGES),
+            (self.execute_code_file, ENDS),
+            (self.read_code_file, READS),
+            (self.install_dependencies, FETCHES),
+            (self.check_installed_packages, READS),
+            (self.configure_environment, CHANGES),
+            (self.get_environment_config, READS),
+        )
+
+    # Code
+
+    @answered
+    async def execute_code(self, ctx: Ctx, code: Code, filename: FileName = "") -> Fields:
+        """Run Python in a fresh process of the configured environment. The code is kept in a file."""
+        bench, name = await self._write(ctx, code, filename)
+        return {**await self._run(ctx, bench, name), "generated_filename": name}
+
+    @answered
+    async def initialize_code_file(self, ctx: Ctx, content: Code, filename: FileName = "") -> Fields:
+        """Start a code file that append_to_code_file goes on with; nothing runs yet."""
+        bench, name = await self._write(ctx, content, filename)
+        message = f"{name} is there. Go on with append_to_code_file, then run it with execute_code_file."
+        return {"status": "success", "message": message, "file_path": bench.storage.path(name), "filename": name}
+
+    @answered
+    async def append_to_code_file(self, ctx: Ctx, file_path: FilePath, content: Code) -> Fields:
+        """Add code at the end of a code file."""
+        bench = await self._bench()
+        name = bench.storage.name_of(file_path)
+        self._check_size(content)
+        await bench.check_room(await self._environment(ctx), len(content))
+        async with bench.writing:
+            await asyncio.to_thread(bench.storage.append, name, content)
+        return {"status": "success", "message": f"{name} goes on.", "file_path": bench.storage.path(name)}
+
+    @answered
+    async def execute_code_file(self, ctx: Ctx, file_path: FilePath) -> Fields:
+        """Run a code file in a fresh process of the configured environment."""
+        bench = await self._bench()
+        name = bench.storage.name_of(file_path)
+        return await self._run(ctx, bench, name)
+
+    @answered
+    async def read_code_file(self, file_path: FilePath) -> Fields:
+        """The text of a code file."""
+        bench = await self._bench()
+        name = bench.storage.name_of(file_path)
+        content = await asyncio.to_thread(bench.storage.read, name, self._settings.max_code_bytes)
+        return {"status": "success", "content": content, "file_path": bench.storage.path(name)}
+
+    # Packages
+
+    @answered
+    async def install_dependencies(self, ctx: Ctx, packages: Packages) -> Fields:
+        """Install packages for your code, beside the environment."""
+        check_requirements(packages)
+        bench, environment = await self._bench(), await self._environment(ctx)
+        outcomes = await bench.install(environment, packages, _reporter(ctx))
+        failed = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
+        there = [f"{outcome.name}=={outcome.installed_version}" for outcome in outcomes if not outcome.error]
+        fields: Fields = {
+            "status": "error" if failed else "success",
+            "env_type": self._choice(ctx).fields(self._settings)["type"],
+            "installed_packages": there,
+            "output": "\n".join([*there, *failed]),
+        }
+        return {**fields, "error": "\n".join(failed)} if failed else fields
+
+    @answered
+    async def check_installed_packages(self, ctx: Ctx, packages: Packages) -> Fields:
+        """Which packages there are, by distribution or import name or with a version; imports nothing."""
+        bench, environment = await self._bench(), await self._environment(ctx)
+        layer = bench.layer(environment)
+        found = await asyncio.to_thread(check_installed, environment, layer if layer.is_dir() else None, packages)
+        missing = [status.name for status in found if not status.installed]
+        return {
+            "status": "success",
+            "env_type": self._choice(ctx).fields(self._settings)["type"],
+            "all_installed": not missing,
+            "not_installed": missing,
+            "package_details": [
+                {"package": each.name, "installed": each.installed, "version": each.version, "location": each.location}
+                for each in found
+            ],
+        }
+
+    # Environment
+
+    @answered
+    async def configure_environment(
+        self,
+        ctx: Ctx,
+        type: Kind,  # noqa: A002 - the name that clients send
+        conda_name: str = "",
+        venv_path: str = "",
+        uv_venv_path: str = "",
+    ) -> Fields:
+        """Choose another environment, among those the operator has, for the rest of this connection."""
+        places = {"conda_name": conda_name, "venv_path": venv_path, "uv_venv_path": uv_venv_path}
+        choice = await asyncio.to_thread(choices.asked, self._settings, type, places, self._operators)
+        previous = self._choice(ctx)
+        await self._open(choice)
+        self._chosen[_connection(ctx)] = choice
+        while len(self._chosen) > MOST_CONNECTIONS:
+            del self._chosen[next(iter(self._chosen))]
+        return {
+            "status": "success",
+            "message": f"Code runs in {choice.kind} {choice.place} from now on.",
+            "previous": previous.fields(self._settings),
+            "current": choice.fields(self._settings),
+        }
+
+    @answered
+    async def get_environment_config(self, ctx: Ctx) -> Fields:
+        """Which environment code runs in, and where code files are."""
+        environment, bench = await self._environment(ctx), await self._bench()
+        told = {"python": environment.version, "code_storage_dir": str(bench.storage.folder)}
+        return {"status": "success", "config": {**self._choice(ctx).fields(self._settings), **told}}
+
+    # Steps the tools share
+
+    async def _write(self, ctx: Ctx, code: str, filename: str) -> tuple[Workbench, str]:
+        bench = await self._bench()
+        self._check_size(code)
+        name = bench.storage.new_name(filename)
+        await bench.check_room(await self._environment(ctx), len(code))
+        await asyncio.to_thread(bench.storage.create, name, code)
+        return bench, name
+
+    def _check_size(self, code: str) -> None:
+        size, most = len(code.encode(errors="replace")), self._settings.max_code_bytes
+        if size > most:
+            raise TooLarge(
+                f"the code has {size:,} bytes, max_code_bytes is {most:,}",
+                hint="Send it in parts, with append_to_code_file",
+            )
+
+    async def _run(self, ctx: Ctx, bench: Workbench, name: str) -> Fields:
+        environment = await self._environment(ctx)
+        running = asyncio.get_running_loop().create_task(bench.run(environment, name))
+        try:
+            end = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # Whoever went away finds what it said beside the code.
+            running.add_done_callback(lambda task: _keep_output(bench, name, task))
+            raise
+        fields = _told(end, self._settings.output_budget_chars, self._settings.execution_timeout_s)
+        if "truncated" in fields:
+            fields["full_output"] = await asyncio.to_thread(_write_output, bench, name, end)
+        return {**fields, "file_path": bench.storage.path(name)}
+
+    async def _bench(self) -> Workbench:
+        principal = current_principal()
+        if principal not in self._benches:
+            key = hashlib.sha256(principal.encode()).hexdigest()[:16]
+            storage = self._storage if principal == LOCAL_PRINCIPAL else self._storage / key
+            root = self._settings.data_directory / "executor" / key
+            self._benches[principal] = Workbench(
+                self._runtime.starter, self._runtime.sessions, principal, storage, root
+            )
+        bench = self._benches[principal]
+        await bench.open()
+        return bench
+
+    def _choice(self, ctx: Ctx) -> Choice:
+        return self._chosen.get(_connection(ctx), self._operators)
+
+    async def _environment(self, ctx: Ctx) -> Environment:
+        return await self._open(self._choice(ctx))
+
+    async def _open(self, choice: Choice) -> Environment:
+        entry = choice.entry()
+        if entry is None:
+            return await open_environment(self._settings)
+        if choice not in self._opened:
+            self._opened[choice] = await open_entry(self._settings, choice.place, entry)
+        return self._opened[choice]
+
+
+def _connection(ctx: Ctx) -> tuple[str, str]:
+    """Whose call it is, and on which connection; a protocol that has none leaves the caller."""
+    return current_principal(), (ctx.headers or {}).get("mcp-session-id", "")
+
+
+def _reporter(ctx: Ctx) -> OnStage:
+    counted = itertools.count(1)
+
+    async def report(stage: str) -> None:
+        await ctx.report_progress(next(counted), None, stage[:_STAGE_CHARS])
+
+    return report
+
+
+def _told(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
+    """Only the status of the process says whether it failed: warnings on stderr are no error."""
+    reason = _reason(end, timeout_s)
+    fields: Fields = {"status": "error" if reason else "success", "output": clip(end.stdout, budget)}
+    if reason:
+        fields["error"] = "\n".join(part for part in (clip(end.stderr, budget).strip(), reason) if part)
+    elif end.stderr:
+        fields["stderr"] = clip(end.stderr, budget)
+    total = len(end.stdout) + len(end.stderr)
+    if len(end.stdout) > budget or len(end.stderr) > budget or end.dropped_bytes:
+        fields["truncated"] = {"shown_chars": min(total, 2 * budget), "total_chars": total + end.dropped_bytes}
+    return fields
+
+
+def _reason(end: ProgramEnd, timeout_s: float) -> str:
+    hit = "".join(f"; {incident.kind}: it {incident.detail}" for incident in end.incidents)
+    if end.is_timeout:
+        return f"timeout: the program was ended after {timeout_s:g} s{hit}"
+    if end.status < 0:
+        return f"the program was ended by {signal.Signals(-end.status).name}{hit}"
+    return f"the program ended with exit status {end.status}{hit}" if end.status else ""
+
+
+def _write_output(bench: Workbench, name: str, end: ProgramEnd) -> str:
+    kept = f"{name.removesuffix('.py')}.output.txt"
+    bench.storage.keep(kept, end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else ""))
+    return bench.storage.path(kept)
+
+
+def _keep_output(bench: Workbench, name: str, task: "asyncio.Task[ProgramEnd]") -> None:
+    if not task.cancelled() and task.exception() is None:
+        _write_output(bench, name, task.result())

@@ -1,0 +1,167 @@
+"""Where one caller's code files run: their folder, their packages, and the programs that are running now."""
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from belljar.environments import Environment
+from belljar.environments.packages import InstallOutcome, OnStage, install
+from belljar.errors import Busy, TooLarge
+from belljar.kernels.programs import ProgramEnd, run_program
+from belljar.kernels.starting import KernelStarter
+from belljar.outputs.events import Stream
+from belljar.outputs.screening import Screens
+from belljar.privacy.screen import VeilScreen
+from belljar.sandboxes.base import Identity
+from belljar.sessions.quota import DiskQuota
+from belljar.sessions.registry import Registry
+from belljar.sessions.vetting import vet
+from belljar.surfaces.executor.storage import Storage
+from belljar.toolbox.base import Question
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFolders:
+    """The places of one program; the working directory and the packages are shared with those before and after it."""
+
+    session_id: str
+    workspace: Path
+    scratch: Path
+    home: Path
+    layer: Path
+    identity: Identity | None
+
+    def make(self) -> None:
+        """Make those that are not there."""
+        for folder in (self.scratch, self.home, self.layer):
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        # Whatever the umask is: the program's user passes through to what is its own, and reads its packages.
+        for folder in (self.scratch.parent, self.layer):
+            folder.chmod(0o711 if folder != self.layer else 0o755)
+        if self.identity is not None:
+            for folder in (self.scratch, self.home):
+                os.chown(folder, self.identity.uid, self.identity.gid)
+
+
+async def _nobody(_: Question) -> None:
+    """Its clients have no way to be asked."""
+
+
+class Workbench:
+    """One caller's."""
+
+    def __init__(self, starter: KernelStarter, sessions: Registry, principal: str, storage: Path, root: Path) -> None:
+        settings = sessions.settings
+        self._starter = starter
+        self._settings = settings
+        self._root = root
+        self._identity = starter.take_identity()
+        self.storage = Storage(storage, self._identity)
+        self._guard, self._veil = sessions.guard(f"executor-{root.name}", principal, root)
+        self._is_open = False
+        self._running = 0
+        self.writing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Before its first use."""
+        if not self._is_open:
+            await asyncio.to_thread(self.storage.open)
+            self._is_open = True
+
+    async def check_room(self, environment: Environment, size: int) -> None:
+        """Refuse what would not fit."""
+        await self._quota(self.layer(environment)).check_room(size)
+
+    def layer(self, environment: Environment) -> Path:
+        """The packages that were installed for this caller's code in an environment."""
+        digest = hashlib.sha256(str(environment.python).encode()).hexdigest()[:16]
+        return self._root / f"packages-{digest}"
+
+    def _quota(self, layer: Path) -> DiskQuota:
+        return DiskQuota([self.storage.folder, layer], self._settings.disk_mb or 0)
+
+    def _folders(self, environment: Environment) -> ProgramFolders:
+        folders = ProgramFolders(
+            session_id=secrets.token_hex(16),
+            workspace=self.storage.folder,
+            scratch=self._root / "scratch",
+            home=self._root / "home",
+            layer=self.layer(environment),
+            identity=self._identity,
+        )
+        folders.make()
+        return folders
+
+    async def run(self, environment: Environment, name: str) -> ProgramEnd:
+        """Run a code file to its end, in a process of its own, if the policy lets it."""
+        code = await asyncio.to_thread(self.storage.read, name)
+        warnings = await vet(self._guard, code, environment=environment.name, execution_id=name, ask=_nobody)
+        end = await self._run(environment, name)
+        return await self._screened(replace(end, stderr="".join(f"{line}\n" for line in warnings) + end.stderr))
+
+    async def _screened(self, end: ProgramEnd) -> ProgramEnd:
+        """What callers may see of its output."""
+        veil = [VeilScreen(self._veil)] if self._veil.covers_outputs else []
+        screens = Screens([*veil, *self._guard.screens()])
+        passed = [*await screens.passed(Stream("stdout", end.stdout)), *screens.flush()]
+        passed += [*await screens.passed(Stream("stderr", end.stderr)), *screens.flush()]
+        said = {
+            name: "".join(event.text for event in passed if isinstance(event, Stream) and event.name == name)
+            for name in ("stdout", "stderr")
+        }
+        return replace(end, **said)
+
+    async def _run(self, environment: Environment, name: str) -> ProgramEnd:
+        if self._running >= self._settings.max_running:
+            raise Busy(
+                f"{self._running} programs are running, the most that max_running allows",
+                hint="Try again when one of them has ended",
+            )
+        folders = self._folders(environment)
+        quota = self._quota(folders.layer)
+        await quota.check_room(0)
+        self._running += 1
+        try:
+            return await self._watched(environment, folders, name, quota)
+        finally:
+            self._running -= 1
+
+    async def _watched(
+        self, environment: Environment, folders: ProgramFolders, name: str, quota: DiskQuota
+    ) -> ProgramEnd:
+        """The program, ended when it fills the disk."""
+        loop = asyncio.get_running_loop()
+        timeout_s, cap = self._settings.execution_timeout_s, self._settings.output_cap_bytes
+        program = loop.create_task(
+            run_program(self._starter, environment, folders, ["-u", name], timeout_s=timeout_s, output_cap_bytes=cap)
+        )
+
+        def end() -> None:
+            program.cancel()
+
+        watch = loop.create_task(quota.watch(is_busy=lambda: True, on_growth=end))
+        try:
+            return await program
+        except asyncio.CancelledError:
+            if quota.is_over:
+                raise TooLarge(
+                    f"disk_full: the folder of code files {quota.detail}; the program was ended",
+                    hint="Delete files there first, with code such as os.remove(name)",
+                ) from None
+            raise
+        finally:
+            program.cancel()
+            watch.cancel()
+            await asyncio.gather(program, watch, return_exceptions=True)
+
+    async def install(
+        self, environment: Environment, packages: Sequence[str], on_stage: OnStage | None
+    ) -> list[InstallOutcome]:
+        """Packages for this caller's code; the environment itself is not changed."""
+        folders = self._folders(environment)
+        open_uv = self._starter.workshop.uv_for(folders.session_id)
+        return await install(environment, folders.layer, packages, on_stage=on_stage, open_uv=open_uv)

@@ -1,0 +1,288 @@
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from belljar.attachments import Attached, open_attachment, open_served
+from belljar.attachments.messages import Asks, Begun, Checked, Ended, Gone, Inspected, News, Said
+from belljar.environments import Environment
+from belljar.errors import EngineError, InvalidArgument, SessionNotFound
+from belljar.runtime import Runtime, open_runtime
+from belljar.sessions.cells import make_cell
+from belljar.sessions.execution import Execution
+from belljar.sessions.session import Session
+from shared_environment import settings_with
+
+pytestmark = pytest.mark.anyio
+
+AGENT = "agent"
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def opened(environment: Environment, folder: Path, **more: object) -> AsyncIterator[Runtime]:
+    folder.chmod(0o711)
+    spared = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
+    settings = settings_with(data_directory=folder, environment=str(environment.python), **spared, **more)
+    async with open_runtime(settings) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+async def runtime(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    async with opened(default_environment, tmp_path_factory.mktemp("data")) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+async def session(runtime: Runtime) -> Session:
+    """The agent's; shared, so a test leaves it idle."""
+    session = runtime.sessions.create(AGENT)
+    await _ran(session, "shared = 1")
+    return session
+
+
+@asynccontextmanager
+async def attached_to(runtime: Runtime, session: Session) -> AsyncIterator[tuple[Attached, AsyncIterator[News]]]:
+    """Over the socket, as another process would; and the news it brings."""
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_attachment(runtime.settings.data_directory, session.id[:12]) as attached,
+        aclosing(attached.news()) as news,
+    ):
+        yield attached, news
+
+
+def _submitted(session: Session, code: str, *, allow_input: bool = False) -> Execution:
+    return session.submit(make_cell(session.settings, code, allow_input=allow_input))
+
+
+async def _ran(session: Session, code: str) -> Execution:
+    execution = _submitted(session, code)
+    while not execution.is_finished:
+        await execution.wait_for_change(DEADLINE_S)
+    return execution
+
+
+async def _until_end(news: AsyncIterator[News]) -> list[News]:
+    """What is told of the next cell."""
+    told: list[News] = []
+    while not told or not isinstance(told[-1], Ended):
+        told.append(await anext(news))
+    return told
+
+
+def _outputs(told: list[News]) -> list[tuple[str, object]]:
+    return [
+        (item.output, item.content.get("text") or item.content.get("data") or item.content.get("ename"))
+        for item in told
+        if isinstance(item, Said)
+    ]
+
+
+async def test_variables_are_shared_both_ways(runtime: Runtime, session: Session) -> None:
+    await _ran(session, "shared = 20")
+    async with attached_to(runtime, session) as (attached, news):
+        await attached.execute("shared += 1\nprint('mine')\nshared", allow_input=False)
+        told = await _until_end(news)
+    assert isinstance(told[0], Begun)
+    assert told[0].is_own
+    assert _outputs(told) == [("stream", "mine\n"), ("execute_result", {"text/plain": "21"})]
+    assert (await _ran(session, "shared")).result().result == "21"
+
+
+async def test_a_persons_cell_is_on_record_as_theirs_and_the_agent_is_told_once(
+    runtime: Runtime, session: Session
+) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        execution_id = await attached.execute("1", allow_input=False)
+        await _until_end(news)
+    first = next(runtime.sessions.journal.events(execution_id))
+    assert first.kind == "notice"
+    author = str(first.data["author"])
+    assert first.text == f"[belljar: run by {author}, who shares this session]\n"
+    assert runtime.sessions.result(execution_id, AGENT).status == "ok"
+    assert (await _ran(session, "2")).result().output[0].startswith(f"[belljar: {author} ran a cell in this session")
+    assert "[belljar" not in "".join((await _ran(session, "2")).result().output)
+
+
+async def test_what_the_agent_runs_is_seen_by_the_person(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        execution = _submitted(session, "print('a')\ndisplay({'text/html': '<b>'}, raw=True)\n1 / 0")
+        told = await _until_end(news)
+        count = attached.count
+    assert told[0] == Begun(execution_id=execution.id, code=execution.cell.code, count=count, is_own=False)
+    assert _outputs(told) == [
+        ("stream", "a\n"),
+        ("display_data", {"text/html": "<b>"}),
+        ("error", "ZeroDivisionError"),
+    ]
+    assert told[-1] == Ended(execution_id=execution.id, status="error", count=execution.result().execution_count)
+
+
+async def test_who_comes_while_a_cell_runs_sees_all_of_it(runtime: Runtime, session: Session) -> None:
+    gate = session.folders.workspace / "gate"
+    execution = _submitted(session, f"print('early', flush=True)\n{_until(gate.name)}\nprint('late')")
+    while not execution.sequence:
+        await execution.wait_for_change(DEADLINE_S)
+    async with attached_to(runtime, session) as (_, news):
+        gate.touch()
+        told = await _until_end(news)
+    assert "".join(str(text) for _, text in _outputs(told)) == "early\nlate\n"
+
+
+async def test_a_persons_cell_waits_for_its_turn(runtime: Runtime, session: Session) -> None:
+    gate = session.folders.workspace / "turn"
+    async with attached_to(runtime, session) as (attached, news):
+        agents = _submitted(session, f"order = ['agent']\n{_until(gate.name)}")
+        own = await attached.execute("order.append('person')", allow_input=False)
+        gate.touch()
+        first, second = await _until_end(news), await _until_end(news)
+    assert [first[0].execution_id, second[0].execution_id] == [agents.id, own]
+    assert (await _ran(session, "order")).result().result == "['agent', 'person']"
+
+
+async def test_names_are_completed_and_explained_between_cells_only(runtime: Runtime, session: Session) -> None:
+    gate = session.folders.workspace / "names"
+    await _ran(session, "elephants = 2\ndef water():\n    'Give it a little.'")
+    async with attached_to(runtime, session) as (attached, news):
+        found = await attached.complete("1 + eleph", 9)
+        assert (found.matches, found.start, found.end) == (["elephants"], 4, 9)
+        assert "Give it a little." in str((await attached.inspect("water", 3)).data["text/plain"])
+        assert await attached.check("if x:") == Checked(status="incomplete", indent="    ")
+        running = _submitted(session, _until(gate.name))
+        assert isinstance(await anext(news), Begun)
+        assert (await attached.complete("1 + eleph", 9)).matches == []
+        assert await attached.inspect("water", 3) == Inspected(data={})
+        assert (await attached.check("if x:")).status == "unknown"
+        gate.touch()
+        await _until_end(news)
+    assert running.result().status == "ok"
+
+
+async def test_a_person_can_interrupt_the_agent(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        execution = _submitted(session, "print('on', flush=True)\nwhile True: pass")
+        while not isinstance(await anext(news), Said):
+            pass
+        await attached.interrupt()
+        told = await _until_end(news)
+    assert isinstance(told[-1], Ended)
+    assert told[-1].status == "interrupted"
+    assert execution.result().status == "interrupted"
+
+
+async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        agents = _submitted(session, "input('agent? ')", allow_input=True)
+        while agents.question is None:
+            await agents.wait_for_change(DEADLINE_S)
+        await attached.answer(agents.id, "not yours to answer")
+        agents.answer("yes")
+        assert not any(isinstance(item, Asks) for item in await _until_end(news))
+        own = await attached.execute("input('person? ')", allow_input=True)
+        told: list[News] = []
+        while not isinstance(item := await anext(news), Ended):
+            told.append(item)
+            if isinstance(item, Asks):
+                await attached.answer(own, "me")
+    assert agents.result().result == "'yes'"
+    assert Asks(execution_id=own, prompt="person? ", is_password=False) in told
+    assert _outputs(told)[-1] == ("execute_result", {"text/plain": "'me'"})
+
+
+async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        own = await attached.execute("input('person? ')", allow_input=True)
+        while not isinstance(await anext(news), Asks):
+            pass
+    execution = session.execution(own)
+    assert execution is not None
+    while not execution.is_finished:
+        await execution.wait_for_change(DEADLINE_S)
+    assert (execution.result().error or "").startswith("EOFError")
+
+
+async def test_a_cell_that_is_refused_is_an_error_and_the_hold_stays(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        with pytest.raises(InvalidArgument, match="code is empty"):
+            await attached.execute("  ", allow_input=False)
+        await attached.execute("1", allow_input=False)
+        assert (await _until_end(news))[-1].kind == "ended"
+
+
+async def test_a_session_that_is_shared_does_not_expire(default_environment: Environment, tmp_path: Path) -> None:
+    async with opened(default_environment, tmp_path, session_idle_s=0.001) as runtime:
+        session = runtime.sessions.create(AGENT)
+        await _ran(session, "1")
+        async with attached_to(runtime, session):
+            assert await runtime.sessions.sweep() == []
+        async with asyncio.timeout(DEADLINE_S):
+            while await runtime.sessions.sweep() != [session.id]:
+                await asyncio.sleep(0)
+
+
+async def test_the_end_of_a_session_ends_its_news(runtime: Runtime) -> None:
+    session = runtime.sessions.create(AGENT)
+    await _ran(session, "1")
+    async with attached_to(runtime, session) as (attached, news):
+        await runtime.sessions.clear(session.id, AGENT)
+        assert [item async for item in news] == [Gone()]
+        with pytest.raises(EngineError, match="hung up"):
+            await attached.execute("1", allow_input=False)
+
+
+async def test_a_session_is_opened_on_the_server_and_ends_with_its_holder(runtime: Runtime) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_served(runtime.settings.data_directory) as attached,
+        aclosing(attached.news()) as news,
+    ):
+        await attached.execute("1 + 1", allow_input=False)
+        told = await _until_end(news)
+        assert attached.session_id in {session.id for session in runtime.sessions.all()}
+    assert _outputs(told) == [("execute_result", {"text/plain": "2"})]
+    assert attached.session_id not in {session.id for session in runtime.sessions.all()}
+
+
+async def test_an_unknown_session_is_refused_with_those_there_are(runtime: Runtime, session: Session) -> None:
+    with pytest.raises(SessionNotFound, match="begins with zzz") as caught:
+        async with open_attachment(runtime.settings.data_directory, "zzz"):
+            pass
+    assert session.id in caught.value.hint
+
+
+async def test_without_a_server_it_is_said_where_none_was_found(tmp_path: Path) -> None:
+    with pytest.raises(SessionNotFound, match="no running server"):
+        async with open_attachment(tmp_path):
+            pass
+
+
+async def test_the_socket_is_in_a_folder_of_the_user_alone(runtime: Runtime) -> None:
+    (path,) = runtime.settings.data_directory.glob("runs/*/attach.sock")
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("said", [b"hello\n", b'{"op": "attach"}\n', b'{"op": "open", "environment": 5}\n', b""])
+async def test_who_does_not_speak_the_language_is_hung_up_on(runtime: Runtime, session: Session, said: bytes) -> None:
+    (path,) = runtime.settings.data_directory.glob("runs/*/attach.sock")
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(said)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+    async with attached_to(runtime, session) as (attached, _):
+        assert attached.session_id == session.id
+
+
+def _until(name: str) -> str:
+    return f"import os, time\nwhile not os.path.exists({name!r}): time.sleep(0.005)"

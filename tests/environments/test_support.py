@@ -1,0 +1,110 @@
+"""What environments lack to run sessions is brought along beside them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from belljar.environments import open_environment
+from belljar.errors import EnvironmentBroken
+from belljar.settings import Settings
+from local_index import LocalIndex, add_support
+from shared_environment import settings_with
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalIndex:
+    """An index that uv takes for its own."""
+    (tmp_path / "index").mkdir()
+    index = LocalIndex(tmp_path / "index")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    return index
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    return tmp_path / "venv"
+
+
+@pytest.fixture
+def settings(venv: Path, tmp_path: Path) -> Settings:
+    return settings_with(environment=str(venv), data_directory=tmp_path / "data")
+
+
+def site_packages(venv: Path) -> Path:
+    (folder,) = venv.glob("lib/python*/site-packages")
+    return folder
+
+
+async def test_an_environment_without_ipython_gets_it_beside_and_stays_as_it_is(
+    shelf: LocalIndex, venv: Path, settings: Settings
+) -> None:
+    add_support(shelf)
+
+    environment = await open_environment(settings)
+
+    assert environment.support is not None
+    assert environment.support.is_relative_to(settings.data_directory)
+    assert (environment.support / "IPython").is_dir()
+    assert (environment.support / "cloudpickle").is_dir()
+    assert environment.support in environment.readable
+    assert (environment.kind, environment.python) == ("venv", venv / "bin" / "python")
+    assert list(site_packages(venv).iterdir()) == []
+
+
+async def test_it_is_fetched_once_for_all_interpreters_of_a_kind(
+    shelf: LocalIndex, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_support(shelf)
+    lines: list[str] = []
+    first = await open_environment(settings, on_progress=lines.append)
+    assert any(line.startswith("fetching IPython for Python 3.") for line in lines)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:1/simple")
+
+    assert await open_environment(settings) == first
+
+
+async def test_an_environment_that_has_all_of_it_needs_none(venv: Path, settings: Settings) -> None:
+    for package in ("ipython-9.0", "cloudpickle-3.0"):
+        (site_packages(venv) / f"{package}.dist-info").mkdir()
+
+    assert (await open_environment(settings)).support is None
+    assert not settings.data_directory.exists()
+
+
+async def test_packages_of_the_environment_that_do_not_go_with_it_are_told_of(
+    shelf: LocalIndex, venv: Path, settings: Settings
+) -> None:
+    add_support(shelf)
+    (site_packages(venv) / "traitlike.py").write_text("raise ImportError('too old')\n")
+
+    with pytest.raises(EnvironmentBroken) as caught:
+        await open_environment(settings)
+
+    assert caught.value.message.endswith("ImportError: too old")
+    assert caught.value.hint == f"Install it there: uv pip install --python {venv}/bin/python ipython"
+
+
+async def test_an_index_without_it_is_quoted_and_leaves_nothing(
+    shelf: LocalIndex, venv: Path, settings: Settings
+) -> None:
+    with pytest.raises(EnvironmentBroken) as caught:
+        await open_environment(settings)
+
+    assert "ipython" in caught.value.message
+    assert "could not be fetched: " in caught.value.message
+    assert f"uv pip install --python {venv}/bin/python ipython" in caught.value.hint
+    assert not list((settings.data_directory / "support").glob("python*"))
+
+
+async def test_one_that_lacks_only_cloudpickle_runs_without_it_if_need_be(
+    shelf: LocalIndex, venv: Path, settings: Settings
+) -> None:
+    (site_packages(venv) / "ipython-9.0.dist-info").mkdir()
+
+    assert (await open_environment(settings)).support is None
