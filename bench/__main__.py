@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import (
     first_result,
     forking,
+    journal,
     lines,
     mcp_calls,
     memory,
@@ -20,6 +21,7 @@ from bench import (
     sandboxes,
     slow_reader,
     start_up,
+    toolbox,
 )
 from bench.figures import Figure, as_json, table
 from bench.stage import Stage, open_stage
@@ -28,12 +30,14 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "first-result": first_result.measure,
     "one-plus-one": one_plus_one.measure,
     "mcp": mcp_calls.measure,
+    "journal": journal.measure,
     "memory": memory.measure,
     "lines": lines.measure,
     "slow-reader": slow_reader.measure,
     "start-up": start_up.measure,
     "sandbox": sandboxes.measure,
     "forking": forking.measure,
+    "toolbox": toolbox.measure,
 }
 FULL_S = 285.0
 QUICK_S = 120.0
@@ -77,9 +81,17 @@ async def _measure_all(names: list[str], is_quick: bool, figures: list[Figure], 
             except TimeoutError:
                 failures.append(f"{name}: the {limit_s:g} s that all measurements may take were over")
             except Exception as error:
-                logging.getLogger("bench").exception("%s failed", name)
-                failures.append(f"{name}: {type(error).__name__}: {error}")
+                cause = _innermost(error)
+                logging.getLogger("bench").error("%s failed", name, exc_info=cause)
+                failures.append(f"{name}: {type(cause).__name__}: {cause}")
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What went wrong: each client of the SDK has a group of tasks around it, which says only that something did."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""Calls tools from code in FastMCP's code mode: its server in this process, with a proxy for each upstream server.
+
+Its sandbox has no clock, so the time of a block with some calls is divided by their number.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from answering import answer_all, described
+from fastmcp import Client, FastMCP
+from fastmcp.client.transports import StdioTransport
+from fastmcp.experimental.transforms.code_mode import CodeMode
+from fastmcp.server import create_proxy
+
+_LOOP = """
+for _ in range({count}):
+    await call_tool("{server}_{tool}", {arguments!r})
+return {count}
+"""
+
+_GATHER = """
+import asyncio
+await asyncio.gather(*[call_tool("{server}_{tool}", {arguments!r}) for _ in range({count})])
+return {count}
+"""
+
+
+async def main(servers: dict[str, Any]) -> None:
+    server = FastMCP("peer", transforms=[CodeMode()])
+    async with AsyncExitStack() as stack:
+        for name, entry in servers.items():
+            # One that is connected: a proxy would start the server anew for each request.
+            upstream = await stack.enter_async_context(Client(StdioTransport(entry["command"], entry["args"])))
+            server.mount(create_proxy(upstream), namespace=name)
+        client = await stack.enter_async_context(Client(server))
+
+        async def answer(question: dict[str, Any]) -> Any:
+            op, count = question.pop("op"), question.get("count", 1)
+            if op == "definitions":
+                return described(await client.list_tools())
+            code = (_LOOP if op == "one-by-one" else _GATHER).format(**question)
+            began = time.perf_counter()
+            await client.call_tool("execute", {"code": code})
+            took = time.perf_counter() - began
+            return [took / count] * count if op == "one-by-one" else [took]
+
+        await answer_all(answer)
+
+
+asyncio.run(main(json.loads(sys.argv[1])["mcpServers"]))

@@ -1,0 +1,27 @@
+"""What a person typed, as the answer to a form: for whoever has a line to type on and no form to show."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+_YES = frozenset({"y", "yes", "ok", "true", "allow", "accept"})
+
+
+def values_of(schema: Mapping[str, Any], text: str | None) -> dict[str, Any] | None:
+    """A typed line as the answer to a form; None declines.
+
+    Consent takes a yes, a single field the text itself, and more than one field a JSON object.
+    """
+    fields: Mapping[str, Any] = schema.get("properties") or {}
+    if text is None or (not fields and text.strip().lower() not in _YES):
+        return None
+    if not fields:
+        return {}
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        value = text
+    if len(fields) > 1:
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    ((name, field),) = fields.items()
+    return {name: text if field.get("type") == "string" else value}

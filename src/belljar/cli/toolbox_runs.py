@@ -1,0 +1,220 @@
+"""What the commands of `belljar toolbox` do: connect, ask, print, and leave nothing running.
+
+They are the operator's own: no policy stands between, and questions of a server are put to whoever is at the terminal.
+"""
+
+import asyncio
+import json
+import logging
+import mimetypes
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, cast
+
+import typer
+
+from belljar.cli.asking import ask_at_terminal
+from belljar.cli.columns import columns, printable
+from belljar.errors import InvalidArgument, SettingsError
+from belljar.files.removal import remove_tree
+from belljar.settings import MEBIBYTE, Settings, load_settings
+from belljar.toolbox.base import Answer, Block, Catalogue
+from belljar.toolbox.config import load_servers
+from belljar.toolbox.connection import Limits
+from belljar.toolbox.generating import generate
+from belljar.toolbox.naming import names_of
+from belljar.toolbox.search import Index
+from belljar.toolbox.shapes import Shapes
+from belljar.toolbox.showing import Detail, show
+from belljar.toolbox.texts import first_sentence
+from belljar.toolbox.upstreams import Connections, open_upstreams
+
+_ABOUT_CHARACTERS = 80
+_MARK = '"""Tools of other servers as functions'
+P = ParamSpec("P")
+
+
+def configured(mcp_config: str | None) -> Settings:
+    """The settings, with the flag."""
+    return load_settings({"mcp_config": mcp_config})
+
+
+def run(
+    work: Callable[Concatenate[Settings, P], Coroutine[Any, Any, int]],
+    settings: Settings,
+    *arguments: P.args,
+    **options: P.kwargs,
+) -> None:
+    """Do it to its end; a status that is not 0 is the command's own."""
+    level = logging.DEBUG if settings.log_level == "DEBUG" else logging.ERROR
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s")
+    try:
+        status = asyncio.run(work(settings, *arguments, **options))
+    except KeyboardInterrupt:
+        status = 130
+    if status:
+        raise typer.Exit(status)
+
+
+async def listed(settings: Settings, server: str, as_json: bool) -> int:
+    """One line for each server, or for each tool of one."""
+    async with _connected(settings) as upstreams:
+        catalogue = await upstreams.catalogue()
+    if server and server not in catalogue.servers:
+        raise InvalidArgument(f"there is no MCP server {server}", hint=f"There are: {', '.join(catalogue.servers)}")
+    if as_json:
+        print(json.dumps(_as_json(catalogue, server), indent=2))
+    elif server:
+        _print_tools(catalogue, server)
+    else:
+        rows = [
+            (name, str(len(found.tools)), found.error or first_sentence(found.instructions, _ABOUT_CHARACTERS))
+            for name, found in catalogue.servers.items()
+        ]
+        print(columns([("server", "tools", "about"), *rows]))
+    chosen = [catalogue.servers[server]] if server else catalogue.servers.values()
+    return 1 if any(each.error for each in chosen) else 0
+
+
+async def searched(settings: Settings, query: str, detail: Detail, limit: int, server: str) -> int:
+    """The best first; status 1 when there is none."""
+    async with _connected(settings) as upstreams:
+        catalogue = await upstreams.catalogue()
+    _complain(catalogue)
+    found = Index(catalogue).search(query, server=server, limit=limit)
+    if found:
+        print(show(found, detail, names_of(catalogue), _shapes(settings).shape))
+    return 0 if found else 1
+
+
+async def called(settings: Settings, server: str, tool: str, arguments: str, out: Path | None, as_json: bool) -> int:
+    """What the tool answers, on stdout; its progress on stderr."""
+    try:
+        given: Any = json.loads(arguments)
+    except ValueError as error:
+        raise InvalidArgument(f"the arguments are not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise InvalidArgument("the arguments are not a JSON object", hint='Write {"name": "value"}')
+    named = cast("dict[str, Any]", given)
+    async with _connected(settings) as upstreams:
+        answer = await upstreams.call(server, tool, named, on_progress=_say_progress, ask=ask_at_terminal)
+    _print_answer(answer, out, as_json=as_json)
+    return 1 if answer.is_error else 0
+
+
+async def synced(settings: Settings, folder: Path) -> int:
+    """The tree, in place of the one that was there."""
+    _check_target(folder / "servers")
+    async with _connected(settings) as upstreams:
+        catalogue = await upstreams.catalogue()
+    _complain(catalogue)
+    files = generate(catalogue, _shapes(settings).shape)
+    await asyncio.to_thread(_write, files, folder)
+    print(f"wrote {len(catalogue.tools())} tools of {len(catalogue.servers)} servers to {folder / 'servers'}")
+    return 1 if any(each.error for each in catalogue.servers.values()) else 0
+
+
+def _connected(settings: Settings) -> AbstractAsyncContextManager[Connections]:
+    servers = load_servers(settings)
+    if not servers:
+        raise SettingsError(
+            "no MCP servers are configured", hint="Name a file with --mcp-config, or set mcp_config in belljar.toml"
+        )
+    limits = Limits(settings.upstream_start_s, settings.upstream_silence_s, settings.upstream_message_mb * MEBIBYTE)
+    return open_upstreams(servers, limits)
+
+
+def _shapes(settings: Settings) -> Shapes:
+    return Shapes(settings.data_directory / "toolbox" / "shapes")
+
+
+def _complain(catalogue: Catalogue) -> None:
+    for each in catalogue.servers.values():
+        if each.error:
+            print(f"warning: {printable(each.error)}", file=sys.stderr)
+
+
+def _print_tools(catalogue: Catalogue, server: str) -> None:
+    found = catalogue.servers[server]
+    _complain(Catalogue({server: found}))
+    if found.tools:
+        rows = [(tool.name, first_sentence(tool.description or tool.title, _ABOUT_CHARACTERS)) for tool in found.tools]
+        print(columns([("tool", "about"), *rows]))
+
+
+def _as_json(catalogue: Catalogue, server: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "server": name,
+            "error": found.error,
+            "tools": [
+                {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+                for tool in found.tools
+            ],
+        }
+        for name, found in catalogue.servers.items()
+        if server in ("", name)
+    ]
+
+
+def _say_progress(progress: float, total: float | None, message: str) -> None:
+    share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
+    print(f"{share} {printable(message)}".rstrip(), file=sys.stderr, flush=True)
+
+
+def _print_answer(answer: Answer, out: Path | None, *, as_json: bool) -> None:
+    data = [(block, _saved(block, out, number)) for number, block in enumerate(answer.blocks)]
+    if as_json:
+        blocks = [
+            {"kind": one.kind, "text": one.text, "mime": one.mime, "uri": one.uri, "name": one.name, "file": file}
+            for one, file in data
+        ]
+        value = {"is_error": answer.is_error, "structured": answer.structured, "blocks": blocks}
+        print(json.dumps(value, indent=2))
+        return
+    if answer.structured is not None and not answer.is_error:
+        print(json.dumps(answer.structured, indent=2, ensure_ascii=False))
+    for block, file in data:
+        # Servers repeat a structured answer as text, for clients that do not know it.
+        if block.kind != "text" or answer.structured is None or answer.is_error:
+            print(file or _in_words(block), file=sys.stderr if answer.is_error else sys.stdout)
+
+
+def _in_words(block: Block) -> str:
+    if block.text:
+        # A terminal would obey what is in it; a file or a pipe gets it as it is.
+        return "\n".join(map(printable, block.text.split("\n"))) if sys.stdout.isatty() else block.text
+    if block.kind == "link":
+        return f"{block.name}: {block.uri}"
+    return f"[{block.kind} {block.mime} of {len(block.data):,} bytes; --out FOLDER keeps it]"
+
+
+def _saved(block: Block, out: Path | None, number: int) -> str:
+    """The file that a block's data went to; empty for none."""
+    if out is None or not block.data:
+        return ""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"{block.kind}-{number}{mimetypes.guess_extension(block.mime) or '.bin'}"
+    file.write_bytes(block.data)
+    return str(file)
+
+
+def _check_target(target: Path) -> None:
+    """A folder that is not such a tree is left alone."""
+    root = target / "__init__.py"
+    if target.exists() and not (root.is_file() and root.read_text("utf-8").startswith(_MARK)):
+        raise InvalidArgument(f"{target} is there and was not written by belljar", hint="Name another folder")
+
+
+def _write(files: dict[str, str], folder: Path) -> None:
+    """Beside the old tree first, then in its place."""
+    target, draft = folder / "servers", folder / ".servers.new"
+    remove_tree(draft)
+    for name, text in files.items():
+        file = draft / Path(name).relative_to("servers")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+    remove_tree(target)
+    draft.rename(target)

@@ -1,0 +1,103 @@
+"""Tool calls against the policy's rules for tools: which rules hold, and what they say. Counts are asked, not kept."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from belljar.policy.base import Verdict
+from belljar.policy.expressions import Expression, ExpressionFailed
+from belljar.policy.rules import ToolRule, parse_rate
+from belljar.policy.schemas import ArgumentSchema, unfit
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a session asks for. The arguments are as the code gave them."""
+
+    server: str
+    tool: str
+    arguments: Mapping[str, Any]
+    read_only: bool
+    destructive: bool
+    calls: int = 0
+    """Of this tool in this session before."""
+
+    @property
+    def name(self) -> str:
+        """As rules and people call it."""
+        return f"{self.server}.{self.tool}"
+
+    def values(self) -> dict[str, Any]:
+        """What expressions may name."""
+        return {
+            "arguments": dict(self.arguments),
+            "server": self.server,
+            "tool": self.tool,
+            "read_only": self.read_only,
+            "destructive": self.destructive,
+            "calls": self.calls,
+        }
+
+
+class CheckedRule:
+    """One rule for tools, compiled."""
+
+    def __init__(self, number: int, rule: ToolRule) -> None:
+        self.name = f"tools.{number}"
+        self.rule = rule
+        self.rate = parse_rate(rule.rate) if rule.rate else None
+        self._when = Expression(rule.when) if rule.when != "true" else None
+        self._schema = ArgumentSchema(rule.arguments) if rule.arguments else None
+        self._requirements = [(Expression(each.expression), each.reason) for each in rule.require]
+
+    def matches(self, call: Call) -> bool:
+        """Whether the tool is one of its."""
+        return any(_is_match(pattern, call) for pattern in self.rule.match)
+
+    def holds(self, call: Call, values: Mapping[str, Any]) -> bool:
+        """Whether its condition is true; where that cannot be told, a rule that allows does not hold, others do."""
+        if self._when is None:
+            return True
+        try:
+            return self._when.is_true(values)
+        except ExpressionFailed:
+            return self.rule.decision != "allow"
+
+    def fault(self, call: Call, values: Mapping[str, Any]) -> str:
+        """What the call does not satisfy; empty when there is nothing."""
+        if self.rule.read_only and not call.read_only:
+            return "only tools that say they only read may be called"
+        if self._schema is not None and (fault := self._schema.fault(call.arguments)):
+            return fault
+        for expression, reason in self._requirements:
+            try:
+                if not expression.is_true(values):
+                    return reason or f"it must hold that {expression.text}"
+            except ExpressionFailed as error:
+                return f"it must hold that {reason or expression.text}, which cannot be told: {error}"
+        return ""
+
+
+def checked(rules: Iterable[ToolRule]) -> list[CheckedRule]:
+    """The rules of a policy, in order, numbered from 1."""
+    return [CheckedRule(number, rule) for number, rule in enumerate(rules, 1)]
+
+
+def unfit_verdict(call: Call) -> Verdict | None:
+    """A refusal of arguments that no rule could look at."""
+    reason = unfit(dict(call.arguments))
+    return refusal(call, f"the arguments cannot be checked: {reason}", "arguments") if reason else None
+
+
+def refusal(call: Call, reason: str, rule: str) -> Verdict:
+    """A no, in words for the code that asked."""
+    return Verdict("deny", f"the policy does not allow this call of {call.name}: {reason} ({rule})", rule)
+
+
+def _is_match(pattern: str, call: Call) -> bool:
+    if pattern == "*":
+        return True
+    # Apart from each other: a dot in a tool's name must not make it another server's.
+    server, _, tool = pattern.partition(".")
+    return fnmatchcase(call.server, server) and fnmatchcase(call.tool, tool)

@@ -1,0 +1,65 @@
+"""Business rules as expressions of CEL, the Common Expression Language: no loops without end, no way out.
+
+It knows names and values, not what a rule is for. The library is loaded when the first expression is: a policy without
+expressions does not pay for it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+VARIABLES = ("arguments", "server", "tool", "read_only", "destructive", "calls")
+MOST_CHARS = 10_000
+# A macro in a macro takes the square of the values, which hostile code chooses: a million steps take half a second.
+MOST_STEPS = 1_000_000
+# The names that macros bind, as in `arguments.rows.all(row, row.amount < 10)`.
+_BOUND = re.compile(r"(?:\.(?:all|exists|exists_one|map|filter)|\bcel\.bind)\s*\(\s*([A-Za-z_]\w*)\s*,")
+
+
+class ExpressionFailed(Exception):
+    """It has no value for this call, such as a comparison with an argument that is not there."""
+
+
+class Expression:
+    """One expression, compiled."""
+
+    def __init__(self, text: str) -> None:
+        import cel
+
+        if len(text) > MOST_CHARS:
+            raise ValueError(f"the expression has {len(text):,} characters, the limit is {MOST_CHARS:,}")
+        self.text = text
+        try:
+            self._program = cel.compile(text)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{text!r} is no CEL expression: {_first_line(error)}") from None
+        bound = _BOUND.findall(text)
+        self._macros = len(bound)
+        unknown = set(self._program.variables()) - {*VARIABLES, *bound}
+        if unknown:
+            raise ValueError(f"{text!r} names {min(unknown)!r}; there are {', '.join(VARIABLES)}")
+
+    def is_true(self, values: Mapping[str, Any]) -> bool:
+        """Whether it is true of these values; what is neither true nor false is an error."""
+        if self._macros > 1 and _size(values) ** self._macros > MOST_STEPS:
+            raise ExpressionFailed("there are too many values to go through")
+        try:
+            outcome = self._program.execute(dict(values))
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ExpressionFailed(_first_line(error)) from None
+        if not isinstance(outcome, bool):
+            raise ExpressionFailed(f"it is {type(outcome).__name__}, neither true nor false")
+        return outcome
+
+
+def _size(value: object) -> int:
+    """How many values there are in a value."""
+    if isinstance(value, Mapping):
+        return 1 + sum(map(_size, cast("Mapping[str, object]", value).values()))
+    return 1 + sum(map(_size, cast("list[object]", value))) if isinstance(value, list) else 1
+
+
+def _first_line(error: Exception) -> str:
+    said = str(error).splitlines() or [type(error).__name__]
+    text = f"no value under {said[0]}" if isinstance(error, KeyError) else said[0]
+    return text.partition(": ERROR: ")[2] or text

@@ -1,0 +1,173 @@
+"""A session's guard: judges its tool calls and its code, screens its output, and keeps the decisions on record.
+
+It decides and never does: asking the person, making the call and running the code are for others.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from belljar.logs import pseudonym
+from belljar.outputs.screening import Screen
+from belljar.policy.base import Finding, Verdict
+from belljar.policy.budgets import Rates
+from belljar.policy.calls import Call, CheckedRule, checked, refusal, unfit_verdict
+from belljar.policy.decisions import DecisionLog
+from belljar.policy.inspection import Inspection, Inspector
+from belljar.policy.memory import Memory
+from belljar.policy.rules import Policy
+from belljar.policy.screen import FilterScreen
+
+KERNEL_MARK = "kernel:"
+# Longer code is looked through in a thread: 1 MiB takes seconds.
+SHORT_CODE_CHARS = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """A policy ready to be obeyed, shared by all guards."""
+
+    policy: Policy
+    tools: list[CheckedRule]
+    inspector: Inspector
+    rates: Rates
+    log: DecisionLog | None = None
+    """None: there is no policy, so nothing is decided."""
+
+
+def rulebook(policy: Policy, log: DecisionLog | None = None) -> Rulebook:
+    """Compile a policy."""
+    inspector = Inspector(policy.code, is_strict=policy.strict)
+    return Rulebook(policy, checked(policy.tools), inspector, Rates(), log)
+
+
+class Guard:
+    """One per session."""
+
+    def __init__(self, book: Rulebook, session_id: str = "", principal: str = "", folder: Path | None = None) -> None:
+        self._book = book
+        self._session_id = session_id
+        self._principal = principal
+        self._memory = Memory(folder if book.log is not None else None)
+
+    # Tool calls
+
+    def judge(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
+    ) -> Verdict:
+        """Whether a call may go out. One that may counts towards the limits, so judge each call once."""
+        key = _key(server, tool)
+        call = Call(server, tool, arguments, read_only, destructive, self._memory.count(key))
+        rules = [rule for rule in self._book.tools if rule.matches(call)]
+        if rules and (verdict := unfit_verdict(call)) is not None:
+            return verdict
+        values = call.values() if rules else {}
+        rules = [rule for rule in rules if rule.holds(call, values)]
+        verdict = self._decision(call, rules)
+        if verdict.decision == "deny":
+            return verdict
+        for rule in rules:
+            if fault := rule.fault(call, values) or self._exhausted(rule):
+                reason = f"{rule.rule.reason}: {fault}" if rule.rule.reason else fault
+                return refusal(call, reason, rule.name)
+        self._count(key, rules)
+        return verdict
+
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
+        """What became of a judged call: `allowed`, `denied`, `approved` or `declined`."""
+        if outcome == "approved" and any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools):
+            self._memory.approve(verdict.rule)
+        self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome)
+
+    def _decision(self, call: Call, rules: list[CheckedRule]) -> Verdict:
+        """The first rule that decides, or else what the policy says of such tools."""
+        policy = self._book.policy
+        for rule in rules:
+            if rule.rule.decision is not None:
+                return self._by_rule(call, rule)
+        if policy.read_only and not call.read_only:
+            return refusal(call, "only tools that say they only read may be called", "read_only")
+        if call.destructive and not call.read_only and policy.destructive != "allow":
+            return _decided(call, policy.destructive, "it may destroy something", "destructive")
+        default = policy.default or ("deny" if policy.strict else "allow")
+        return _decided(call, default, "no rule decides on it", "default" if policy.default else "")
+
+    def _by_rule(self, call: Call, rule: CheckedRule) -> Verdict:
+        if rule.rule.decision == "ask" and rule.rule.ask_once and self._memory.is_approved(rule.name):
+            return Verdict("allow", "approved before in this session", rule.name)
+        return _decided(call, rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
+
+    def _exhausted(self, rule: CheckedRule) -> str:
+        most = rule.rule.max_calls
+        if most is not None and self._memory.count(rule.name) >= most:
+            return f"{most} calls in this session are the most"
+        if rule.rate is not None:
+            number, period_s = rule.rate
+            wait_s = self._book.rates.wait_s((self._principal, rule.name), number, period_s)
+            if wait_s > 0:
+                return f"{rule.rule.rate} is the most, try again in {wait_s:.1f} s"
+        return ""
+
+    def _count(self, key: str, rules: list[CheckedRule]) -> None:
+        if not self._book.tools:
+            return
+        self._memory.note(key, *(rule.name for rule in rules if rule.rule.max_calls is not None))
+        for rule in rules:
+            if rule.rate is not None:
+                self._book.rates.note((self._principal, rule.name), rule.rate[0])
+
+    # Code
+
+    async def examine(self, code: str, environment: str) -> Inspection:
+        """Look through a cell before it runs; `vetted` tells what became of it."""
+        if not self._book.inspector.has_rules:
+            return Inspection()
+        if environment.startswith(KERNEL_MARK) and self._book.policy.other_kernels == "deny":
+            what = f"the rules read the Python of belljar's own kernel, and this is {environment}"
+            return Inspection("deny", (Finding(1, 0, what, "other_kernels"),), ("",))
+        names = self._memory.names.copy()
+        if len(code) <= SHORT_CODE_CHARS:
+            inspection = self._book.inspector.inspect(code, names)
+        else:
+            inspection = await asyncio.to_thread(self._book.inspector.inspect, code, names)
+        if inspection.decision != "deny":
+            # Also of code that a person may yet refuse: knowing too much only makes the guard see more.
+            self._memory.learn(names)
+        return inspection
+
+    def vetted(self, execution_id: str, inspection: Inspection, outcome: str) -> None:
+        """What became of code with findings: `allowed`, `denied`, `approved` or `declined`."""
+        for finding in inspection.findings:
+            self._note(
+                execution=execution_id,
+                line=finding.line,
+                decision=inspection.decision,
+                rule=finding.rule,
+                outcome=outcome,
+            )
+
+    # The rest
+
+    def screens(self) -> list[Screen]:
+        """What one execution's output goes through."""
+        return [FilterScreen(self._book.policy.output)] if self._book.policy.output else []
+
+    def inherit(self, origin: "Guard") -> None:
+        """The session is a fork: its calls count as its origin's did."""
+        self._memory.inherit(origin._memory)
+
+    def _note(self, **fields: str | int) -> None:
+        if self._book.log is not None:
+            self._book.log.note(session=self._session_id, principal=pseudonym(self._principal), **fields)
+
+
+def _decided(call: Call, decision: str, reason: str, rule: str) -> Verdict:
+    if decision == "deny":
+        return refusal(call, reason, rule or "strict")
+    return Verdict("ask" if decision == "ask" else "allow", reason if decision == "ask" else "", rule)
+
+
+def _key(server: str, tool: str) -> str:
+    return f"{server}\n{tool}"

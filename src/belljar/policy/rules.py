@@ -1,0 +1,188 @@
+"""The policy as its file has it: what each table takes, and nothing about how it is read or obeyed."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from belljar.egress.rules import parse_rule
+from belljar.policy.expressions import Expression
+from belljar.policy.patterns import Template
+from belljar.policy.regexes import compiled
+from belljar.policy.schemas import ArgumentSchema
+
+MOST_RULES = 1_000
+_PERIODS_S = {"second": 1.0, "minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
+_RATE = re.compile(r"(\d{1,9})\s*/\s*(\w+)")
+_DOTTED = re.compile(r"[\w*?]+(\.[\w*?]+)*")
+
+
+class Table(BaseModel):
+    """A table of the file; a key that nobody reads is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _listed(value: Any) -> Any:
+    """One of them may stand there without the brackets of a list."""
+    return [value] if isinstance(value, str | dict) else value
+
+
+def _checked_rate(value: str) -> str:
+    parse_rate(value)
+    return value
+
+
+def parse_rate(value: str) -> tuple[int, float]:
+    """How many, and in how many seconds: `10/minute`."""
+    found = _RATE.fullmatch(value.strip())
+    if found is None or found[2] not in _PERIODS_S or int(found[1]) == 0:
+        raise ValueError(f"{value!r} is no rate: write a number and {', '.join(_PERIODS_S)}, like 10/minute")
+    return int(found[1]), _PERIODS_S[found[2]]
+
+
+def _checked_match(value: str) -> str:
+    server, dot, tool = value.partition(".")
+    if value != "*" and not (server and dot and tool):
+        raise ValueError(f"{value!r} names no tool: write SERVER.TOOL, * and ? allowed, like github.delete_*")
+    return value
+
+
+def _checked_name(value: str) -> str:
+    if not _DOTTED.fullmatch(value):
+        raise ValueError(f"{value!r} is no dotted name, like os.system or socket.*")
+    return value
+
+
+def _checked_template(value: str) -> str:
+    Template(value)
+    return value
+
+
+def _checked_expression(value: str) -> str:
+    Expression(value)
+    return value
+
+
+def _checked_schema(value: dict[str, Any]) -> dict[str, Any]:
+    ArgumentSchema(value)
+    return value
+
+
+def _checked_regex(value: str) -> str:
+    compiled(value)
+    return value
+
+
+def _checked_network(value: str) -> str:
+    """A bare host means its HTTPS port."""
+    has_port = re.search(r":\d+$", value) is not None
+    return str(parse_rule(value if has_port else f"{value}:443"))
+
+
+Names = Annotated[list[Annotated[str, AfterValidator(_checked_name)]], BeforeValidator(_listed)]
+Cel = Annotated[str, AfterValidator(_checked_expression)]
+
+
+class Requirement(Table):
+    """An expression that must be true of a call, and what to say when it is not."""
+
+    expression: Cel
+    reason: str = ""
+
+
+def _as_requirement(value: object) -> object:
+    return {"expression": value} if isinstance(value, str) else value
+
+
+class ToolRule(Table):
+    """What holds for the tools it matches."""
+
+    match: Annotated[
+        list[Annotated[str, AfterValidator(_checked_match)]], BeforeValidator(_listed), Field(min_length=1)
+    ]
+    when: Cel = "true"
+    """The rule holds only for calls of which this is true."""
+    decision: Literal["allow", "ask", "deny"] | None = None
+    reason: str = ""
+    read_only: bool = False
+    """Only tools that say they only read."""
+    arguments: Annotated[dict[str, Any], AfterValidator(_checked_schema)] = {}
+    require: Annotated[
+        list[Annotated[Requirement, BeforeValidator(_as_requirement)]],
+        BeforeValidator(_listed),
+    ] = []
+    max_calls: int | None = Field(None, ge=0)
+    """In one session."""
+    rate: Annotated[str, AfterValidator(_checked_rate)] | None = None
+    """Of one principal, over all of their sessions."""
+    ask_once: bool = False
+    """A yes holds for the rest of the session."""
+
+
+class CodeRule(Table):
+    """What code may not contain."""
+
+    decision: Literal["deny", "ask", "warn"] = "deny"
+    reason: str = ""
+    imports: Names = []
+    only_imports: Names = []
+    """Any other import is a finding."""
+    calls: Names = []
+    patterns: Annotated[list[Annotated[str, AfterValidator(_checked_template)]], BeforeValidator(_listed)] = []
+    magics: Names = []
+    shell: bool = False
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not any((self.imports, self.only_imports, self.calls, self.patterns, self.magics, self.shell)):
+            raise ValueError("the rule blocks nothing: give it imports, only_imports, calls, patterns, magics or shell")
+        return self
+
+
+class OutputRule(Table):
+    """What callers do not get to see."""
+
+    text: str = Field("", max_length=10_000)
+    pattern: Annotated[str, AfterValidator(_checked_regex), Field(max_length=10_000)] = ""
+    """A regular expression as RE2 has them; looked for line by line in streams."""
+    replace: str = "[removed]"
+    withhold: bool = False
+    """Give none of the output from there on."""
+    reason: str = ""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if bool(self.text) == bool(self.pattern):
+            raise ValueError("give either text or pattern")
+        return self
+
+
+class Limits(Table):
+    """What the policy says of sessions themselves; it can only make the settings stricter."""
+
+    max_execution_time: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Seconds that a cell may take."""
+    max_memory_mb: int | None = Field(None, ge=64)
+    allow_network_access: bool | None = None
+    allowed_networks: list[Annotated[str, AfterValidator(_checked_network)]] | None = None
+    """Instead of the setting `egress`."""
+
+
+class Policy(Table):
+    """The whole file."""
+
+    default: Literal["allow", "ask", "deny"] | None = None
+    """For tools that no rule decides on; allow, or deny when strict."""
+    strict: bool = False
+    read_only: bool = False
+    destructive: Literal["allow", "ask", "deny"] = "allow"
+    """For tools that say nothing else of themselves than that they may destroy, unless a rule decides on them."""
+    other_kernels: Literal["deny", "allow"] = "deny"
+    """Whether sessions of `kernel:NAME` may run code at all, which is read as Python, when there are rules for code."""
+    limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
+    tools: list[ToolRule] = Field([], max_length=MOST_RULES)
+    code: list[CodeRule] = Field([], max_length=MOST_RULES)
+    output: list[OutputRule] = Field([], max_length=MOST_RULES)
+    privacy: dict[str, Any] = {}
+    """Read by `belljar.privacy`."""

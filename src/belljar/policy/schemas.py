@@ -1,0 +1,108 @@
+"""Limits on argument values as JSON Schema, and the bounds within which any value is looked at.
+
+Values come from code in a session: nothing deeper or larger than the bounds is handed to a checker.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, cast
+
+from belljar.policy.regexes import compiled
+
+MOST_DEPTH = 64
+MOST_VALUES = 100_000
+MOST_REASON_CHARS = 300
+
+
+class ArgumentSchema:
+    """A schema that arguments must fit."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        # Loaded with the first schema: most policies have none.
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+
+        self._schema = dict(schema)
+        try:
+            Draft202012Validator.check_schema(self._schema)
+        except SchemaError as error:
+            place = ".".join(map(str, error.absolute_path)) or "the schema"
+            raise ValueError(f"{place} is no JSON Schema: {error.message[:MOST_REASON_CHARS]}") from None
+        for reference in (*_under(self._schema, "$ref"), *_under(self._schema, "$dynamicRef")):
+            if not reference.startswith("#"):
+                raise ValueError(f"$ref {reference!r} leads out of the file; only # references are followed")
+        for pattern in _under(self._schema, "pattern"):
+            compiled(pattern, may_be_empty=True)
+        if _under(self._schema, "patternProperties"):
+            raise ValueError("patternProperties is not taken: use propertyNames with a pattern")
+
+    @cached_property
+    def _validator(self) -> Any:
+        from jsonschema import Draft202012Validator, validators
+        from referencing import Registry
+
+        # With a registry of its own it fetches nothing, whatever a schema refers to.
+        registry: Registry[Any] = Registry()
+        kind = cast("Any", validators).extend(Draft202012Validator, {"pattern": _check_pattern})
+        return kind(self._schema, registry=registry, format_checker=Draft202012Validator.FORMAT_CHECKER)
+
+    def fault(self, arguments: Mapping[str, Any]) -> str:
+        """Where the arguments do not fit and what is asked for; the value itself is not repeated. Empty: they fit."""
+        error = next(iter(self._validator.iter_errors(dict(arguments))), None)
+        if error is None:
+            return ""
+        place = ".".join(["arguments", *map(str, error.absolute_path)])
+        if error.validator in ("additionalProperties", "required", "unevaluatedProperties"):
+            return f"{place}: {error.message}"[:MOST_REASON_CHARS]
+        return f"{place} does not satisfy {error.validator}: {error.validator_value!r}"[:MOST_REASON_CHARS]
+
+
+def unfit(value: object) -> str:
+    """Why a value cannot be checked at all; empty when it can."""
+    seen = 0
+    layer: list[object] = [value]
+    for _ in range(MOST_DEPTH):
+        below: list[object] = []
+        for item in layer:
+            if isinstance(item, dict):
+                entries = cast("dict[object, object]", item)
+                below += [*entries.keys(), *entries.values()]
+            elif isinstance(item, list | tuple):
+                below += cast("list[object]", item)
+            elif isinstance(item, str) and not _is_text(item):
+                return "text with a lone surrogate"
+        seen += len(below)
+        if seen > MOST_VALUES:
+            return f"more than {MOST_VALUES:,} values"
+        if not below:
+            return ""
+        layer = below
+    return f"values more than {MOST_DEPTH} levels deep"
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_pattern(_validator: object, pattern: str, value: object, _schema: object) -> Iterator[Exception]:
+    """The library's own would let a value keep us busy for ever."""
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(value, str) and compiled(pattern, may_be_empty=True).search(value) is None:
+        yield ValidationError("the pattern does not match")
+
+
+def _under(schema: object, key: str) -> list[str]:
+    """What stands under a keyword anywhere in a schema."""
+    if isinstance(schema, list):
+        return [found for item in cast("list[object]", schema) for found in _under(item, key)]
+    if not isinstance(schema, dict):
+        return []
+    table = cast("dict[str, object]", schema)
+    # A property may be called like a keyword: then a schema stands there, not text.
+    own = [str(table[key])] if key in table and not (isinstance(table[key], dict) and key == "pattern") else []
+    return [*own, *(found for item in table.values() for found in _under(item, key))]

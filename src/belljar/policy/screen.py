@@ -1,0 +1,88 @@
+"""The output of one execution under the policy's rules for output: streams line by line, all other text as it is."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Literal, cast
+
+from pydantic import JsonValue
+
+from belljar.outputs.events import DisplayData, Event, ExecuteResult, InputRequest, MimeBundle, Raised, Stream
+from belljar.policy.filters import OutputFilter
+from belljar.policy.rules import OutputRule
+
+# A line that does not end is given out in pieces that overlap in what is looked for.
+MOST_LINE_CHARS = 65_536
+OVERLAP_CHARS = 4_096
+_BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
+
+
+class FilterScreen:
+    """See `belljar.outputs.screening.Screen`."""
+
+    def __init__(self, rules: Iterable[OutputRule]) -> None:
+        self._filter = OutputFilter(rules)
+        self._lines: dict[Literal["stdout", "stderr"], str] = {}
+
+    def screen(self, event: Event) -> list[Event]:
+        """The event as callers may see it; the beginning of a line is held back until its end is known."""
+        if not isinstance(event, Stream):
+            return [*self.flush(), self._cleaned(event)]
+        whole = self._lines.pop(event.name, "") + event.text
+        cut = self._cut(whole)
+        if cut < len(whole):
+            self._lines[event.name] = whole[cut:]
+        text = self._filter.clean(whole[:cut]) if cut else ""
+        return [replace(event, text=text)] if text else []
+
+    def flush(self) -> Iterator[Event]:
+        """Lines that did not end."""
+        held, self._lines = self._lines, {}
+        for name, text in held.items():
+            if cleaned := self._filter.clean(text):
+                yield Stream(name, cleaned)
+
+    def _cut(self, whole: str) -> int:
+        """Where what is looked for cannot go on: behind the last line's end, which a carriage return is too."""
+        cut = max(whole.rfind("\n"), whole.rfind("\r")) + 1
+        if len(whole) - cut <= MOST_LINE_CHARS:
+            return cut
+        # Of a line without end, the place where cleaning both sides alone gives what cleaning them together does.
+        for place in range(len(whole) - OVERLAP_CHARS, len(whole) - 2 * OVERLAP_CHARS, -64):
+            before, after = whole[place - OVERLAP_CHARS : place], whole[place : place + OVERLAP_CHARS]
+            apart = self._filter.trial(before) + self._filter.trial(after)
+            if apart == self._filter.trial(before + after):
+                return place
+        return len(whole)
+
+    def _cleaned(self, event: Event) -> Event:
+        clean = self._filter.clean
+        match event:
+            case DisplayData() | ExecuteResult():
+                return replace(event, data=self._bundle(event.data))
+            case Raised():
+                trace = clean("\n".join(event.traceback))
+                return Raised(clean(event.name), clean(event.message), trace.split("\n"))
+            case InputRequest():
+                return replace(event, prompt=clean(event.prompt))
+            case _:
+                return event
+
+    def _bundle(self, bundle: MimeBundle) -> MimeBundle:
+        cleaned = {mime: value if _is_binary(mime) else self._deep(value) for mime, value in bundle.items()}
+        # Nothing of a picture can be read, so nothing of one goes out once output is withheld.
+        return {"text/plain": self._filter.withheld} if self._filter.withheld else cleaned
+
+    def _deep(self, value: JsonValue) -> JsonValue:
+        match value:
+            case str():
+                return self._filter.clean(value)
+            case list():
+                return [self._deep(item) for item in value]
+            case dict():
+                return {self._filter.clean(name): self._deep(item) for name, item in value.items()}
+            case _:
+                return cast("JsonValue", value)
+
+
+def _is_binary(mime: str) -> bool:
+    return mime.startswith(_BINARY) and mime != "image/svg+xml"

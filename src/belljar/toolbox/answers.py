@@ -1,0 +1,119 @@
+"""What servers say, in our own words: tools and answers, checked for form and size. Foreign types end here."""
+
+import base64
+import binascii
+import json
+import logging
+from typing import Any, Final
+
+from mcp.types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    Tool,
+)
+
+from belljar.errors import UpstreamFailed
+from belljar.toolbox.base import Annotations, Answer, Block, JsonObject, ToolDefinition
+
+log = logging.getLogger(__name__)
+
+_NAME_CHARACTERS: Final = 128
+_TITLE_CHARACTERS: Final = 200
+_DESCRIPTION_CHARACTERS: Final = 20_000
+_SCHEMA_CHARACTERS: Final = 200_000
+_INSTRUCTIONS_CHARACTERS: Final = 20_000
+
+
+def definition(server: str, tool: Tool) -> ToolDefinition | None:
+    """A tool as the house knows it; None, with a line in the log, for one that nobody could want."""
+    if not tool.name.isprintable() or not 0 < len(tool.name) <= _NAME_CHARACTERS:
+        log.warning("MCP server %s has a tool whose name cannot be used; it is left out", server)
+        return None
+    if not (_is_small(tool.input_schema) and _is_small(tool.output_schema)):
+        log.warning("MCP server %s has a tool %s with a schema that is too large; it is left out", server, tool.name)
+        return None
+    return ToolDefinition(
+        server,
+        tool.name,
+        _text(tool.description, _DESCRIPTION_CHARACTERS),
+        _text(tool.title or (tool.annotations.title if tool.annotations else None), _TITLE_CHARACTERS),
+        tool.input_schema,
+        tool.output_schema,
+        _annotations(tool),
+    )
+
+
+def instructions(text: str | None) -> str:
+    """What a server says of itself."""
+    return _text(text, _INSTRUCTIONS_CHARACTERS)
+
+
+def answer(server: str, result: CallToolResult) -> Answer:
+    """What a call gave."""
+    blocks = tuple(_block(server, block) for block in result.content)
+    return Answer(blocks, result.structured_content, bool(result.is_error))
+
+
+def refusal(message: str) -> Answer:
+    """A server's error for one call, which is the call's and not the connection's."""
+    return Answer((Block("text", text=message),), is_error=True)
+
+
+def _annotations(tool: Tool) -> Annotations:
+    given = tool.annotations
+    if given is None:
+        return Annotations()
+    return Annotations(
+        read_only=bool(given.read_only_hint),
+        destructive=given.destructive_hint is not False,
+        idempotent=bool(given.idempotent_hint),
+        open_world=given.open_world_hint is not False,
+    )
+
+
+def _block(server: str, block: ContentBlock) -> Block:
+    match block:
+        case TextContent():
+            return Block("text", text=block.text)
+        case ImageContent():
+            return Block("image", data=_bytes(server, block.data), mime=block.mime_type)
+        case AudioContent():
+            return Block("audio", data=_bytes(server, block.data), mime=block.mime_type)
+        case ResourceLink():
+            return Block(
+                "link", text=block.description or "", mime=block.mime_type or "", uri=str(block.uri), name=block.name
+            )
+        case EmbeddedResource():
+            resource = block.resource
+            mime, uri = resource.mime_type or "", str(resource.uri)
+            if isinstance(resource, BlobResourceContents):
+                return Block("resource", data=_bytes(server, resource.blob), mime=mime, uri=uri)
+            return Block("resource", text=resource.text, mime=mime, uri=uri)
+
+
+def _bytes(server: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UpstreamFailed(f"MCP server {server} sent data that is not base64: {error}") from error
+
+
+def _text(text: str | None, most: int) -> str:
+    return (text or "")[:most]
+
+
+def _is_small(schema: JsonObject | None) -> bool:
+    try:
+        return len(_dumped(schema)) <= _SCHEMA_CHARACTERS
+    except (ValueError, RecursionError):
+        return False
+
+
+def _dumped(schema: Any) -> str:
+    return json.dumps(schema)

@@ -1,0 +1,141 @@
+"""What the rooms of the toolbox tell each other: tools, catalogues, calls and their outcomes.
+
+Whatever an upstream server says is untrusted text, and so is whatever a session asks: names and arguments are looked
+up and checked by the host, never followed.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What a server claims of a tool; hints, with the protocol's own defaults."""
+
+    read_only: bool = False
+    destructive: bool = True
+    idempotent: bool = False
+    open_world: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One tool of one server, under the names that are used on the wire."""
+
+    server: str
+    name: str
+    description: str = ""
+    title: str = ""
+    input_schema: JsonObject = field(default_factory=dict[str, Any])
+    output_schema: JsonObject | None = None
+    annotations: Annotations = field(default_factory=Annotations)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCatalogue:
+    """The tools of one server, in the order it lists them; a server that could not be reached has an error instead."""
+
+    server: str
+    tools: tuple[ToolDefinition, ...] = ()
+    instructions: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Every configured server, by its configured name, in the configured order."""
+
+    servers: Mapping[str, ServerCatalogue] = field(default_factory=dict[str, ServerCatalogue])
+
+    def find(self, server: str, tool: str) -> ToolDefinition | None:
+        """A tool by its names on the wire."""
+        known = self.servers.get(server)
+        return next((each for each in known.tools if each.name == tool), None) if known else None
+
+    def tools(self) -> list[ToolDefinition]:
+        """All of them."""
+        return [tool for server in self.servers.values() for tool in server.tools]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One piece of what a tool answered."""
+
+    kind: Literal["text", "image", "audio", "resource", "link"]
+    text: str = ""
+    data: bytes = b""
+    mime: str = ""
+    uri: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered to a call."""
+
+    blocks: tuple[Block, ...] = ()
+    structured: Any = None
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something only the person can answer: an upstream's elicitation, or the policy's `ask`."""
+
+    message: str
+    schema: JsonObject = field(default_factory=dict[str, Any])
+    """A flat JSON Schema of the answer, as elicitation has it; empty for plain consent."""
+    url: str = ""
+    """An address the person should open instead of filling in a form."""
+    is_password: bool = False
+    """Whether what is typed must not be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the person said; values only with `accept`."""
+
+    action: Literal["accept", "decline", "cancel"]
+    values: JsonObject = field(default_factory=dict[str, Any])
+
+
+Ask = Callable[[Question], Awaitable[Reply]]
+"""Asks the person who is responsible for the execution; the execution's clock stands still meanwhile."""
+
+OnProgress = Callable[[float, float | None, str], None]
+"""Progress, total where it is known, and the server's message."""
+
+
+class Upstreams(Protocol):
+    """The connections to every configured server: one each, opened when first needed, kept by the host."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The configured servers."""
+        ...
+
+    async def catalogue(self) -> Catalogue:
+        """What they offer; cached until a server says that it changed."""
+        ...
+
+    async def call(self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask) -> Answer:
+        """Call a tool. Cancelling the task cancels the call upstream. Raises UpstreamFailed."""
+        ...
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call this when a catalogue was read anew and is another one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A line of the ledger: what a cell asked for and how it went. Arguments and results are not in it."""
+
+    server: str
+    tool: str
+    state: Literal["started", "returned", "failed", "refused", "cancelled"]
+    duration_s: float = 0.0
+    reason: str = ""

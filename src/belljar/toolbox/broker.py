@@ -1,0 +1,284 @@
+"""One session's calls: looked up, checked, judged, asked about, revealed, made, hidden, and told as an outcome.
+
+A session says which server, which tool, and with what; everything else is decided here. Read `_call` from top to
+bottom. Knows nothing of sockets.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from belljar.errors import BelljarError
+from belljar.toolbox.arguments import BadArguments, checked
+from belljar.toolbox.base import Answer, Catalogue, JsonObject, OnProgress, Question, Reply, ToolDefinition, Upstreams
+from belljar.toolbox.generating import parameters
+from belljar.toolbox.guarding import AllowAll, Guard, HideNothing, Veil
+from belljar.toolbox.ledger import End, Ledger
+from belljar.toolbox.spilling import Keep, spilled
+from belljar.toolbox.texts import one_line, visible
+from belljar.toolbox.values import Value, error_text, value_of
+
+MOST_AT_ONCE = 32
+_ERROR_CHARS = 8_000
+_QUESTION_CHARS = 2_000
+_PROGRESS_CHARS = 200
+# A token is that much shorter, at most, than what it stands for.
+_HIDDEN_AHEAD = 32
+_SMALL_CHARS = 16_384
+
+
+class Caller(Protocol):
+    """The execution that is under way, as far as its calls concern it."""
+
+    async def ask(self, question: Question) -> Reply | None:
+        """Ask the person; None when nobody can be asked."""
+        ...
+
+    def note_progress(self, text: str) -> None:
+        """A call says how far it is."""
+        ...
+
+
+class Desk(Protocol):
+    """What all sessions share."""
+
+    @property
+    def upstreams(self) -> Upstreams:
+        """Where calls go."""
+        ...
+
+    async def catalogue(self, server: str, tool: str) -> Catalogue:
+        """What there is, read anew if need be when that is not in it."""
+        ...
+
+    def learn(self, tool: ToolDefinition, value: Any) -> None:
+        """A tool answered with this."""
+        ...
+
+    async def ready(self) -> None:
+        """Until sessions can see what there is."""
+        ...
+
+
+class Refusal(Exception):
+    """A call that ends before it went out, or without a result."""
+
+    def __init__(self, kind: str, message: str, end: End = "refused") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.end: End = end
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The execution that calls belong to now."""
+
+    caller: Caller
+    ledger: Ledger
+    calls: set[asyncio.Task[Any]]
+
+
+class Broker:
+    """Made with a session's first kernel; `attach` makes it the session's own."""
+
+    def __init__(self, session_id: str, desk: Desk, *, limit_bytes: int) -> None:
+        self.session_id = session_id
+        self._desk = desk
+        self._limit_bytes = limit_bytes
+        self._guard: Guard = AllowAll()
+        self._veil: Veil = HideNothing()
+        self._keep: Keep | None = None
+        self._turn: _Turn | None = None
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
+
+    def attach(self, *, guard: Guard | None = None, veil: Veil | None = None, keep: Keep) -> None:
+        """The session is someone's: its guards, and how a file gets into its folder. Before that nothing goes out."""
+        self._guard = guard or self._guard
+        self._veil = veil or self._veil
+        self._keep = keep
+
+    async def ready_for(self, code: str) -> None:
+        """Until the tree is there, for code that may want it: only just after the server's start it is not."""
+        if "servers" in code or "toolbox" in code:
+            await self._desk.ready()
+
+    @contextmanager
+    def serving(self, caller: Caller) -> Generator[Ledger]:
+        """While an execution runs: calls that begin now are its own."""
+        self._turn = turn = _Turn(caller, Ledger(), set())
+        try:
+            yield turn.ledger
+        finally:
+            self._turn = None
+
+    def cancel(self) -> None:
+        """The execution is being stopped, and its calls with it."""
+        for task in [*self._turn.calls] if self._turn else []:
+            task.cancel()
+
+    async def call(self, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
+        """The outcome of a call; `folder` is where the session sees its own. Cancelling the task cancels the call."""
+        turn = self._turn
+        ledger = turn.ledger if turn else Ledger()
+        number = ledger.start(one_line(server, 100), one_line(tool, 100))
+        task = asyncio.get_running_loop().create_task(self._call(turn, server, tool, arguments, folder))
+        if turn is not None:
+            turn.calls.add(task)
+            task.add_done_callback(turn.calls.discard)
+        try:
+            outcome = await task
+        except Refusal as refusal:
+            ledger.end(number, refusal.end, one_line(refusal.message, 200) if refusal.end == "refused" else "")
+            return await self._told(refusal, server, tool)
+        except asyncio.CancelledError:
+            task.cancel()
+            ledger.end(number, "cancelled")
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                raise
+            return await self._told(Refusal("cancelled", "cancelled, because its cell was stopped"), server, tool)
+        ledger.end(number, "returned")
+        return outcome
+
+    async def _call(self, turn: _Turn | None, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
+        if self._keep is None:
+            raise Refusal("refused", "the session is nobody's yet")
+        definition = await self._look_up(server, tool)
+        arguments = self._checked(definition, arguments)
+        await self._judge(turn, definition, arguments)
+        async with self._room:
+            arguments = self._revealed(definition, arguments)
+            answer = await self._answered(turn, definition, arguments)
+            value = await self._value(answer, definition)
+            if value.learnable and not definition.output_schema:
+                self._desk.learn(definition, value.value)
+            try:
+                return await spilled(value, self._keep, folder, definition, limit_bytes=self._limit_bytes)
+            except BelljarError as error:
+                raise Refusal("limit", str(error), "failed") from error
+
+    async def _look_up(self, server: str, tool: str) -> ToolDefinition:
+        catalogue = await self._desk.catalogue(server, tool)
+        if (found := catalogue.find(server, tool)) is not None:
+            return found
+        known = catalogue.servers.get(server)
+        if known is None:
+            raise Refusal("unknown", f"there is no server {server[:100]!r}; there is {', '.join(catalogue.servers)}")
+        if known.error:
+            raise Refusal("upstream", f"the server cannot be reached: {one_line(known.error, 500)}", "failed")
+        raise Refusal("unknown", f"server {server!r} has no tool {tool[:100]!r}; `toolbox.search` finds what it has")
+
+    def _checked(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+        try:
+            return checked(tool, arguments)
+        except BadArguments as error:
+            raise Refusal("arguments", str(error)) from error
+
+    async def _judge(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> None:
+        verdict = self._guard.judge(
+            tool.server,
+            tool.name,
+            arguments,
+            read_only=tool.annotations.read_only,
+            destructive=tool.annotations.destructive,
+        )
+        outcome, reason = "allowed", ""
+        if verdict.decision == "deny":
+            outcome, reason = "denied", verdict.reason or "the policy does not allow it"
+        elif verdict.decision == "ask":
+            outcome, reason = await self._approved(turn, tool, arguments, verdict.reason)
+        self._guard.decided(tool.server, tool.name, verdict, outcome)
+        if reason:
+            raise Refusal("refused", reason)
+
+    async def _approved(
+        self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject, why: str
+    ) -> tuple[str, str]:
+        """The person's word, as the guard keeps it, and what the code is told when it is a no."""
+        shown = visible(json.dumps(arguments, ensure_ascii=False, indent=1), _QUESTION_CHARS)
+        message = f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
+        reply = await turn.caller.ask(Question(f"{message}\n{why}".strip())) if turn else None
+        if reply is None:
+            return "declined", f"a person has to allow it, and nobody can be asked here{f' ({why})' if why else ''}"
+        if reply.action != "accept":
+            return "declined", "the person was asked and did not allow it"
+        return "approved", ""
+
+    def _revealed(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+        try:
+            return self._veil.reveal(arguments, server=tool.server, tool=tool.name)
+        except BelljarError as error:
+            raise Refusal("refused", str(error)) from error
+
+    async def _answered(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> Answer:
+        questions = _Questions(turn, tool.server, self._hidden)
+        try:
+            answer = await self._desk.upstreams.call(
+                tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions.ask
+            )
+        except BelljarError as error:
+            raise Refusal("upstream", f"{self._veil.hide_text(str(error))}{questions.unasked}", "failed") from error
+        if answer.is_error:
+            said = self._hidden(error_text(answer), _ERROR_CHARS) or "it failed and said nothing"
+            raise Refusal("tool", f"{said}{questions.unasked}", "failed")
+        return answer
+
+    async def _value(self, answer: Answer, tool: ToolDefinition) -> Value:
+        """What a call returns. Looking through a million characters takes a second, so large ones have a thread."""
+        size = sum(len(block.text) for block in answer.blocks)
+        if size <= _SMALL_CHARS and (answer.blocks or answer.structured is None):
+            return value_of(answer, tool.output_schema, self._veil.hide)
+        return await asyncio.to_thread(value_of, answer, tool.output_schema, self._veil.hide)
+
+    def _hidden(self, text: str, limit: int) -> str:
+        """A server's words, cut after they were hidden: of a value that is cut in two, the first half is no value."""
+        return visible(self._veil.hide_text(visible(text, _HIDDEN_AHEAD * limit)), limit)
+
+    def _progress(self, turn: _Turn | None, tool: ToolDefinition) -> OnProgress:
+        def note(done: float, total: float | None, message: str) -> None:
+            if turn is not None:
+                share = f"{done:g}/{total:g}" if total else f"{done:g}"
+                said = self._hidden(message, _PROGRESS_CHARS)
+                turn.caller.note_progress(one_line(f"{tool.server}.{tool.name}: {share} {said}", _PROGRESS_CHARS))
+
+        return note
+
+    async def _told(self, refusal: Refusal, server: str, tool: str) -> JsonObject:
+        """An error for the author of the code: whose it is, and what the tool takes."""
+        takes: list[str] = []
+        if refusal.kind in ("arguments", "tool"):
+            found = (await self._desk.catalogue(server, tool)).find(server, tool)
+            takes = parameters(found) if found else []
+        return {
+            "outcome": "error",
+            "kind": refusal.kind,
+            "server": server[:200],
+            "tool": tool[:200],
+            "message": refusal.message,
+            "parameters": takes,
+        }
+
+
+class _Questions:
+    """What a server asks in the middle of a call."""
+
+    def __init__(self, turn: _Turn | None, server: str, hidden: Callable[[str, int], str]) -> None:
+        self._turn = turn
+        self._hidden = hidden
+        self._server = one_line(server, 100)
+        self.unasked = ""
+        """Said beside an error: the server takes what nobody answered for a no."""
+
+    async def ask(self, question: Question) -> Reply:
+        """Put it to the person, who is told whose it is."""
+        message = visible(question.message, _QUESTION_CHARS)
+        told = Question(f"{self._server} asks: {message}", question.schema, question.url)
+        reply = await self._turn.caller.ask(told) if self._turn else None
+        if reply is None:
+            asked = one_line(self._hidden(message, _QUESTION_CHARS), 300)
+            self.unasked = f" (it asked a person: {asked!r}, and nobody can be asked here)"
+            return Reply("cancel")
+        return reply

@@ -1,0 +1,246 @@
+"""One open connection to a server, in a task of its own: connect, list the tools, call them, hear of changes.
+
+Whoever calls may be cancelled or slow; the connection goes on for the others. It ends when its server does, or when it
+is closed, and is then never opened again: that is `upstreams.py`.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import anyio
+import httpx2
+from mcp import Client
+from mcp.client.session import IncomingMessage
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotification
+from pydantic import ValidationError
+
+from belljar.errors import UpstreamFailed
+from belljar.toolbox import answers
+from belljar.toolbox.base import Answer, Ask, JsonObject, OnProgress, ServerCatalogue, ToolDefinition
+from belljar.toolbox.config import ServerConfig, StdioServer
+from belljar.toolbox.faults import SESSION_GONE, is_on_the_way, words
+from belljar.toolbox.http import open_address
+from belljar.toolbox.questions import Call, Calls
+from belljar.toolbox.stdio import open_process
+
+log = logging.getLogger(__name__)
+
+MODERN: Final = "2026-07-28"
+MOST_TOOLS: Final = 2_000
+MOST_PAGES: Final = 200
+_DRAIN_S: Final = 2.0
+_RELISTEN_S: Final = 5.0
+# What the SDK raises for a message that is not as the protocol has it, and for an address that cannot be one.
+_FOREIGN: Final = (MCPError, ValidationError, RuntimeError, ValueError, OSError, httpx2.HTTPError, anyio.EndOfStream)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server may take: time and bytes."""
+
+    start_s: float = 60.0
+    silence_s: float = 300.0
+    message_bytes: int = 64 * 1024 * 1024
+
+
+class SessionGone(Exception):
+    """The server has forgotten us and did nothing: connect again, then call again."""
+
+
+class Connection:
+    """Made by `open_connection`."""
+
+    def __init__(self, server: ServerConfig, limits: Limits, on_tools_changed: Callable[[], None]) -> None:
+        self.catalogue = ServerCatalogue(server.name)
+        self.is_legacy = False
+        self._server = server
+        self._limits = limits
+        self._on_tools_changed = on_tools_changed
+        self._calls = Calls(server.name)
+        self._client: Client | None = None
+        self._how_ended = ""
+        self._has_ended = asyncio.Event()
+        self._is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._scope = anyio.CancelScope()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made."""
+        return self._client is not None and not self._has_ended.is_set()
+
+    async def open(self, *, is_legacy: bool) -> None:
+        """Connect and read the catalogue. Raises UpstreamFailed; what was begun is then gone."""
+        mode = "legacy" if is_legacy else "auto"
+        # In a context of its own: the first call's ids and questions are not the connection's.
+        self._task = asyncio.get_running_loop().create_task(self._live(mode), context=contextvars.Context())
+        try:
+            with anyio.fail_after(self._limits.start_s):
+                await asyncio.shield(self._is_ready)
+        except TimeoutError:
+            await self.aclose()
+            raise self._failure(f"was not ready within {self._limits.start_s:g} s") from None
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> Answer:
+        """Call a tool; raises UpstreamFailed when the call got lost, SessionGone when it is safe to send it again."""
+        if self._client is None or not self.is_open:
+            raise SessionGone
+        call = Call(ask, on_progress, self._limits.silence_s)
+        async with self._calls.entered(call):
+            call.start_clock()
+            with call.scope:
+                return await self._called(self._client, tool, arguments, call)
+        raise self._failure(f"said nothing for {self._limits.silence_s:g} s while {tool} ran; it was told to stop")
+
+    async def _called(self, client: Client, tool: str, arguments: JsonObject, call: Call) -> Answer:
+        try:
+            result = await client.call_tool(tool, arguments, progress_callback=call.progress)
+        except MCPError as error:
+            if error.code == SESSION_GONE:
+                raise SessionGone from error
+            if is_on_the_way(error):
+                if error.code == CONNECTION_CLOSED and isinstance(self._server, StdioServer):
+                    with anyio.move_on_after(_DRAIN_S):  # the end of its pipe may be heard of before its own
+                        await self._has_ended.wait()
+                raise self._lost(tool, words(error)) from error
+            return answers.refusal(words(error))
+        except _FOREIGN as error:
+            # What the error says may quote the answer, and answers are for the caller to veil or to drop.
+            is_schema = isinstance(error, RuntimeError)
+            what = "with something else than its output schema says" if is_schema else "against the protocol"
+            raise self._failure(f"answered {tool} {what}") from error
+        return answers.answer(self._server.name, result)
+
+    async def read_catalogue(self) -> ServerCatalogue:
+        """Every page of its tools, read anew."""
+        if self._client is None or not self.is_open:
+            raise self._failure(self._how_ended or "is not connected")
+        try:
+            with anyio.fail_after(self._limits.start_s):
+                tools = await self._listed(self._client)
+        except TimeoutError:
+            raise self._failure(f"did not list its tools within {self._limits.start_s:g} s") from None
+        except _FOREIGN as error:
+            raise self._failure(f"cannot list its tools: {words(error)}") from error
+        self.catalogue = ServerCatalogue(self._server.name, tools, answers.instructions(self._client.instructions))
+        return self.catalogue
+
+    async def aclose(self) -> None:
+        """End it and, where it is a process, that; may be called twice."""
+        self._scope.cancel()
+        if self._task is None:
+            return
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([self._task])
+        if self._is_ready.done() and not self._is_ready.cancelled():
+            self._is_ready.exception()  # looked at, so that nobody complains about it
+
+    async def _live(self, mode: str) -> None:
+        """From the first byte to the last."""
+        try:
+            with self._scope:
+                async with Client(
+                    self._transport(),
+                    mode=mode,
+                    cache=None,
+                    client_info=Implementation(name="belljar", version=version("belljar")),
+                    elicitation_callback=self._calls.on_elicitation,
+                    message_handler=self._on_message,
+                ) as client:
+                    await self._serve(client)
+        except UpstreamFailed as error:
+            self._is_ready.set_exception(error)
+        except (BaseExceptionGroup, *_FOREIGN) as error:
+            self._fail(f"cannot be connected to: {words(error)}")
+        finally:
+            self._client = None
+            self._has_ended.set()
+            if not self._is_ready.done():
+                self._is_ready.set_exception(self._failure(self._how_ended or "was given up while it started"))
+
+    async def _serve(self, client: Client) -> None:
+        self._client = client
+        self.is_legacy = client.protocol_version < MODERN
+        await self.read_catalogue()
+        self._is_ready.set_result(None)
+        async with anyio.create_task_group() as tasks:
+            if not self.is_legacy and _tells_changes(client):
+                tasks.start_soon(self._listen, client)
+            await self._has_ended.wait()
+            tasks.cancel_scope.cancel()
+
+    def _transport(self) -> AbstractAsyncContextManager[Any]:
+        if isinstance(self._server, StdioServer):
+            return open_process(self._server, limit_bytes=self._limits.message_bytes, on_end=self._on_end)
+        return open_address(self._server, limit_bytes=self._limits.message_bytes)
+
+    async def _listed(self, client: Client) -> tuple[ToolDefinition, ...]:
+        found: dict[str, ToolDefinition] = {}
+        cursor: str | None = None
+        seen: set[str] = set()
+        for _ in range(MOST_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                known = answers.definition(self._server.name, tool)
+                if known is not None and len(found) < MOST_TOOLS:
+                    found.setdefault(known.name, known)
+            cursor = page.next_cursor
+            if cursor is None:
+                return tuple(found.values())
+            if cursor in seen or len(found) >= MOST_TOOLS:
+                break
+            seen.add(cursor)
+        log.warning("MCP server %s never stops listing tools: the first %d are taken", self._server.name, len(found))
+        return tuple(found.values())
+
+    async def _listen(self, client: Client) -> None:
+        """The newer protocol tells of changes to whoever listens."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self._on_tools_changed()
+            except SubscriptionLost:
+                pass
+            except (MCPError, RuntimeError, TimeoutError) as error:
+                log.debug("MCP server %s does not tell of changes: %s", self._server.name, words(error))
+                return
+            # What changed meanwhile was told to nobody.
+            await anyio.sleep(_RELISTEN_S)
+            self._on_tools_changed()
+
+    async def _on_message(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._on_tools_changed()
+
+    def _on_end(self, how: str) -> None:
+        self._fail(how)
+        self._has_ended.set()
+        if not self._is_ready.done():
+            self._scope.cancel()
+
+    def _fail(self, how: str) -> None:
+        self._how_ended = self._how_ended or how
+
+    def _lost(self, tool: str, how: str) -> UpstreamFailed:
+        what = self._how_ended or how
+        return self._failure(f"gave no answer to {tool}: {what}", hint="Whether the call took effect is not known")
+
+    def _failure(self, how: str, *, hint: str = "") -> UpstreamFailed:
+        return UpstreamFailed(f"MCP server {self._server.name} {how}", hint=hint)
+
+
+def _tells_changes(client: Client) -> bool:
+    tools = client.server_capabilities.tools
+    return tools is not None and tools.list_changed is not False

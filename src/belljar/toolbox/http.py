@@ -1,0 +1,107 @@
+"""A server at an address: the SDK's streamable HTTP over a client that bounds answers and keeps failures apart.
+
+The SDK ends the whole connection when one request cannot be sent, and says little of an HTTP status. Here both become
+the error of that request alone. Knows HTTP, not what the messages say.
+"""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import httpx2
+from mcp.client.streamable_http import streamable_http_client
+
+from belljar.toolbox.config import HttpServer
+from belljar.toolbox.faults import SESSION_GONE, TOO_LARGE, UNREACHABLE
+
+log = logging.getLogger(__name__)
+
+_SESSION: Final = "mcp-session-id"
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+_CONNECT_S: Final = 30.0
+
+
+@asynccontextmanager
+async def open_address(server: HttpServer, *, limit_bytes: int) -> AsyncGenerator[Any]:
+    """Yield the streams that the SDK's client wants; nothing is sent before it asks."""
+    # How long an answer may take is decided call by call, above.
+    timeout = httpx2.Timeout(_CONNECT_S, read=None)
+    # What is not compressed cannot unfold into more than was counted.
+    headers = {"accept-encoding": "identity", **server.headers}
+    async with (
+        BoundedClient(limit_bytes, headers=headers, timeout=timeout) as client,
+        streamable_http_client(server.url, http_client=client, max_sse_event_size=limit_bytes) as streams,
+    ):
+        yield streams
+
+
+class BoundedClient(httpx2.AsyncClient):
+    """A client whose failures are answers, and whose answers are as large as allowed."""
+
+    def __init__(self, limit_bytes: int, **chosen: Any) -> None:
+        super().__init__(**chosen)
+        self._limit_bytes = limit_bytes
+
+    async def send(self, request: httpx2.Request, **chosen: Any) -> httpx2.Response:
+        """As httpx does it; what cannot be sent is answered with an error of ours."""
+        try:
+            response = await super().send(request, **chosen)
+        except httpx2.TransportError as error:
+            return _refusal(request, UNREACHABLE, f"it cannot be reached: {type(error).__name__}")
+        if request.method != "POST":
+            return response
+        if (fault := self._fault(request, response)) is not None:
+            await response.aclose()
+            return _refusal(request, *fault)
+        if not _type_of(response).startswith(_EVENTS):
+            response.stream = _Bounded(response.stream, self._limit_bytes)
+        return response
+
+    def _fault(self, request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
+        """What is wrong with an answer before its body is read."""
+        status = response.status_code
+        if status == 404 and _SESSION in request.headers:
+            return SESSION_GONE, "it has forgotten our session"
+        # 404 without a session is how some say that they do not know a method: the SDK knows what to make of it.
+        if status >= 400 and status != 404 and not _type_of(response).startswith(_JSON):
+            return UNREACHABLE, f"it answered with HTTP {status} {response.reason_phrase}"
+        if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+            return UNREACHABLE, "it compressed its answer, though it was asked not to"
+        length = response.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._limit_bytes:
+            return TOO_LARGE, f"it answered with {int(length):,} bytes, more than {self._limit_bytes:,}"
+        return None
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that ends with an error when it gets too long; other errors of it get a form that the SDK expects."""
+
+    def __init__(self, stream: Any, limit_bytes: int) -> None:
+        self._stream = stream
+        self._limit_bytes = limit_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        try:
+            async for chunk in self._stream:
+                size += len(chunk)
+                if size > self._limit_bytes:
+                    raise httpx2.StreamError(f"it answered with more than {self._limit_bytes:,} bytes")
+                yield chunk
+        except httpx2.TransportError as error:
+            raise httpx2.StreamError(f"the answer broke off: {type(error).__name__}") from error
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _type_of(response: httpx2.Response) -> str:
+    return response.headers.get("content-type", "").lower()
+
+
+def _refusal(request: httpx2.Request, code: int, message: str) -> httpx2.Response:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    return httpx2.Response(503, headers={"content-type": _JSON}, content=json.dumps(error).encode(), request=request)

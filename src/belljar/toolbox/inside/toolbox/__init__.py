@@ -1,0 +1,26 @@
+"""Tools of other servers, called from a session: `from servers.SERVER import TOOL`, or `toolbox.search("what for")`.
+
+Runs in whatever Python the session has, 3.9 or later, on the standard library alone. What leaves the session is the
+name of a server, the name of a tool, and arguments; everything else is the host's.
+"""
+
+from .cells import watch_cells
+from .errors import ArgumentError, ToolError, ToolRefused
+from .results import Answer, LargeResult, Media
+from .tools import Found, Tool, get, search, tool
+
+__all__ = [
+    "Answer",
+    "ArgumentError",
+    "Found",
+    "LargeResult",
+    "Media",
+    "Tool",
+    "ToolError",
+    "ToolRefused",
+    "get",
+    "search",
+    "tool",
+]
+
+watch_cells()

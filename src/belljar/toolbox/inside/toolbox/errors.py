@@ -1,0 +1,43 @@
+"""What can go wrong with a call, for the author of the code that made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ToolError(Exception):
+    """A call that has no result: whose it was, why, and what the tool takes."""
+
+    def __init__(self, message: str, server: str = "", tool: str = "", parameters: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.server = server
+        self.tool = tool
+        self.parameters = list(parameters or ())
+
+    def __str__(self) -> str:
+        said = f"{self.server}.{self.tool}: {self.message}" if self.tool else self.message
+        return f"{said}\nIt takes: {', '.join(self.parameters)}" if self.parameters else said
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message, self.server, self.tool, self.parameters)
+
+
+class ArgumentError(ToolError, TypeError):
+    """The call never left: its arguments are not the tool's."""
+
+
+class ToolRefused(ToolError):
+    """The policy or the person said no."""
+
+
+def error_from(answer: dict[str, Any]) -> ToolError:
+    """The error that the host tells of."""
+    kinds: dict[str, type[ToolError]] = {"arguments": ArgumentError, "refused": ToolRefused}
+    kind = kinds.get(str(answer.get("kind")), ToolError)
+    return kind(
+        str(answer.get("message", "")),
+        str(answer.get("server", "")),
+        str(answer.get("tool", "")),
+        [str(each) for each in answer.get("parameters", ())],
+    )

@@ -1,0 +1,51 @@
+"""Bytes cut into lines of a bounded length. Of a line that is longer its two ends are kept, to tell whose it was."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_END_BYTES = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """A line that was dropped."""
+
+    head: bytes
+    tail: bytes
+
+
+class Lines:
+    """One stream of bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._head = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | Overlong]:
+        """The lines that this chunk completes, without their ends."""
+        *complete, rest = chunk.split(b"\n")
+        for part in complete:
+            self._add(part)
+            yield self._taken()
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        if not part:
+            return
+        self._size += len(part)
+        if self._size <= self._limit:
+            self._parts.append(part)
+            return
+        if self._parts or not self._head:
+            whole = b"".join(self._parts)
+            self._head, self._tail = (whole + part[:_END_BYTES])[:_END_BYTES], whole[-_END_BYTES:]
+            self._parts = []
+        self._tail = (self._tail + part[-_END_BYTES:])[-_END_BYTES:]
+
+    def _taken(self) -> bytes | Overlong:
+        line = Overlong(self._head, self._tail) if self._size > self._limit else b"".join(self._parts)
+        self._parts, self._size, self._head, self._tail = [], 0, b"", b""
+        return line

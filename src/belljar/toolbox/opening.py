@@ -1,0 +1,203 @@
+"""The toolbox of a running server: its connections, the tree that sessions see, and a broker for each session.
+
+The tree is written when the server starts and whenever there is something new to say; until then sessions see an empty
+one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from belljar.files.removal import remove_tree
+from belljar.sandboxes.base import Identity
+from belljar.settings import Settings
+from belljar.toolbox.base import Catalogue, JsonObject, ToolDefinition, Upstreams
+from belljar.toolbox.broker import Broker
+from belljar.toolbox.config import load_servers
+from belljar.toolbox.connection import Limits
+from belljar.toolbox.generating import generate
+from belljar.toolbox.hatch import Hatch, Search, open_hatch
+from belljar.toolbox.naming import Names, names_of
+from belljar.toolbox.search import Index
+from belljar.toolbox.shapes import Shapes
+from belljar.toolbox.showing import Detail, as_fields, show
+from belljar.toolbox.tree import Tree
+from belljar.toolbox.upstreams import open_upstreams
+
+INSIDE = Path(__file__).parent / "inside"
+"""What sessions import; on their path."""
+READY_S = 30.0
+MEBIBYTE = 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class Toolbox:
+    """One runtime's; made by `open_toolbox`."""
+
+    def __init__(self, upstreams: Upstreams, shapes: Shapes, tree: Tree, *, limit_bytes: int) -> None:
+        self.upstreams = upstreams
+        self.tree = tree
+        self._shapes = shapes
+        self._limit_bytes = limit_bytes
+        self._brokers: dict[str, Broker] = {}
+        self._known = Catalogue()
+        self._names = names_of(self._known)
+        self._index: Index | None = None
+        self._is_ready = asyncio.Event()
+        self._is_written = asyncio.Event()
+        self._is_stale = asyncio.Event()
+        self._is_stale.set()
+        upstreams.on_change(self._outdate)
+
+    # What there is
+
+    async def catalogue(self, server: str = "", tool: str = "") -> Catalogue:
+        """What there is; asked of the connections when that tool is not in what is known."""
+        if self._known.find(server, tool) is None:
+            catalogue = await self.upstreams.catalogue()
+            if catalogue != self._known:
+                self._know(catalogue)
+                self._outdate()
+        return self._known
+
+    def _know(self, catalogue: Catalogue) -> None:
+        self._known, self._names, self._index = catalogue, names_of(catalogue), None
+
+    def _outdate(self) -> None:
+        self._is_written.clear()
+        self._is_stale.set()
+
+    @property
+    def names(self) -> Names:
+        """What everything is called in Python."""
+        return self._names
+
+    async def search(self, query: str, *, detail: Detail, limit: int, server: str = "") -> tuple[str, JsonObject]:
+        """What was found, as text and for programs."""
+        await self.ready()
+        if self._index is None:
+            self._index = Index(self._known)
+        found = self._index.search(query, limit=limit, server=self._server_named(server))
+        text = show(found, detail, self._names, self._shapes.shape)
+        return text, {"tools": [as_fields(tool, self._names) for tool in found]}
+
+    def _server_named(self, name: str) -> str:
+        """A server by its own name, or by that of its package."""
+        return next((server for server, package in self._names.packages.items() if name == package), name)
+
+    def learn(self, tool: ToolDefinition, value: Any) -> None:
+        """A tool that declares no result answered with this."""
+        if self._shapes.learn(tool.server, tool.name, value):
+            self._outdate()
+
+    # The tree
+
+    async def ready(self) -> None:
+        """Until the tree is written for the first time; a server that takes too long is not waited for."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._is_ready.wait()
+        except TimeoutError:
+            log.warning("the toolbox is not ready after %g s: a server takes long to connect", READY_S)
+
+    async def written(self) -> None:
+        """Until the tree says all that is known."""
+        await self._is_written.wait()
+
+    async def keep_written(self) -> None:
+        """Write the tree whenever there is something new."""
+        while True:
+            await self._is_stale.wait()
+            self._is_stale.clear()
+            try:
+                self._know(await self.upstreams.catalogue())
+                files = await asyncio.to_thread(generate, self._known, self._shapes.shape)
+                await asyncio.to_thread(self.tree.write, files)
+            except Exception:
+                # One catalogue that cannot be written must not keep the next from it.
+                log.exception("the toolbox's tree could not be written")
+            self._is_ready.set()
+            if not self._is_stale.is_set():
+                self._is_written.set()
+
+    # Sessions
+
+    def broker(self, session_id: str) -> Broker:
+        """The session's own; the first to ask for it may be its kernel, before it is anyone's."""
+        if session_id not in self._brokers:
+            self._brokers[session_id] = Broker(session_id, self, limit_bytes=self._limit_bytes)
+        return self._brokers[session_id]
+
+    def forget(self, session_id: str) -> None:
+        """The session is over."""
+        self._brokers.pop(session_id, None)
+
+    def open_hatch(
+        self, folder: Path, name: str, *, session_id: str, folder_inside: str
+    ) -> AbstractAsyncContextManager[Hatch]:
+        """A socket of that name for a kernel of the session."""
+        broker = self.broker(session_id)
+        return open_hatch(folder, name, broker=broker, find=self._find, folder_inside=folder_inside)
+
+    async def _find(self, asked: Search) -> JsonObject:
+        text, fields = await self.search(asked.query, detail=asked.detail, limit=asked.limit, server=asked.server)
+        return {"outcome": "found", "text": text, **fields}
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """What sandboxes show of the host's."""
+        return (INSIDE, self.tree.folder)
+
+    @property
+    def importable(self) -> tuple[Path, ...]:
+        """What goes on the path of Python in a session."""
+        return (INSIDE, self.tree.importable)
+
+    def show_in(self, workspace: Path, identity: Identity | None) -> None:
+        """Let `ls servers` work in a session folder."""
+        self.tree.show_in(workspace, identity)
+
+
+@asynccontextmanager
+async def open_toolbox(settings: Settings, run: str, living: Collection[str]) -> AsyncGenerator[Toolbox | None]:
+    """The toolbox of this server, by the name of its run; None where no servers are configured."""
+    servers = load_servers(settings)
+    if not servers:
+        yield None
+        return
+    folder = settings.data_directory / "toolbox"
+    trees = Path(settings.servers_directory) if settings.servers_directory else folder / "trees"
+    tree = Tree(_own_folder(trees, run, living))
+    limits = Limits(
+        start_s=settings.upstream_start_s,
+        silence_s=settings.upstream_silence_s,
+        message_bytes=settings.upstream_message_mb * MEBIBYTE,
+    )
+    async with open_upstreams(servers, limits) as upstreams:
+        shapes = Shapes(folder / "shapes")
+        toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
+        tree.write(generate(Catalogue(), shapes.shape))
+        writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
+        try:
+            yield toolbox
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            await asyncio.to_thread(remove_tree, tree.folder)
+
+
+def _own_folder(trees: Path, run: str, living: Collection[str]) -> Path:
+    """Made, with the leftovers of servers that are gone removed; open to be read by the users of sessions."""
+    trees.mkdir(parents=True, exist_ok=True)
+    for leftover in trees.iterdir():
+        if leftover.name not in living:
+            remove_tree(leftover)
+    own = trees / run
+    own.mkdir()
+    for folder in (trees.parent, trees, own):
+        folder.chmod(0o755)
+    return own

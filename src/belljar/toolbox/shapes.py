@@ -1,0 +1,183 @@
+"""What tools without an output schema were seen to answer with: names and types, never values.
+
+A shape is a small JSON Schema. It is learnt from every answer, so that fields that are not always there, or not always
+of one type, are known as such; it is bounded, whatever a server sends; and it is kept on disk, a file for each server.
+A table that is keyed by data, such as names of people, would make values look like names: such keys are not kept.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, cast
+
+from belljar.toolbox.base import JsonObject
+
+log = logging.getLogger(__name__)
+
+MOST_FIELDS: Final = 60
+MOST_DEPTH: Final = 5
+MOST_TOOLS: Final = 500
+_LOOKED_AT: Final = 2_000
+_ITEMS: Final = 20
+_SHAPE_CHARACTERS: Final = 20_000
+_KINDS: Final = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"}
+_FILE_BYTES: Final = 2_000_000
+# What programmers call fields; an address, a date, a sentence or a hash is none.
+_FIELD: Final = re.compile(r"[A-Za-z_$@][A-Za-z0-9_$@.:-]{0,63}")
+_DATA: Final = re.compile(r"[0-9a-fA-F-]{12,}|.*\d{4,}.*|.*@.*\..*|.*\d-\d.*")
+
+
+def shape_of(value: Any) -> JsonObject:
+    """The shape of one value, from as much of it as is looked at."""
+    return _Look().at(value, 0)
+
+
+class _Look:
+    """One look at a value; large ones are not walked to their end."""
+
+    def __init__(self) -> None:
+        self._left = _LOOKED_AT
+
+    def at(self, value: Any, depth: int) -> JsonObject:
+        self._left -= 1
+        if isinstance(value, list):
+            return self._list(cast("list[Any]", value), depth)
+        if isinstance(value, dict):
+            return self._object(cast("dict[Any, Any]", value), depth)
+        kind = _KINDS.get(cast("type[Any]", type(value)))
+        return {"type": kind} if kind else {}
+
+    def _list(self, items: list[Any], depth: int) -> JsonObject:
+        inner = merged(self._each(items, depth))
+        return {"type": "array", "items": inner} if inner else {"type": "array"}
+
+    def _object(self, value: dict[Any, Any], depth: int) -> JsonObject:
+        names = [str(name) for name in islice(value, MOST_FIELDS + 1)]
+        if len(names) > MOST_FIELDS or not all(map(_is_field, names)):
+            inner = merged(self._each(value.values(), depth))
+            return {"type": "object", "additionalProperties": inner} if inner else {"type": "object"}
+        if depth >= MOST_DEPTH:
+            return {"type": "object"}
+        properties = {str(name): self.at(item, depth + 1) for name, item in value.items()}
+        return {"type": "object", "properties": properties, "required": sorted(names)}
+
+    def _each(self, items: Iterable[Any], depth: int) -> Iterator[JsonObject]:
+        if depth < MOST_DEPTH:
+            for item in islice(items, _ITEMS):
+                if self._left > 0:
+                    yield self.at(item, depth + 1)
+
+
+def _is_field(name: str) -> bool:
+    return bool(_FIELD.fullmatch(name)) and not _DATA.fullmatch(name)
+
+
+def merged(shapes: Iterable[JsonObject]) -> JsonObject:
+    """One shape that all of these have."""
+    kinds: dict[str, JsonObject] = {}
+    for shape in shapes:
+        for one in cast("list[JsonObject]", shape.get("anyOf")) if "anyOf" in shape else [shape]:
+            kind = str(one.get("type", ""))
+            kinds[kind] = _both(kinds[kind], one) if kind in kinds else one
+    kinds.pop("", None)
+    if "integer" in kinds and "number" in kinds:
+        del kinds["integer"]
+    parts = [kinds[kind] for kind in sorted(kinds)]
+    if len(parts) > 1:
+        return {"anyOf": parts}
+    return parts[0] if parts else {}
+
+
+def _both(one: JsonObject, other: JsonObject) -> JsonObject:
+    """Two of the same type."""
+    if one["type"] == "array":
+        items = merged(shape["items"] for shape in (one, other) if "items" in shape)
+        return {"type": "array", "items": items} if items else {"type": "array"}
+    if one["type"] != "object":
+        return one
+    fields, more = _properties(one), _properties(other)
+    if fields is None or more is None or len({*fields, *more}) > MOST_FIELDS:
+        return _table(one, other)
+    names = [*fields, *(name for name in more if name not in fields)]
+    both = {name: merged(shape[name] for shape in (fields, more) if name in shape) for name in names}
+    required = sorted({*cast("list[str]", one["required"])} & {*cast("list[str]", other["required"])})
+    return {"type": "object", "properties": both, "required": required}
+
+
+def _properties(shape: JsonObject) -> dict[str, JsonObject] | None:
+    return cast("dict[str, JsonObject] | None", shape.get("properties"))
+
+
+def _table(*shapes: JsonObject) -> JsonObject:
+    """Objects whose keys are not names: what they hold is all that is said of them."""
+    parts = [cast("JsonObject", shape["additionalProperties"]) for shape in shapes if "additionalProperties" in shape]
+    inner = merged([*parts, *(part for shape in shapes for part in (_properties(shape) or {}).values())])
+    return {"type": "object", "additionalProperties": inner} if inner else {"type": "object"}
+
+
+class Shapes:
+    """Those of every server, kept in a folder that is the host's alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, dict[str, JsonObject]] = {}
+
+    def shape(self, server: str, tool: str) -> JsonObject | None:
+        """What a tool was seen to answer with."""
+        return self._of(server).get(tool)
+
+    def learn(self, server: str, tool: str, value: Any) -> bool:
+        """See an answer; tells whether something is known now that was not."""
+        known = self._of(server)
+        before = known.get(tool)
+        seen = shape_of(value)
+        after = merged([before, seen]) if before else seen
+        if not after or after == before or (before is None and len(known) >= MOST_TOOLS):
+            return False
+        if len(json.dumps(after)) > _SHAPE_CHARACTERS:
+            return False
+        known[tool] = after
+        self._keep(server, known)
+        return True
+
+    def _of(self, server: str) -> dict[str, JsonObject]:
+        if server not in self._known:
+            self._known[server] = _read(self._file(server))
+        return self._known[server]
+
+    def _file(self, server: str) -> Path:
+        return self._folder / f"{hashlib.sha256(server.encode()).hexdigest()[:24]}.json"
+
+    def _keep(self, server: str, known: dict[str, JsonObject]) -> None:
+        """A shape that cannot be kept is known until the server stops."""
+        file = self._file(server)
+        draft = file.with_suffix(f".{os.getpid()}")
+        text = json.dumps(known, indent=1)
+        if len(text) > _FILE_BYTES:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft.write_text(text, "utf-8")
+            draft.replace(file)
+        except OSError as error:
+            log.warning("the shapes of %s cannot be kept: %s", server, error.strerror)
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+
+def _read(file: Path) -> dict[str, JsonObject]:
+    """What was kept; a file that is not ours to understand is nothing."""
+    try:
+        value: Any = json.loads(file.read_text("utf-8")) if file.stat().st_size <= _FILE_BYTES else {}
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    shapes = cast("dict[str, Any]", value)
+    return {tool: cast("JsonObject", shape) for tool, shape in shapes.items() if isinstance(shape, dict)}

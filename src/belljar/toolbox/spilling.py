@@ -1,0 +1,71 @@
+"""A value on its way into a session: as a message where it fits, else as files in the session folder and handles."""
+
+import base64
+import json
+import mimetypes
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from belljar.toolbox.base import JsonObject, ToolDefinition
+from belljar.toolbox.naming import assigned
+from belljar.toolbox.values import Value
+
+FOLDER = "results"
+_SMALL_BYTES = 65_536
+
+Keep = Callable[[str, bytes], Awaitable[None]]
+"""Puts a file into the session folder, if there is room."""
+
+
+async def spilled(value: Value, keep: Keep, folder: str, tool: ToolDefinition, *, limit_bytes: int) -> JsonObject:
+    """The outcome to tell the session, no larger than the limit but for its handles."""
+    outcome: JsonObject = {"outcome": "value", "value": value.value}
+    if value.parts:
+        outcome |= {"parts": [part.as_json() for part in value.parts], "has_value": value.value is not None}
+    if not is_larger(outcome, limit_bytes):
+        return outcome
+    spill = _Spill(keep, folder, tool)
+    if is_larger(value.value, _SMALL_BYTES):
+        outcome |= {"value": None, "file": await spill.value(value.value)}
+    if value.parts:
+        outcome["parts"] = [await spill.part(part) for part in outcome["parts"]]
+    return outcome
+
+
+def is_larger(value: Any, limit_bytes: int) -> bool:
+    """Whether a value takes more than that as JSON."""
+    return len(json.dumps(value)) > limit_bytes
+
+
+class _Spill:
+    def __init__(self, keep: Keep, folder: str, tool: ToolDefinition) -> None:
+        self._keep = keep
+        self._folder = folder
+        (self._stem,) = assigned([f"{tool.server}_{tool.name}"], fallback="tool").values()
+
+    async def value(self, value: Any) -> JsonObject:
+        """JSON, or a text as it is."""
+        is_json = not isinstance(value, str)
+        text = json.dumps(value, ensure_ascii=False) if is_json else value
+        data = text.encode(errors="replace")
+        path = await self._write(".json" if is_json else ".txt", data)
+        return {"path": path, "size": len(data), "is_json": is_json}
+
+    async def part(self, part: JsonObject) -> JsonObject:
+        """A large part as a file; small ones as they are."""
+        if part["kind"] == "json":
+            return {"kind": "file", **await self.value(part["value"])} if is_larger(part, _SMALL_BYTES) else part
+        for name in ("data", "text"):
+            content = part.get(name)
+            if isinstance(content, str) and len(content) > _SMALL_BYTES:
+                data = base64.b64decode(content) if name == "data" else content.encode(errors="replace")
+                suffix = mimetypes.guess_extension(str(part.get("mime", ""))) or ".bin"
+                kept = {key: value for key, value in part.items() if key != name}
+                return {**kept, "path": await self._write(suffix, data)}
+        return part
+
+    async def _write(self, suffix: str, data: bytes) -> str:
+        name = f"{FOLDER}/{self._stem}-{secrets.token_hex(4)}{suffix}"
+        await self._keep(name, data)
+        return f"{self._folder}/{name}"

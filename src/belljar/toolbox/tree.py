@@ -1,0 +1,99 @@
+"""The generated tree on disk: a folder for each version, and a link that leads to the newest.
+
+Sessions see the folder read-only and live: when the link moves, they find the new version under the old names. Blocking
+calls; knows nothing of what is in the files.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from belljar.files.removal import remove_tree
+from belljar.sandboxes.base import Identity
+
+LINK = "current"
+SERVERS = "servers"
+_ROOT = f"{SERVERS}/__init__.py"
+
+
+class Tree:
+    """One server's, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._versions: list[str] = []
+
+    @property
+    def importable(self) -> Path:
+        """What goes on the path of Python."""
+        return self.folder / LINK
+
+    @property
+    def servers(self) -> Path:
+        """What a session folder links to."""
+        return self.folder / LINK / SERVERS
+
+    def write(self, files: Mapping[str, str]) -> bool:
+        """Make this the newest version; False when it is already."""
+        version = _version(files)
+        if self._versions and self._versions[-1] == version:
+            return False
+        self._write(version, files)
+        link = self.folder / f"{LINK}-{secrets.token_hex(4)}"
+        link.symlink_to(version)
+        link.replace(self.folder / LINK)
+        # The last one stays: a session may be in the middle of reading it.
+        outdated = [each for each in self._versions[:-1] if each != version]
+        self._versions = [*self._versions[-1:], version]
+        for name in outdated:
+            remove_tree(self.folder / name)
+        return True
+
+    def _write(self, version: str, files: Mapping[str, str]) -> None:
+        target = self.folder / version
+        if target.exists():
+            return
+        unfinished = self.folder / f".{version}-{secrets.token_hex(4)}"
+        for name, text in files.items():
+            path = unfinished / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Told to who imports it: modules of another version than the link's are outdated.
+            told = f'\nCATALOGUE = "{version}"\n' if name == _ROOT else ""
+            path.write_text(text + told, "utf-8")
+        _open_up(unfinished)
+        unfinished.rename(target)
+
+    def show_in(self, workspace: Path, identity: Identity | None) -> None:
+        """A link in a session folder, so that `ls servers` works there; what the session put there itself stays."""
+        place = workspace / SERVERS
+        with contextlib.suppress(OSError):
+            if place.is_symlink() and _is_ours(place):
+                place.unlink()
+            place.symlink_to(self.servers)
+            if identity is not None:
+                os.chown(place, identity.uid, identity.gid, follow_symlinks=False)
+
+
+def _version(files: Mapping[str, str]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        for part in (name, files[name]):
+            encoded = part.encode()
+            digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.hexdigest()[:16]
+
+
+def _open_up(folder: Path) -> None:
+    """Readable for the users of sessions, whatever the umask is."""
+    for place, _, names in os.walk(folder):
+        Path(place).chmod(0o755)
+        for name in names:
+            (Path(place) / name).chmod(0o644)
+
+
+def _is_ours(link: Path) -> bool:
+    """Whether an earlier kernel's start has left it, maybe one of another server's."""
+    return link.readlink().parts[-2:] == (LINK, SERVERS)

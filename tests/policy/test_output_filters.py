@@ -1,0 +1,109 @@
+"""Output rules: what callers see of streams that arrive in pieces, and of everything else."""
+
+from typing import Any
+
+import pytest
+
+from belljar.outputs.events import DisplayData, Event, ExecuteResult, Finished, InputRequest, Raised, Stream
+from belljar.policy.rules import OutputRule
+from belljar.policy.screen import MOST_LINE_CHARS, FilterScreen
+
+KEY = "sk-abcdefgh12345678"
+RULES: list[dict[str, Any]] = [{"pattern": "sk-[a-z0-9]{8,}", "replace": "\\0[key]"}, {"text": "Projekt Ü"}]
+
+
+def screen(*rules: dict[str, Any]) -> FilterScreen:
+    return FilterScreen([OutputRule.model_validate(rule) for rule in rules or RULES])
+
+
+def shown(screen: FilterScreen, *events: Event) -> list[Event]:
+    passed = [passed for event in events for passed in screen.screen(event)]
+    return [*passed, *screen.flush()]
+
+
+def text_of(events: list[Event], name: str = "stdout") -> str:
+    return "".join(event.text for event in events if isinstance(event, Stream) and event.name == name)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_a_value_is_replaced_however_the_stream_is_cut(size: int) -> None:
+    text = f"key={KEY} of Projekt Ü\nnext {KEY}"
+    pieces = [Stream("stdout", text[start : start + size]) for start in range(0, len(text), size)]
+    assert text_of(shown(screen(), *pieces)) == "key=\\0[key] of [removed]\nnext \\0[key]"
+
+
+def test_lines_go_out_as_soon_as_they_end_and_each_stream_by_itself() -> None:
+    filtering = screen()
+    assert filtering.screen(Stream("stdout", "one\ntw")) == [Stream("stdout", "one\n")]
+    assert filtering.screen(Stream("stderr", "err")) == []
+    assert filtering.screen(Stream("stdout", "o\r")) == [Stream("stdout", "two\r")]
+    assert list(filtering.flush()) == [Stream("stderr", "err")]
+
+
+def test_a_line_without_end_is_given_out_and_a_value_in_it_is_not() -> None:
+    filtering = screen()
+    filler = "x" * (MOST_LINE_CHARS // 2)
+    said: list[Event] = []
+    for _ in range(6):
+        for piece in (filler, " sk-abcd", "efgh1234 "):
+            said += filtering.screen(Stream("stdout", piece))
+    assert len(text_of(said)) > MOST_LINE_CHARS
+    whole = text_of([*said, *filtering.flush()])
+    assert whole == f"{filler} \\0[key] " * 6
+
+
+def test_a_value_at_every_place_around_the_cut_is_replaced() -> None:
+    for shift in range(0, 200, 9):
+        filtering = screen()
+        said = list(
+            filtering.screen(Stream("stdout", "y" * (MOST_LINE_CHARS - 4_100 - shift) + f" {KEY} " + "z" * 4_300))
+        )
+        assert "sk-" not in text_of([*said, *filtering.flush()])
+
+
+def test_results_displays_errors_and_questions_are_changed_too() -> None:
+    seen = shown(
+        screen(),
+        ExecuteResult({"text/plain": repr(KEY), "image/png": KEY, "application/json": {KEY: [KEY, 1, None]}}),
+        DisplayData({"text/html": f"<b>{KEY}</b>"}),
+        Raised("ValueError", KEY, ["Traceback", f"ValueError: {KEY}"]),
+        InputRequest(f"{KEY}? "),
+    )
+    assert seen == [
+        ExecuteResult(
+            {
+                "text/plain": "'\\0[key]'",
+                "image/png": KEY,
+                "application/json": {"\\0[key]": ["\\0[key]", 1, None]},
+            }
+        ),
+        DisplayData({"text/html": "<b>\\0[key]</b>"}),
+        Raised("ValueError", "\\0[key]", ["Traceback", "ValueError: \\0[key]"]),
+        InputRequest("\\0[key]? "),
+    ]
+
+
+def test_what_a_line_holds_comes_before_what_follows_it() -> None:
+    finished = Finished(is_ok=True, execution_count=1)
+    assert shown(screen(), Stream("stdout", "no newline"), finished) == [Stream("stdout", "no newline"), finished]
+
+
+def test_withholding_says_so_once_and_gives_nothing_more() -> None:
+    filtering = screen({"pattern": "BEGIN PRIVATE KEY", "withhold": True, "reason": "a key"})
+    said = [
+        *filtering.screen(Stream("stdout", "before\n")),
+        *filtering.screen(Stream("stdout", "just before\n-----BEGIN PRIVATE KEY-----\nMIIE")),
+        *filtering.screen(Stream("stderr", "more\n")),
+        *filtering.screen(ExecuteResult({"text/plain": "MIIE", "image/png": "MIIE"})),
+        *filtering.flush(),
+    ]
+    words = "[belljar: output withheld by output.1: a key]\n"
+    assert said == [
+        Stream("stdout", "before\n"),
+        Stream("stdout", f"just before\n{words}"),
+        ExecuteResult({"text/plain": words}),
+    ]
+
+
+def test_lone_surrogates_do_not_stop_the_output() -> None:
+    assert KEY not in text_of(shown(screen(), Stream("stdout", f"\ud800 {KEY}\n")))

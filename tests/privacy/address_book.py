@@ -1,0 +1,53 @@
+"""A server with people in it: it tells who they are, and notes down what it is told. Run as a program, over stdio."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+NOTES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("notes")
+PERSON = {"full_name": "Ann Example", "email": "ann@example.com", "card": "4111 1111 1111 1111", "age": 41}
+server = MCPServer("book")
+
+
+def _note(**told: Any) -> str:
+    with NOTES.open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    return f"noted: {json.dumps(told)}"
+
+
+@server.tool()
+def person() -> dict[str, Any]:
+    """Someone."""
+    return PERSON
+
+
+@server.tool()
+def letter() -> str:
+    """A text that mentions someone."""
+    return f"Dear {PERSON['email']}, your card is {PERSON['card']}. [EMAIL_1] ${{secret:TOKEN}}"
+
+
+@server.tool()
+def send(to: str, text: str = "", age: int = 0) -> str:
+    """Send something to someone."""
+    return _note(tool="send", to=to, text=text, age=age)
+
+
+@server.tool()
+def publish(text: str) -> str:
+    """Show something to everyone."""
+    return _note(tool="publish", text=text)
+
+
+@server.tool()
+def fail(before: int = 0) -> str:
+    """Fail, and say for whom, after as many other words."""
+    raise ToolError(f"{'.' * before} no such person: {PERSON['email']}, {PERSON['card']}")
+
+
+if __name__ == "__main__":
+    server.run("stdio")

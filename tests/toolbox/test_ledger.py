@@ -1,0 +1,20 @@
+from belljar.toolbox.base import CallRecord
+from belljar.toolbox.ledger import MOST_RECORDS, Ledger, most_telling
+
+
+def test_a_call_that_is_under_way_is_never_forgotten():
+    ledger = Ledger()
+    first = ledger.start("s", "slow")
+    for _ in range(2 * MOST_RECORDS):
+        ledger.end(ledger.start("s", "quick"), "returned")
+    records = ledger.records()
+    assert len(records) == MOST_RECORDS
+    assert (records[0].tool, records[0].state) == ("slow", "started")
+    ledger.end(first, "cancelled")
+    assert ledger.records()[0].state == "cancelled"
+
+
+def test_what_did_not_return_is_told_first_and_in_its_order():
+    records = [CallRecord("s", str(n), "failed" if n in (1, 5) else "returned") for n in range(10)]
+    assert [record.tool for record in most_telling(records, 4)] == ["1", "5", "8", "9"]
+    assert most_telling(records, 20) == records

@@ -1,0 +1,80 @@
+from typing import Any
+
+import pytest
+
+from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
+from belljar.toolbox.search import DEFAULT_LIMIT, MOST_RESULTS, Index, terms
+from belljar.toolbox.stems import stem
+
+
+def tool(name: str, about: str = "", server: str = "s", **parameters: Any) -> ToolDefinition:
+    return ToolDefinition(server, name, about, input_schema={"type": "object", "properties": parameters})
+
+
+def index(*tools: ToolDefinition) -> Index:
+    servers = {each.server: ServerCatalogue(each.server) for each in tools}
+    for name in servers:
+        servers[name] = ServerCatalogue(name, tuple(each for each in tools if each.server == name))
+    return Index(Catalogue(servers))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "commit commits committed committing",
+        "query queries querying",
+        "stage staged staging stages",
+        "delete deletes deleted deletion",
+        "directory directories",
+        "modify modification modifies",
+        "box boxes",
+        "call calls called calling",
+        "log logs logging",
+    ],
+)
+def test_forms_of_a_word_have_one_stem(words: str) -> None:
+    assert len({stem(word) for word in words.split()}) == 1
+
+
+@pytest.mark.parametrize("word", ["string", "status", "this", "class", "bus", "ring", "ed", "straße"])
+def test_what_only_looks_like_an_ending_stays(word: str) -> None:
+    assert stem(word) == word
+
+
+def test_names_are_words_however_they_are_written() -> None:
+    assert terms("getItem get-item get_item HTTPServer") == ["get", "item"] * 3 + ["http", "server"]
+
+
+def test_a_tool_that_fits_every_word_goes_before_one_that_has_one_of_them_everywhere() -> None:
+    found = index(tool("file_file_file", "A file is a file."), tool("x", "Copies a file.")).search("copy file")
+    assert [each.name for each in found] == ["x", "file_file_file"]
+
+
+def test_parameters_are_found_and_descriptions_of_them() -> None:
+    tools = index(tool("a", latitude={"type": "number"}), tool("b", where={"description": "Latitude of the place"}))
+    assert [each.name for each in tools.search("latitude")] == ["a", "b"]
+
+
+def test_without_words_all_come_in_their_order_up_to_the_limit() -> None:
+    tools = index(*(tool(f"t{number}") for number in range(100)))
+    assert [each.name for each in tools.search("")] == [f"t{number}" for number in range(DEFAULT_LIMIT)]
+    assert len(tools.search("", limit=10_000)) == MOST_RESULTS
+    assert len(tools.search("", limit=-1)) == 1
+
+
+def test_nothing_is_found_for_what_nothing_is_about() -> None:
+    assert index(tool("a", "Reads.")).search("zebra") == []
+    assert index().search("anything") == []
+
+
+def test_one_server_can_be_searched_alone() -> None:
+    tools = index(tool("read", server="one"), tool("read", server="two"))
+    assert [each.server for each in tools.search("read", server="two")] == ["two"]
+    assert tools.search("read", server="three") == []
+
+
+def test_hostile_schemas_and_queries_are_just_words() -> None:
+    odd = ToolDefinition("s", "odd", input_schema={"properties": {"a": None, "b": [], "c": {"description": 3}}})
+    tools = index(odd, ToolDefinition("s", "none", input_schema={"properties": "x"}))
+    assert [each.name for each in tools.search("odd " * 10_000)] == ["odd"]
+    assert tools.search("'; drop table \0 \ud800") == []

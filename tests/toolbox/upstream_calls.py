@@ -1,0 +1,87 @@
+"""Calling upstream servers in tests: somebody who answers questions, and one who must not be asked."""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from belljar.toolbox.base import Answer, Ask, Question, Reply
+from belljar.toolbox.config import ServerConfig
+from belljar.toolbox.connection import Limits
+from belljar.toolbox.upstreams import Connections, open_upstreams
+
+
+class Person:
+    """Answers every question in the same way, and remembers them."""
+
+    def __init__(self, action: Any = "accept", **values: Any) -> None:
+        self.asked: list[Question] = []
+        self._reply = Reply(action, values)
+
+    async def ask(self, question: Question) -> Reply:
+        self.asked.append(question)
+        return self._reply
+
+
+async def nobody(question: Question) -> Reply:
+    raise AssertionError(f"nobody was to be asked: {question}")
+
+
+@asynccontextmanager
+async def connected(*servers: ServerConfig, **limits: Any) -> AsyncGenerator[Connections]:
+    async with open_upstreams({server.name: server for server in servers}, Limits(**limits)) as upstreams:
+        yield upstreams
+
+
+async def call(
+    upstreams: Connections,
+    tool: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    server: str = "awkward",
+    ask: Ask = nobody,
+    progress: list[tuple[float, float | None, str]] | None = None,
+) -> Answer:
+    seen = progress if progress is not None else []
+    return await upstreams.call(server, tool, arguments or {}, on_progress=lambda *said: seen.append(said), ask=ask)
+
+
+async def said(upstreams: Connections, tool: str, arguments: dict[str, Any] | None = None, **chosen: Any) -> str:
+    """The text of an answer that is no error."""
+    answer = await call(upstreams, tool, arguments, **chosen)
+    assert not answer.is_error, answer
+    return "".join(block.text for block in answer.blocks)
+
+
+async def told(upstreams: Connections, tool: str, arguments: dict[str, Any] | None = None, **chosen: Any) -> Any:
+    """The JSON in the text of an answer."""
+    return json.loads(await said(upstreams, tool, arguments, **chosen))
+
+
+class Held:
+    """The arguments of a `slow` call, which says where it is by files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._started, self._until, self._cancelled = (folder / name for name in ("started", "until", "cancelled"))
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {"started": str(self._started), "until": str(self._until), "cancelled": str(self._cancelled)}
+
+    async def started(self) -> None:
+        await until(self._started.exists)
+
+    async def cancelled(self) -> None:
+        await until(self._cancelled.exists)
+
+    def let_go(self) -> None:
+        self._until.touch()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_so():
+            await anyio.sleep(0.005)
