@@ -6,6 +6,7 @@ import pytest
 from belljar import settings as table
 from belljar.errors import SettingsError
 from belljar.settings import ApiKey, Settings, explain, hash_key, load_settings, parse_key
+from belljar.settings.sources import ALIASES
 
 DIGEST = hash_key("hunter2")
 
@@ -14,7 +15,7 @@ DIGEST = hash_key("hunter2")
 def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory, a home and an environment in which nothing is set."""
     for name in os.environ:
-        if name.startswith("BELLJAR_") or name == "LOG_LEVEL":
+        if name.startswith("BELLJAR_") or name in ALIASES.values():
             monkeypatch.delenv(name)
     work = tmp_path / "work"
     work.mkdir()
@@ -82,6 +83,28 @@ def test_log_level_stands_in_for_ours_in_any_case_and_loses_against_it(monkeypat
     assert origin_of("log_level") == ("DEBUG", "LOG_LEVEL")
     monkeypatch.setenv("BELLJAR_LOG_LEVEL", "Error")
     assert origin_of("log_level") == ("ERROR", "BELLJAR_LOG_LEVEL")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("GUARDRAILS_ENABLED", "false", "guardrails", False),
+        ("GUARDRAILS_STRICT_MODE", "true", "guardrails_strict", True),
+        ("BLOCKED_PATTERNS", "os.system, eval(", "blocked_patterns", ["os.system", "eval("]),
+        ("ALLOW_NETWORK_ACCESS", "false", "allow_network_access", False),
+        ("ALLOWED_NETWORKS", "a.example.com:443,b.example.com:80", "egress", ["a.example.com:443", "b.example.com:80"]),
+        ("MAX_EXECUTION_TIME", "30", "execution_timeout_s", 30.0),
+        ("MAX_MEMORY_MB", "512", "memory_mb", 512),
+    ],
+)
+def test_names_of_guardrails_elsewhere_stand_in_for_ours(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert origin_of(name) == (value, variable)
+    monkeypatch.setenv(variable, "[")
+    if name != "blocked_patterns":
+        assert variable in refusal({}).message
 
 
 def test_log_level_wins_over_a_file_as_any_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,3 +334,49 @@ def test_a_limit_of_zero_in_a_file_is_refused_with_what_to_write_instead(empty_p
         'it should be 64 to 16,777,216, or "none" for no limit'
     )
     assert error.hint == 'memory_mb takes a whole number of megabytes from 64, or "none" for no limit'
+
+
+GEO = '[environments.geo]\nkind = "venv"\npath = "/srv/geo"\n'
+
+
+def test_environments_are_tables_and_those_of_both_files_count(empty_place: Path) -> None:
+    write_user_file(empty_place, GEO)
+    Path("belljar.toml").write_text('[environments.net]\nkind = "managed"\nrequirements = ["networkx"]\n')
+
+    settings = load_settings()
+
+    assert {name: entry.kind for name, entry in settings.environments.items()} == {"geo": "venv", "net": "managed"}
+    assert origin_of("environments") == (
+        {"geo": {"kind": "venv", "path": "/srv/geo"}, "net": {"kind": "managed", "requirements": ["networkx"]}},
+        str(empty_place / "work" / "belljar.toml"),
+    )
+
+
+def test_environments_in_the_variable_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_ENVIRONMENTS", '{"host": {"kind": "system"}}')
+    assert load_settings().environments["host"].kind == "system"
+    monkeypatch.setenv("BELLJAR_ENVIRONMENTS", "host=system")
+    assert "it is not JSON" in refusal().message
+    monkeypatch.setenv("BELLJAR_ENVIRONMENTS", "[]")
+    assert "it is not a JSON object" in refusal().message
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('environments = "geo"', "it has the wrong type"),
+        ('[environments.geo]\npath = "/x"', "geo: kind: Field required"),
+        ('[environments.geo]\nkind = "nix"', "geo: kind: it should be 'venv'"),
+        ('[environments.geo]\nkind = "venv"', "geo: kind venv needs a path"),
+        ('[environments.geo]\nkind = "conda"', "geo: kind conda needs a path or a name as its path"),
+        ('[environments.geo]\nkind = "venv"\npath = "/x"\npython = "3.12"', "geo: kind venv takes path, not python"),
+        ('[environments.geo]\nkind = "managed"', "geo: kind managed takes either requirements or file"),
+        ('[environments.geo]\nkind = "venv"\npaht = "/x"', "geo: paht: there is no such field"),
+        ('[environments.default]\nkind = "system"', "default is the name of the one that is always there"),
+        ('[environments."../x"]\nkind = "system"', "'../x' is no name"),
+        ('[environments."kernel:x"]\nkind = "system"', "'kernel:x' is no name"),
+    ],
+)
+def test_an_environment_that_is_none_is_named_with_what_is_wrong(text: str, reason: str) -> None:
+    Path("belljar.toml").write_text(text)
+    assert reason in refusal().message

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 
+from belljar.answers import values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.files.workspace import mime_type_of
@@ -21,6 +22,7 @@ from belljar.sessions.execution import Execution
 from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
 from belljar.settings import Settings, given_flags, load_settings
+from belljar.toolbox.base import Reply
 
 PRINCIPAL = "local"
 MAX_DOWNLOAD_BYTES = 1 << 30
@@ -44,7 +46,8 @@ async def open_engine(settings: Settings | None = None, **flags: object) -> Asyn
     given = given_flags(flags)
     if settings is None or given:
         settings = load_settings({**(dict(settings) if settings else {}), **given})
-    async with open_runtime(settings) as runtime:
+    # Its sessions end with it: there is no next engine that would know of them.
+    async with open_runtime(settings.model_copy(update={"keep_alive": False})) as runtime:
         yield Engine(runtime)
 
 
@@ -212,11 +215,11 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
     """Answer a cell's question; whether it had one."""
     if (question := execution.question) is None:
         return False
-    answer = None
+    values, number = None, execution.questions
     try:
-        answer = await asker.ask(question.prompt)
+        values = values_of(question.schema, await asker.ask(question.message))
     finally:
-        execution.answer(answer)
+        execution.reply(Reply("decline") if values is None else Reply("accept", values), number)
     return True
 
 

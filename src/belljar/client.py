@@ -24,6 +24,7 @@ from mcp.types import (
     BlobResourceContents,
     CallToolResult,
     ElicitRequest,
+    ElicitRequestFormParams,
     ElicitRequestParams,
     ElicitResult,
     InputRequiredResult,
@@ -33,8 +34,17 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, SessionNotFound, Unauthorized
-from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list, named_error
+from belljar.answers import values_of
+from belljar.errors import (
+    BelljarError,
+    EngineError,
+    InvalidArgument,
+    InvalidPath,
+    SessionNotFound,
+    Unauthorized,
+    named_error,
+)
+from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
@@ -320,10 +330,14 @@ def _prompt(question: InputRequiredResult) -> str:
 
 
 def _answers(question: InputRequiredResult, text: str | None) -> InputResponses:
-    response = (
-        ElicitResult(action="decline") if text is None else ElicitResult(action="accept", content={"answer": text})
-    )
-    return dict.fromkeys(question.input_requests or {}, response)
+    return {key: _response(request, text) for key, request in (question.input_requests or {}).items()}
+
+
+def _response(request: object, text: str | None) -> ElicitResult:
+    params = request.params if isinstance(request, ElicitRequest) else None
+    schema = params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
+    values = values_of(schema, text)
+    return ElicitResult(action="decline") if values is None else ElicitResult(action="accept", content=values)
 
 
 async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:

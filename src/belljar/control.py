@@ -32,7 +32,7 @@ async def serve_control(path: Path, registry: Registry) -> AsyncGenerator[None]:
         writer.close()
 
     # The folder is closed to others (0700), and with it the socket.
-    with _reachable(path) as short:
+    with reachable(path) as short:
         server = await asyncio.start_unix_server(answer, short)
         try:
             yield
@@ -49,8 +49,8 @@ async def _line(session: Session) -> dict[str, Any]:
 
 
 @contextmanager
-def _reachable(path: Path) -> Generator[str]:
-    """The path in a form that fits the 107 bytes a socket address has, however deep the data directory is."""
+def reachable(path: Path) -> Generator[str]:
+    """A socket's path in a form that fits the 107 bytes an address has, however deep the data directory is."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path)
@@ -114,7 +114,7 @@ def _read(line: dict[str, Any]) -> SessionLine:
 
 
 async def _ask(path: Path) -> list[dict[str, Any]]:
-    with _reachable(path) as short:
+    with reachable(path) as short:
         reader, writer = await asyncio.open_unix_connection(short)
     try:
         return json.loads(await reader.read())

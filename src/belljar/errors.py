@@ -8,8 +8,11 @@ BelljarError
 │   ├── FileMissing           file-missing
 │   ├── InvalidArgument       invalid-argument
 │   ├── NoCheckpoint          no-checkpoint
+│   ├── CodeRejected          code-rejected
+│   ├── SecretRefused         secret-refused
 │   ├── Unauthorized          unauthorized
 │   └── SettingsError         invalid-settings
+│       └── PolicyError           invalid-policy
 ├── LimitError            a limit was reached: wait, or raise the limit
 │   ├── Busy                  busy
 │   └── TooLarge              too-large
@@ -18,11 +21,14 @@ BelljarError
     ├── EnvironmentBroken     environment-broken
     ├── KernelStartFailed     kernel-start-failed
     ├── CopyRefused           copy-refused
+    ├── UpstreamFailed        upstream-failed
     └── KernelDied            kernel-died
 
 Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
 statuses, the CLI into exit codes; nothing else does.
 """
+
+from collections.abc import Iterator
 
 
 class BelljarError(Exception):
@@ -79,6 +85,12 @@ class NoCheckpoint(UsageError):
     code = "no-checkpoint"
 
 
+class SecretRefused(UsageError):
+    """A tool that may not be given a secret, or one that the host does not have."""
+
+    code = "secret-refused"
+
+
 class Unauthorized(UsageError):
     """Credentials missing or not accepted."""
 
@@ -89,6 +101,18 @@ class SettingsError(UsageError):
     """A setting that cannot be used as it stands."""
 
     code = "invalid-settings"
+
+
+class PolicyError(SettingsError):
+    """A policy file that cannot be used as it stands."""
+
+    code = "invalid-policy"
+
+
+class CodeRejected(UsageError):
+    """The policy does not let this code run."""
+
+    code = "code-rejected"
 
 
 class LimitError(BelljarError):
@@ -135,7 +159,29 @@ class CopyRefused(EngineError):
     code = "copy-refused"
 
 
+class UpstreamFailed(EngineError):
+    """An MCP server of the toolbox could not be reached, or did not answer as the protocol has it."""
+
+    code = "upstream-failed"
+
+
 class KernelDied(EngineError):
     """The kernel's process is gone."""
 
     code = "kernel-died"
+
+
+def named_error(text: str, hint: str = "") -> BelljarError:
+    """The error that "code: message" stands for, where one came as text from another process."""
+    code, _, message = text.partition(": ")
+    kind = _KINDS.get(code)
+    return kind(message, hint=hint) if kind is not None else EngineError(text, hint=hint)
+
+
+def _below(kind: type[BelljarError]) -> Iterator[type[BelljarError]]:
+    for narrower in kind.__subclasses__():
+        yield narrower
+        yield from _below(narrower)
+
+
+_KINDS = {kind.code: kind for kind in _below(BelljarError) if "code" in vars(kind)}

@@ -3,20 +3,22 @@
 Knows neither of the two. Code that raises is a result; what belljar refuses is raised as the error it names.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 
-from belljar.errors import BelljarError, EngineError, UsageError
+from belljar.errors import UsageError, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
     from belljar.environments.packages import InstallOutcome
 
 OnInput = Callable[[str], Awaitable[str | None]]
-"""Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError."""
+"""Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError.
+
+Tools that a cell calls may ask too: a yes or no, the text of one field, or a JSON object of several."""
 
 
 class SessionHandle(Protocol):
@@ -167,19 +169,3 @@ def accepted(result: ExecutionResult) -> ExecutionResult:
     if result.status == "rejected":
         raise named_error(result.error or "the cell was refused")
     return result
-
-
-def named_error(text: str, hint: str = "") -> BelljarError:
-    """The error that "code: message" stands for."""
-    code, _, message = text.partition(": ")
-    kind = _KINDS.get(code)
-    return kind(message, hint=hint) if kind is not None else EngineError(text, hint=hint)
-
-
-def _below(kind: type[BelljarError]) -> Iterator[type[BelljarError]]:
-    for narrower in kind.__subclasses__():
-        yield narrower
-        yield from _below(narrower)
-
-
-_KINDS = {kind.code: kind for kind in _below(BelljarError) if "code" in vars(kind)}

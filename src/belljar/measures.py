@@ -89,9 +89,9 @@ kernel_starts = Histogram(
 kernel_start_failures = Counter("belljar_kernel_start_failures", "Kernels that could not be started")
 sessions_opened = Counter(
     "belljar_sessions_opened",
-    "Sessions made, forked from another one, or woken from disk",
+    "Sessions made, forked from another one, woken from disk, or taken over from an earlier server",
     ("origin",),
-    ("new", "fork", "woken"),
+    ("new", "fork", "woken", "kept"),
 )
 hibernations = Counter(
     "belljar_hibernations",
@@ -108,6 +108,7 @@ refusals = Counter(
     ("egress", "admission", "auth", "host"),
 )
 journal_failures = Counter("belljar_journal_failures", "Transactions that the journal could not write")
+outputs_dropped = Counter("belljar_outputs_dropped", "Executions whose output was dropped to keep within journal_mb")
 
 COUNTERS: Final = (
     executions,
@@ -118,5 +119,6 @@ COUNTERS: Final = (
     rewinds,
     refusals,
     journal_failures,
+    outputs_dropped,
 )
 HISTOGRAMS: Final = (tool_calls, execution_queue, execution_wall, kernel_starts)

@@ -70,6 +70,16 @@ class OutputEvent(Model):
     data: dict[str, JsonValue] = {}
 
 
+class ToolCall(Model):
+    """A tool that a cell called, and how that went; arguments and results are not told."""
+
+    server: str
+    tool: str
+    state: Literal["started", "returned", "failed", "refused", "cancelled"]
+    duration_s: float = 0.0
+    reason: str = ""
+
+
 class ExecutionResult(Model):
     """What one execution gave, finished or so far."""
 
@@ -93,6 +103,8 @@ class ExecutionResult(Model):
     cause: str | None = None
     sequence: int = 0
     session_info: SessionNotice | None = None
+    calls: list[ToolCall] = []
+    """Of a cell that did not end well: the tools it had called by then."""
 
 
 class Rewinding(Model):

@@ -8,20 +8,32 @@ import secrets
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from belljar.attachments import serve_attachments
 from belljar.control import serve_control
-from belljar.errors import BelljarError
+from belljar.environments import check_configured
+from belljar.errors import BelljarError, SettingsError
 from belljar.files.removal import remove_tree
+from belljar.kernels.custody import Custody
 from belljar.kernels.starting import KERNEL_PREFIX, KernelStarter
+from belljar.policy.opening import Guardrails, read_guardrails
+from belljar.privacy.opening import SECTION, Veils
+from belljar.privacy.rules import PrivacyRules
 from belljar.sandboxes import open_provider
-from belljar.sandboxes.base import Provider
+from belljar.sandboxes.base import Keeping, Provider
+from belljar.sessions.inheritance import Inheritance
 from belljar.sessions.journal import open_journal
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.roll import Roll
+from belljar.sessions.trimming import open_trimming
 from belljar.settings import Settings
+from belljar.supervisor import Supervisor, open_supervisor
+from belljar.toolbox.config import load_servers
+from belljar.toolbox.opening import Toolbox, open_toolbox
 
 RETRY_S = 30.0
 
@@ -46,11 +58,18 @@ class Runtime:
     sessions: Registry
     starter: KernelStarter
     preparation: Preparation
+    toolbox: Toolbox | None = None
+    """The tools of other servers; None where none are configured."""
 
 
 @asynccontextmanager
 async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     """Open the engine; everything it made is gone or released when it closes."""
+    # An environment that the settings name and this host does not have is said now, not to a session later.
+    await check_configured(settings)
+    guardrails = read_guardrails(settings, {SECTION: PrivacyRules})
+    settings = guardrails.settings
+    veils = Veils(guardrails.sections, settings.secrets_file)
     provider = open_provider(settings)
     if provider.warning:
         log.warning("%s", provider.warning)
@@ -58,24 +77,67 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     with (
         run_folder(settings.data_directory) as run,
         open_journal(settings.data_directory / "journal.sqlite") as journal,
+        _supervisor(guardrails, provider) as supervisor,
     ):
         sessions.mkdir(exist_ok=True)
         sessions.chmod(0o711)  # whatever the umask is: the users of sessions pass through it to their folders
         roll = Roll(journal, run.folder.name)
-        recover(journal, roll, sessions, run.living, budget_chars=settings.output_budget_chars)
-        starter = KernelStarter(settings, provider, sessions, run.folder.name)
+        name, outlives = run.folder.name, supervisor is not None
         async with (
-            aclosing(starter),
-            open_registry(settings, sessions, journal, roll, starter) as registry,
-            serve_control(run.folder / "control.sock", registry),
+            open_toolbox(settings, name, run.living) as toolbox,
+            aclosing(KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives)) as starter,
+            open_trimming(journal, sessions, settings.journal_mb),
         ):
-            # The default environment is made while the client is still shaking hands.
-            preparation = Preparation()
-            warming = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
-            try:
-                yield Runtime(settings, provider, registry, starter, preparation)
-            finally:
-                warming.cancel()
+            custody = Custody(supervisor, provider, starter) if supervisor and isinstance(provider, Keeping) else None
+            clean_up = partial(recover, journal, roll, sessions, run.living, budget_chars=settings.output_budget_chars)
+            clean_up(spared=custody.found() if custody else ())
+            async with (
+                open_registry(guardrails, veils, sessions, journal, roll, starter, custody) as registry,
+                serve_control(run.folder / "control.sock", registry),
+                serve_attachments(run.folder / "attach.sock", registry),
+            ):
+                if custody is not None:
+                    await Inheritance(custody, starter, sessions).take(registry, run.living)
+                    clean_up()
+                # The default environment is made while the client is still shaking hands.
+                preparation = Preparation()
+                warming = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
+                try:
+                    yield Runtime(settings, provider, registry, starter, preparation, toolbox)
+                finally:
+                    warming.cancel()
+
+
+@contextmanager
+def _supervisor(guardrails: Guardrails, provider: Provider) -> Generator[Supervisor | None]:
+    """Who keeps the sandboxes beyond the end of this server; None where they end with it."""
+    settings = guardrails.settings
+    if not settings.keep_alive:
+        yield None
+        return
+    gap, hint = keeping_gap(provider), "Set keep_alive to false, or sandbox to namespace"
+    if not gap:
+        # Tools are called through this server's own files, and what tokens stand for is in its memory alone.
+        gap = "sessions with tools of other servers end with theirs" if load_servers(settings) else ""
+        gap = gap or (
+            "what the tokens of privacy stand for is lost with the server" if SECTION in guardrails.sections else ""
+        )
+        hint = "Set keep_alive to false"
+    if gap:
+        raise SettingsError(f"keep_alive cannot be used: {gap}", hint=hint)
+    with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
+        if supervisor is None:
+            log.warning("keep_alive: another server keeps its sessions here, so this one's sessions end with it")
+        elif isinstance(provider, Keeping):
+            provider.keep_with(supervisor)
+        yield supervisor
+
+
+def keeping_gap(provider: Provider) -> str:
+    """Why sandboxes cannot outlive the server; empty when they can."""
+    if not isinstance(provider, Keeping):
+        return f"a sandbox of {provider.name} cannot be handed on from one server to the next, only one of namespaces"
+    return "" if hasattr(os, "pidfd_open") else "this Python or Linux has no descriptors of processes (pidfd_open)"
 
 
 async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from belljar.cli import main
+from belljar.settings.sources import ALIASES
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Outcome:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory inside an empty home, and nothing set."""
     for name in os.environ:
-        if name.startswith("BELLJAR_") or name in ("LOG_LEVEL", "CLAUDE_CONFIG_DIR"):
+        if name.startswith("BELLJAR_") or name in ("CLAUDE_CONFIG_DIR", *ALIASES.values()):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))

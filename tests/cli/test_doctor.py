@@ -183,3 +183,13 @@ def test_node_is_asked_for_its_version_and_is_never_needed(
 def test_report_groups_by_section() -> None:
     text = report([Finding("a", "ok", "x", "1"), Finding("a", "warn", "y", "2", "act"), Finding("b", "fail", "z", "3")])
     assert text == "a\n  ok    x: 1\n  warn  y: 2\n        do: act\nb\n  fail  z: 3"
+
+
+def test_what_keeps_sessions_from_outliving_the_server_fails_where_they_shall(
+    findings: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BELLJAR_KEEP_ALIVE", "true")
+    found = findings()
+    assert found["code"] == 1
+    assert found["sandbox/keep_alive"]["status"] == "fail"
+    assert "a sandbox of process cannot be handed on" in found["sandbox/keep_alive"]["detail"]

@@ -22,8 +22,9 @@ import belljar as package
 from belljar.environments import Environment
 from belljar.runtime import open_runtime
 from belljar.sessions.cells import make_cell
-from belljar.sessions.journal import VERSION, open_journal
+from belljar.sessions.journal import open_journal
 from belljar.sessions.roll import Roll
+from belljar.sessions.schema import VERSION
 from live_server import clean_environment
 from serving_process import http_server, serve_over_http
 

@@ -6,7 +6,7 @@ import pytest
 from cells import Outcome, Place, interrupt_when_started, run, shared_id, speak_between_cells
 
 from belljar.errors import KernelDied
-from belljar.kernels.base import Kernel
+from belljar.kernels.base import Completeness, Kernel
 from belljar.outputs.events import ClearOutput, DisplayData, Event, InputRequest, Stream
 
 pytestmark = pytest.mark.anyio
@@ -188,6 +188,30 @@ async def test_a_name_is_completed(kernel: Kernel) -> None:
 
 async def test_nothing_to_complete_is_an_empty_completion(kernel: Kernel) -> None:
     assert (await kernel.complete("no_such_name_anywhere", 21)).matches == []
+
+
+async def test_an_attribute_is_completed_on_the_second_line(kernel: Kernel) -> None:
+    await run(kernel, "elephants = 'two'")
+    completion = await kernel.complete("1\nelephants.upp", 15)
+    assert [match.rpartition(".")[2] for match in completion.matches] == ["upper"]
+    assert completion.end == 15
+
+
+async def test_a_name_is_explained_and_an_unknown_one_is_not(kernel: Kernel) -> None:
+    await run(kernel, "def water(plant):\n    'Give it a little.'\n    return plant")
+    explained = str((await kernel.inspect("1 + water", 7))["text/plain"])
+    assert "Give it a little." in explained
+    assert "return plant" not in explained
+    assert "\x1b" not in explained
+    assert "return plant" in str((await kernel.inspect("water", 3, detail=1))["text/plain"])
+    assert await kernel.inspect("no_such_name_anywhere", 5) == {}
+    assert await kernel.inspect("", 0) == {}
+
+
+async def test_half_a_cell_is_told_from_a_whole_one(kernel: Kernel) -> None:
+    assert (await kernel.check_complete("1 + 1")).status == "complete"
+    assert await kernel.check_complete("for n in range(3):") == Completeness("incomplete", "    ")
+    assert (await kernel.check_complete("1 ! 2")).status == "invalid"
 
 
 async def test_output_of_a_thread_between_cells_is_in_the_next(kernel: Kernel, place: Place, kind: str) -> None:

@@ -7,6 +7,7 @@ from cells import Place, interrupt_when_started, open_place, run
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied, KernelStartFailed
+from belljar.kernels import ipython
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Event, Stream
 
@@ -200,3 +201,13 @@ async def test_a_closed_kernel_leaves_no_descriptor_open(process_place: Place) -
     async with process_place.open("ipython") as kernel:
         await run(kernel, "1")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_name_that_takes_for_ever_to_look_at_is_given_up_and_the_kernel_lives(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipython, "QUESTION_PATIENCE_S", 1.0)
+    await run(kernel, "class Slow:\n    def __dir__(self):\n        while True: pass\nslow, quick = Slow(), 1")
+    assert (await kernel.complete("slow.a", 6)).matches == []
+    assert "quick" in (await kernel.complete("quic", 4)).matches
+    assert (await run(kernel, "quick")).result == {"text/plain": "1"}

@@ -23,6 +23,7 @@ from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
 from belljar.settings import Settings
+from belljar.settings.sources import ALIASES
 from belljar.surfaces.server import build_server
 
 LEGACY, MODERN = "legacy", "2026-07-28"
@@ -39,7 +40,8 @@ def held(name: str = "go") -> str:
 def settings_for(environment: Environment, folder: Path, **chosen: Any) -> Settings:
     """Settings that nothing on the developer's machine has a say in."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("BELLJAR_CONFIG", "LOG_LEVEL", *(f"BELLJAR_{name.upper()}" for name in Settings.model_fields)):
+        own = (f"BELLJAR_{name.upper()}" for name in Settings.model_fields)
+        for name in ("BELLJAR_CONFIG", *ALIASES.values(), *own):
             patch.delenv(name, raising=False)
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         patch.chdir(folder)

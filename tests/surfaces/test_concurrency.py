@@ -1,5 +1,7 @@
 """Several calls at once: turns in one session, sessions side by side, clients that go away and come back."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +252,18 @@ async def test_the_file_of_a_waiting_cell_is_not_the_running_cells_doing(runtime
     await caller.release(first.session_id)
     assert "second.py" not in [file.name for file in (await caller.ended(first.execution_id)).files]
     assert (await caller.ended(second.execution_id)).status == "ok"
+
+
+async def test_whatever_a_caller_is_told_is_on_disk_by_then(runtime: Runtime, caller: Caller):
+    running = await caller.execute(held(), wait_s=0)
+    waiting = await caller.execute("1", running.session_id, wait_s=0)
+    query = "SELECT id FROM executions WHERE session_id = ? ORDER BY rowid"
+    said = "SELECT max(sequence) FROM events WHERE execution_id = ?"
+    with closing(sqlite3.connect(runtime.settings.data_directory / "journal.sqlite")) as other:
+        found = other.execute(query, (running.session_id,)).fetchall()
+        assert found == [(running.execution_id,), (waiting.execution_id,)]
+        await until_said(runtime, running.execution_id, "held")
+        told = await caller.get(running.execution_id)
+        assert other.execute(said, (running.execution_id,)).fetchone() == (told.sequence,)
+    await caller.release(running.session_id)
+    assert (await caller.ended(waiting.execution_id)).status == "ok"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from calls import opened_runtime
+from calls import connected, opened_runtime
 
 from belljar.environments import Environment
 from belljar.sessions.execution import Cell
@@ -23,6 +23,56 @@ async def test_results_are_told_while_the_journal_cannot_be_written(default_envi
                 await execution.wait(60)
             result = runtime.sessions.result(execution.id, "local")
             assert (result.status, result.result, result.state) == ("ok", expected, "kept")
+
+
+async def test_what_was_told_while_it_could_not_be_written_is_kept_once_it_can_be(
+    default_environment: Environment, tmp_path: Path
+):
+    code = "for i in range(1_000): print(i)\nx"
+    async with (
+        opened_runtime(default_environment, tmp_path, hibernate=True) as runtime,
+        connected(runtime) as caller,
+    ):
+        first = await caller.execute("x = 1")
+        journal = runtime.sessions.journal
+        journal._connection.execute("PRAGMA max_page_count = 1")
+        told = await caller.execute(code, first.session_id, idempotency_key="once")
+        assert (told.status, told.result) == ("ok", "1")
+        again = await caller.execute("x = 2", first.session_id, idempotency_key="once")
+        assert again.execution_id == told.execution_id
+        assert journal.is_failing
+        journal._connection.execute("PRAGMA max_page_count = 1000000")
+        with anyio.fail_after(20):
+            while journal.is_failing:
+                await anyio.sleep(0.01)
+    async with (
+        opened_runtime(default_environment, tmp_path, hibernate=True) as runtime,
+        connected(runtime) as caller,
+    ):
+        assert (await caller.get(told.execution_id)).stdout == told.stdout
+        whole = await caller.read_text(f"execution://{told.execution_id}/output")
+        assert whole == "".join(f"{i}\n" for i in range(1_000))
+        assert (await caller.execute("x", first.session_id)).result == "1"
+
+
+async def test_output_that_was_dropped_says_so_to_whoever_asks(default_environment: Environment, tmp_path: Path):
+    async with opened_runtime(default_environment, tmp_path, journal_mb=16) as runtime, connected(runtime) as caller:
+        old = await caller.execute("for i in range(100_000): print('x' * 100)\n'the end'")
+        new = await caller.execute("for i in range(100_000): print('y' * 100)", old.session_id)
+        runtime.sessions.journal.has_grown.set()
+        with anyio.fail_after(30):
+            while "was dropped at" not in (await caller.get(old.execution_id, since=1)).output[-1]:
+                await anyio.sleep(0.01)
+        assert "within 16 MB" in (await caller.get(old.execution_id, since=1)).output[-1]
+        assert "was dropped at" in await caller.read_text(f"execution://{old.execution_id}/output")
+        assert "was dropped at" in await caller.read_text(f"session://{old.session_id}/notebook")
+        whole = await caller.read_text(f"execution://{new.execution_id}/output")
+        assert whole.count("y") == 10_000_000
+        # Long ago, and from the journal alone.
+        runtime.sessions.get(old.session_id, "local")._executions.clear()
+        told = await caller.get(old.execution_id)
+        assert (told.status, told.result, told.truncated) == ("ok", "'the end'", None)
+        assert "was dropped at" in told.output[0]
 
 
 async def test_a_display_that_cannot_be_kept_says_so(default_environment: Environment, tmp_path: Path):

@@ -1,5 +1,6 @@
 """Sessions that outlive their time and their server: on disk, and awake again with the next call."""
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,6 +60,23 @@ async def test_an_expired_session_sleeps_and_the_next_call_wakes_it(
         assert (again.result, again.state) == (SEEN, "kept")
 
 
+async def test_a_call_while_a_session_goes_to_sleep_is_told_to_come_again(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    slow = "import time\nclass Slow:\n  def __reduce__(self): time.sleep(0.5); return (Slow, ())\nslow, x = Slow(), 1"
+    async with engine(default_environment, tmp_path, session_idle_s=0.001) as (runtime, caller):
+        made = await caller.execute(slow)
+        async with anyio.create_task_group() as group:
+            group.start_soon(expire, runtime)
+            with anyio.fail_after(30):
+                while runtime.sessions.all():
+                    await anyio.lowlevel.checkpoint()
+            refused = await caller.execute("x", made.session_id)
+        assert refused.status == "rejected"
+        assert str(refused.error).startswith(f"busy: session {made.session_id} is being put to sleep")
+        assert (await caller.execute("x", made.session_id)).result == "1"
+
+
 async def test_a_server_that_stops_and_starts_again_has_its_sessions(
     default_environment: Environment, tmp_path: Path
 ) -> None:
@@ -69,7 +87,8 @@ async def test_a_server_that_stops_and_starts_again_has_its_sessions(
         woken = await caller.execute("x += 1\nx", made.session_id)
         assert (woken.result, woken.state, woken.execution_count) == ("2", "kept", 2)
         session = runtime.sessions.get(made.session_id, "local")
-        assert [cell.code for cell in runtime.sessions.history(session)] == ["x = 1\nprint('said')", "x += 1\nx"]
+        cells = json.loads(await runtime.sessions.notebook(session))["cells"]
+        assert ["".join(cell["source"]) for cell in cells] == ["x = 1\nprint('said')", "x += 1\nx"]
 
 
 async def test_a_sleeping_session_is_its_owners_alone(default_environment: Environment, tmp_path: Path) -> None:

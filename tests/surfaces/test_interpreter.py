@@ -32,7 +32,7 @@ TOOLS = {
     "upload_file": ["session_id", "name", "text", "base64", "url"],
     "download_file": ["session_id", "name", "save"],
     "install_dependencies": ["packages", "session_id"],
-    "check_installed_packages": ["packages"],
+    "check_installed_packages": ["packages", "session_id"],
 }
 
 

@@ -46,6 +46,7 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
         "lost": [],
         "cause": None,
         "sequence": 3,
+        "calls": [],
     }
     assert len(session_id) == len(execution_id) == 32
     assert int(session_id, 16)

@@ -12,6 +12,7 @@ from calls import ERAS, Caller, connected, held, opened_runtime, text_of, until_
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
+from belljar.sessions import checkpoints
 
 pytestmark = pytest.mark.anyio
 # Says it is there, then holds on whatever is asked of it.
@@ -284,3 +285,16 @@ def sleepers() -> list[int]:
             if path.read_bytes() == b"sleep\x0012345\0":
                 found.append(int(path.parent.name))
     return found
+
+
+async def test_a_cold_session_that_ignores_the_interrupt_is_killed_though_states_of_it_are_kept(
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoints, "SHORTEST_S", 0.0)
+    chosen = {"fork_start": False, "interrupt_grace_s": 0.5, "checkpoints": 2}
+    async with opened_runtime(default_environment, tmp_path, **chosen) as runtime, connected(runtime) as caller:
+        made = await caller.execute("x = 1")
+        await caller.execute("x = 2", made.session_id)
+        stopped = await caller.execute(STUBBORN, made.session_id, timeout_s=0.2)
+        assert (stopped.status, stopped.state, stopped.lost) == ("timeout", "lost", ["x"])
+        assert (await caller.execute("1 + 1", made.session_id)).result == "2"

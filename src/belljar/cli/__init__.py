@@ -10,7 +10,25 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli import config, doctor, export, install, key, reference, replay, run, serve, sessions, top
+from belljar.cli import (
+    attach,
+    config,
+    doctor,
+    env,
+    export,
+    install,
+    jupyter,
+    kernel,
+    key,
+    policy,
+    reference,
+    replay,
+    run,
+    serve,
+    sessions,
+    toolbox,
+    top,
+)
 from belljar.errors import BelljarError, UsageError
 
 # A new command is a file here and a line in this table.
@@ -21,13 +39,22 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "top": top.command,
     "export": export.command,
     "replay": replay.command,
+    "attach": attach.command,
+    "jupyter": jupyter.command,
+    "kernel": kernel.command,
     "config": config.command,
     "doctor": doctor.command,
     "install": install.command,
     "key": key.command,
     "reference": reference.command,
 }
-HIDDEN = {"reference"}
+# Commands with commands of their own: what the group is for, and its table.
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "env": (env.ABOUT, env.COMMANDS),
+    "toolbox": (toolbox.ABOUT, toolbox.COMMANDS),
+    "policy": (policy.ABOUT, policy.COMMANDS),
+}
+HIDDEN = {"kernel", "reference"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,14 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def application() -> typer.Typer:
     """The command as typer sees it."""
+    application = _table_of_commands(COMMANDS)
+    application.callback()(_belljar)
+    for name, (about, commands) in GROUPS.items():
+        application.add_typer(_table_of_commands(commands), name=name, help=about)
+    return application
+
+
+def _table_of_commands(commands: dict[str, Callable[..., None]]) -> typer.Typer:
     # No markup mode: with one, typer imports rich to draw boxes around its help and its errors.
-    application = typer.Typer(
+    table = typer.Typer(
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    application.callback()(_belljar)
-    for name, command in COMMANDS.items():
-        application.command(name, hidden=name in HIDDEN)(command)
-    return application
+    for name, command in commands.items():
+        table.command(name, hidden=name in HIDDEN)(command)
+    return table
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -126,7 +126,21 @@ def _system_name() -> str:
 def _sandboxes(settings: "Settings") -> Iterator[Finding]:
     from belljar.sandboxes import providers
 
-    yield from examine_providers(providers(settings), settings.sandbox)
+    known = providers(settings)
+    yield from examine_providers(known, settings.sandbox)
+    yield _keep_alive(settings, known[settings.sandbox])
+
+
+def _keep_alive(settings: "Settings", provider: "Provider") -> Finding:
+    from belljar.runtime import keeping_gap
+
+    gap = keeping_gap(provider)
+    if not settings.keep_alive:
+        return Finding("sandbox", "ok", "keep_alive", f"off; it cannot be used here: {gap}" if gap else "off")
+    if gap:
+        hint = "Set keep_alive to false, or sandbox to namespace"
+        return Finding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", hint)
+    return Finding("sandbox", "ok", "keep_alive", f"sessions wait {settings.keep_alive_s:g} s for the next server")
 
 
 def examine_providers(providers: "Mapping[str, Provider]", configured: str) -> Iterator[Finding]:

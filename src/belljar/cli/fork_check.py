@@ -53,9 +53,12 @@ def _grounds(folder: Path) -> Path:
 
 
 def _is_prepared(settings: "Settings") -> bool:
-    from belljar.environments.managed import DEFAULT, folder, is_ready
+    from belljar.environments.selection import is_prepared
 
-    return settings.environment != DEFAULT.name or is_ready(folder(settings))
+    try:
+        return is_prepared(settings, settings.environment)
+    except BelljarError:
+        return True  # what is wrong with it is said when it is tried
 
 
 async def _try(settings: "Settings", provider: Provider, folder: Path) -> list[Check]:

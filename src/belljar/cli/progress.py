@@ -2,6 +2,42 @@
 
 import sys
 
+_DETAIL_CHARACTERS = 60
+
+
+class Activity:
+    """Work whose end nobody knows: what happens now and for how long; elsewhere than on a terminal a line a stage."""
+
+    def __init__(self, what: str) -> None:
+        self._bar = None
+        if not sys.stderr.isatty():
+            print(what, file=sys.stderr, flush=True)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[detail]}", markup=False),
+        )
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+        self._task = self._bar.add_task(what, total=None, detail="")
+        self._bar.start()
+
+    def tell(self, detail: str) -> None:
+        """What it is busy with."""
+        if self._bar is not None:
+            self._bar.update(self._task, detail=" ".join(detail.split())[:_DETAIL_CHARACTERS])
+
+    def close(self) -> None:
+        """Take it off the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+
 
 class Progress:
     """Shown on stderr while it is open, if that is a terminal."""

@@ -26,6 +26,10 @@ directory.
 environment = "/srv/analysis/.venv"
 max_sessions = 16
 session_idle_s = 900
+
+[environments.geo]
+kind = "conda"
+path = "geo"
 ```
 """
 
@@ -52,13 +56,14 @@ def commands_page() -> str:
     """The help of every command, as the command prints it."""
     from typer.testing import CliRunner
 
-    from belljar.cli import COMMANDS, HIDDEN, application
+    from belljar.cli import COMMANDS, GROUPS, HIDDEN, application
 
+    names = [[name] for name in COMMANDS if name not in HIDDEN]
+    names += [[group, name] for group, (_, commands) in GROUPS.items() for name in commands]
     sections: list[str] = []
-    for name in COMMANDS:
-        if name not in HIDDEN:
-            printed = CliRunner().invoke(application(), [name, "--help"], prog_name="belljar", terminal_width=_WIDTH)
-            sections.append(f"## `belljar {name}`\n\n```text\n{printed.output.strip()}\n```\n")
+    for words in names:
+        printed = CliRunner().invoke(application(), [*words, "--help"], prog_name="belljar", terminal_width=_WIDTH)
+        sections.append(f"## `belljar {' '.join(words)}`\n\n```text\n{printed.output.strip()}\n```\n")
     return "\n".join([_COMMANDS_INTRODUCTION, *sections])
 
 

@@ -10,6 +10,8 @@ def command(
     sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
     environment: Annotated[str | None, typer.Option(help="Environment of sessions.")] = None,
     surface: Annotated[list[str] | None, typer.Option(help="Surface to serve; repeatable.")] = None,
+    mcp_config: Annotated[str | None, typer.Option(help="File that lists the MCP servers of the toolbox.")] = None,
+    policy: Annotated[str | None, typer.Option(help="File of guardrails: what tools and code are allowed.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
 ) -> None:
     """Serve MCP over stdio, or over HTTP with --http HOST:PORT."""
@@ -23,6 +25,8 @@ def command(
         "sandbox": sandbox,
         "environment": environment,
         "surfaces": surface or None,
+        "mcp_config": mcp_config,
+        "policy": policy,
         "log_level": log_level,
     }
     asyncio.run(serve(load_settings(flags)))

@@ -28,9 +28,9 @@ class Screen:
             case "stdout":
                 await self._say(event.text)
             case "stderr" | "notice":
-                await _write(sys.stderr, event.text)
+                await write(sys.stderr, event.text)
             case "input":
-                await (_write(sys.stderr, event.text) if self._is_quiet else self._say(event.text))
+                await (write(sys.stderr, event.text) if self._is_quiet else self._say(event.text))
                 if os.isatty(_STDIN):
                     self._is_line_open = False  # the person's Enter ends the line
             case "display" | "result":
@@ -38,14 +38,14 @@ class Screen:
                     await self._say(f"\n{text}\n" if self._is_line_open else f"{text}\n")
             case "error":
                 if exit_argument(event.text) is None:
-                    await _write(sys.stderr, _traceback(event))
+                    await write(sys.stderr, _traceback(event))
             case "clear":
                 pass
 
     async def end(self, result: ExecutionResult) -> None:
         """Say how it ended, where the output has not."""
         if line := last_line(result):
-            await _write(sys.stderr, f"{line}\n")
+            await write(sys.stderr, f"{line}\n")
 
     async def _text_of(self, event: OutputEvent) -> str:
         """A rich output in words; empty when it is saved as a file instead."""
@@ -62,7 +62,7 @@ class Screen:
         if self._is_quiet or not text:
             return
         self._is_line_open = not text.endswith("\n")
-        await _write(sys.stdout, text)
+        await write(sys.stdout, text)
 
 
 class StandardInput:
@@ -105,7 +105,8 @@ def _traceback(event: OutputEvent) -> str:
     return "\n".join([str(line) for line in lines] if isinstance(lines, list) and lines else [event.text]) + "\n"
 
 
-async def _write(stream: TextIO, text: str) -> None:
+async def write(stream: TextIO, text: str) -> None:
+    """Write text in whatever form the stream can hold it."""
     # In a thread: a reader that is slow or paused must not stop the clock, nor the ear for Ctrl-C.
     await asyncio.to_thread(_write_now, stream, text)
 

@@ -12,12 +12,14 @@ import os
 import secrets
 import stat
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from belljar.errors import BelljarError, FileMissing, InvalidPath, TooLarge, UsageError
 from belljar.files.mime import is_text, mime_type_of
+from belljar.files.reflink import OverLimit, copy_content
 
 __all__ = ["FileEntry", "Listing", "Workspace", "display_name", "is_text", "mime_type_of"]
 
@@ -109,18 +111,38 @@ class Workspace:
 
     def write(self, name: str, data: bytes) -> None:
         """Create or replace a file in one step, missing directories included; a symlink is replaced, not followed."""
+        self._replace(name, lambda file: _write(file, data), len(data))
+
+    def write_from(self, name: str, source: int, limit_bytes: int) -> None:
+        """Like `write`, with the content and the time of an open file; `TooLarge` when it has more data than that."""
+        status = os.fstat(source)
+
+        def fill(file: int) -> None:
+            copy_content(source, file, limit_bytes)
+            os.utime(file, ns=(status.st_mtime_ns, status.st_mtime_ns))
+
+        try:
+            self._replace(name, fill, status.st_size)
+        except OverLimit:
+            raise _too_large(name, f"{status.st_size}", limit_bytes) from None
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder where there is none; what else has its name is in the way."""
+        os.close(self._open_directory(self.check_name(name), name, InvalidPath, make=True))
+
+    def _replace(self, name: str, fill: Callable[[int], None], size: int) -> None:
         parts = self.check_name(name)
         directory = self._open_directory(parts[:-1], name, InvalidPath, make=True)
         unfinished = _UNFINISHED + secrets.token_hex(8)
         try:
-            _create(directory, unfinished, data, self._owner)
+            _create(directory, unfinished, fill, self._owner)
             try:
                 os.rename(unfinished, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
             except OSError:
                 _discard(directory, unfinished)
                 raise
         except OSError as error:
-            raise _unwritable(name, len(data), error) from error
+            raise _unwritable(name, size, error) from error
         finally:
             os.close(directory)
 
@@ -129,7 +151,7 @@ class Workspace:
         parts = self.check_name(name)
         directory = self._open_directory(parts[:-1], name, InvalidPath, make=True)
         try:
-            _create(directory, parts[-1], data, self._owner)
+            _create(directory, parts[-1], lambda file: _write(file, data), self._owner)
         except FileExistsError:
             raise
         except OSError as error:
@@ -368,18 +390,25 @@ def _in_the_way(directory: int, part: str, reached: str, name: str, error: OSErr
     return f"{shown(name)} cannot be reached: {shown(reached)} is a {_kind(found.st_mode)}, not a directory"
 
 
-def _create(directory: int, leaf: str, data: bytes, owner: Owner | None) -> None:
-    """Make a new file with this content; nothing of it stays when that fails."""
+def _create(directory: int, leaf: str, fill: Callable[[int], None], owner: Owner | None) -> None:
+    """Make a new file and fill it; nothing of it stays when that fails."""
     descriptor = os.open(leaf, _CREATE, 0o600, dir_fd=directory)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        try:
             if owner is not None:
                 os.fchown(descriptor, *owner)
             os.fchmod(descriptor, 0o644)
-            file.write(data)
+            fill(descriptor)
+        finally:
+            os.close(descriptor)
     except BaseException:
         _discard(directory, leaf)
         raise
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(data)
 
 
 def _discard(directory: int, leaf: str) -> None:

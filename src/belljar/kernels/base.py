@@ -7,9 +7,10 @@ hostile: implementations check form and size before they yield an event.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from belljar.outputs.events import Event
+from belljar.kernels.slate import Slate
+from belljar.outputs.events import Event, MimeBundle
 from belljar.sandboxes.base import Incident
 
 
@@ -20,6 +21,14 @@ class Completion:
     matches: list[str] = field(default_factory=list[str])
     start: int = 0
     end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """Whether code that is being typed could be run as it stands; `indent` is what its next line would begin with."""
+
+    status: Literal["complete", "incomplete", "invalid", "unknown"] = "unknown"
+    indent: str = ""
 
 
 class Kernel(Protocol):
@@ -45,6 +54,14 @@ class Kernel(Protocol):
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """Complete a name. Called between cells only."""
+        ...
+
+    async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
+        """What the name at the cursor is, in the forms there are; empty for nothing. Called between cells only."""
+        ...
+
+    async def check_complete(self, code: str) -> Completeness:
+        """Whether a person who typed this has ended the cell. Called between cells only."""
         ...
 
     async def kill(self) -> None:
@@ -105,6 +122,31 @@ class Copyable(Kernel, Protocol):
 
     async def discard(self) -> None:
         """End this kernel's processes and let go of it, but not of its sandbox, where copies sleep."""
+        ...
+
+
+@runtime_checkable
+class Keepable(Kernel, Protocol):
+    """A kernel that can outlive its server."""
+
+    def resume(self) -> AsyncIterator[Event]:
+        """Go on where an earlier server stopped listening: the events of its last cell, if that has not ended.
+
+        Called once by who took it over, under the session's turn. Without a cell there is only output that came
+        meanwhile, and without `Finished` at the end the cell that was noted has never reached the kernel.
+        """
+        ...
+
+    async def catch_up(self) -> None:
+        """The same when no cell of it is known of: what it said meanwhile is the next cell's."""
+        ...
+
+    def note_request(self, slate: Slate) -> None:
+        """Note on the slate what it is asked from here on; what is noted there was asked before."""
+        ...
+
+    def leave(self) -> None:
+        """Let go of the process and let it live. Called instead of `aclose`, when the server stops."""
         ...
 
 

@@ -85,6 +85,23 @@ class KeptProcess:
         self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
 
+    @property
+    def listening_end(self) -> int:
+        """Where its keeper tells how it ended; negative where it has none."""
+        return self._reading if self.has_keeper else -1
+
+    def readopt(self, pid: int, pidfd: int, listening_end: int) -> None:
+        """It was an earlier server's; the descriptors are its own now, the last one negative without a keeper."""
+        self._stop_listening()
+        self.close_child_end()
+        loop = asyncio.get_running_loop()
+        self.pid, self._pidfd, self.has_keeper = pid, pidfd, listening_end >= 0
+        if self.has_keeper:
+            self._reading = listening_end
+            loop.add_reader(listening_end, self._on_word)
+        else:
+            loop.add_reader(pidfd, self._on_exit)
+
     async def wait(self) -> int:
         """Exit status when it ends; negative for a signal."""
         await self._is_silent_or_met.wait()

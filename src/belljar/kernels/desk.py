@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from belljar.egress.listening import Conversations, serving
+from belljar.egress.listening import Conversations, Door, serving
 from belljar.environments.base import Environment
 from belljar.environments.packages import Change, InstallOutcome, install, modules_of
 from belljar.environments.presence import NAME_LIMIT_CHARS
@@ -122,11 +122,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(folder: Path, name: str, *, session_id: str, fulfil: Fulfil) -> AsyncGenerator[Desk]:
+async def open_desk(
+    folder: Path, name: str, *, session_id: str, fulfil: Fulfil, door: Door | None = None
+) -> AsyncGenerator[Desk]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     desk = Desk(session_id, fulfil)
     try:
-        async with serving(folder, name, desk.accept, limit=_LINE_BYTES):
+        async with serving(folder, name, desk.accept, limit=_LINE_BYTES, door=door):
             yield desk
     finally:
         with contextlib.suppress(OSError):

@@ -26,6 +26,10 @@ PIPE_BYTES = 1024 * 1024
 # While output flows, the pipes are looked at this often instead of at every write: a million printed lines wake the
 # host some 300 times instead of 400,000.
 COALESCE_S = 0.008
+# In packets a frame can be told from the rest of another one: what a server that was killed has left half read, or half
+# written, is passed over. Well below what a socket takes at once.
+PACKET_BYTES = 65_536
+BEGINS, GOES_ON = b"\1", b"\0"
 GONE = "the kernel's process is gone"
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -99,13 +103,38 @@ class Done(_Message):
     variables: list[Annotated[str, Field(max_length=1_000)]] = Field(default=[], max_length=200)
 
 
+class Resumed(_Message):
+    """Answer to another server's first word: what the runner waits for, or how its last cell ended."""
+
+    type: Literal["resumed"]
+    awaits: Literal["", "ack", "input"] = ""
+    prompt: str = ""
+    is_password: bool = False
+    last: Done | None = None
+
+
 class Completed(_Message):
     """Answer to a completion request."""
 
     type: Literal["completion"]
-    matches: list[str]
+    matches: list[str] = Field(max_length=2_000)
     start: int
     end: int
+
+
+class Inspected(_Message):
+    """Answer to a question about a name; empty when there is nothing to say."""
+
+    type: Literal["inspection"]
+    data: dict[str, JsonValue] = Field(max_length=20)
+
+
+class Checked(_Message):
+    """Answer to the question whether code is complete."""
+
+    type: Literal["checked"]
+    status: Literal["complete", "incomplete", "invalid"]
+    indent: Annotated[str, Field(max_length=1_000)]
 
 
 class Imported(_Message):
@@ -159,7 +188,10 @@ Message = (
     | Error
     | Input
     | Done
+    | Resumed
     | Completed
+    | Inspected
+    | Checked
     | Imported
     | Forked
     | Rehearsed
@@ -175,12 +207,19 @@ _M = TypeVar("_M", bound=_Message)
 class Wire:
     """Made on the host before the runner starts; `child_*` go to the runner and are closed here after the spawn."""
 
-    def __init__(self, *, has_streams: bool = True) -> None:
-        self._sock, self._child_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, *, has_streams: bool = True, in_packets: bool = False, kept: Sequence[int] = ()) -> None:
+        """`in_packets`: another server can go on with it. `kept`: what `descriptors` were, when it does."""
+        self.in_packets = in_packets
+        if kept:
+            self._sock = self._child_sock = socket.socket(fileno=kept[0])
+        else:
+            kind = socket.SOCK_SEQPACKET if in_packets else socket.SOCK_STREAM
+            self._sock, self._child_sock = socket.socketpair(socket.AF_UNIX, kind)
         self._sock.setblocking(False)
         if sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._pipes = {"stdout": _Pipe("stdout"), "stderr": _Pipe("stderr")} if has_streams else {}
+        ends = kept[1:] or (-1, -1)
+        self._pipes = {"stdout": _Pipe("stdout", ends[0]), "stderr": _Pipe("stderr", ends[1])} if has_streams else {}
         self._buffer = bytearray()
         self._is_flowing = False
         self._is_ended = False
@@ -209,9 +248,15 @@ class Wire:
         """All of the runner's descriptors: the socket, then the streams, if it has any."""
         return [self.child_socket, *(pipe.write_end for pipe in self._pipes.values())]
 
+    @property
+    def descriptors(self) -> list[int]:
+        """The host's own: the socket, then the streams. For keeping the wire beyond the end of the server."""
+        return [self._sock.fileno(), *(pipe.read_end for pipe in self._pipes.values())]
+
     def close_child_ends(self) -> None:
         """After the spawn: without this the host would never see the runner's end close."""
-        self._child_sock.close()
+        if self._child_sock is not self._sock:
+            self._child_sock.close()
         for pipe in self._pipes.values():
             pipe.close_write_end()
 
@@ -222,12 +267,23 @@ class Wire:
         try:
             # One at a time: an interrupt must not land in the middle of a long cell's code.
             async with self._sending:
+                if self.in_packets:
+                    await self._send_packets(frame, descriptors)
+                    return
                 if descriptors:
                     await self._send_descriptors(frame[:1], descriptors)
                     frame = frame[1:]
                 await asyncio.get_running_loop().sock_sendall(self._sock, frame)
         except OSError as error:
             raise KernelDied(GONE) from error
+
+    async def _send_packets(self, frame: bytes, descriptors: Sequence[int]) -> None:
+        for start in range(0, len(frame), PACKET_BYTES):
+            packet = (GOES_ON if start else BEGINS) + frame[start : start + PACKET_BYTES]
+            if descriptors and not start:
+                await self._send_descriptors(packet, descriptors)
+            else:
+                await asyncio.get_running_loop().sock_sendall(self._sock, packet)
 
     async def _send_descriptors(self, first: bytes, descriptors: Sequence[int]) -> None:
         """They travel with the first byte; a zygote that is asked for many copies at once may have no room for it."""
@@ -341,6 +397,12 @@ class Wire:
             chunk = b""
         if not chunk:
             self._is_ended = True
+        elif self.in_packets:
+            if chunk[:1] == BEGINS:
+                self._buffer.clear()
+            elif not self._buffer:
+                return  # the rest of what the last server had begun to read
+            chunk = chunk[1:]
         self._buffer += chunk
 
     def _read_socket(self) -> bytes:
@@ -379,12 +441,12 @@ class Wire:
 class _Pipe:
     """One of the streams; the reader never waits, so a slow reader slows the cell and loses nothing."""
 
-    def __init__(self, name: Literal["stdout", "stderr"]) -> None:
+    def __init__(self, name: Literal["stdout", "stderr"], kept: int = -1) -> None:
         self.name: Literal["stdout", "stderr"] = name
-        self.read_end, self.write_end = os.pipe()
+        self.read_end, self.write_end = (kept, -1) if kept >= 0 else os.pipe()
         os.set_blocking(self.read_end, False)
         with contextlib.suppress(OSError, AttributeError):  # past the user's pipe quota it stays at 64 kB
-            fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(self.read_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.is_ended = False
 

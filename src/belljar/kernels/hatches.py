@@ -1,6 +1,6 @@
-"""What the host hands into a sandbox beside the kernel: a way to allowed hosts, and a desk that installs packages.
+"""What the host hands into a sandbox beside the kernel: a way to allowed hosts, packages, and the tools of others.
 
-Both are sockets in the session's scratch folder, and live as long as the sandbox. A kernel sees only a sandbox.
+All are sockets in the session's scratch folder, and live as long as the sandbox. A kernel sees only a sandbox.
 """
 
 import os
@@ -12,6 +12,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+from belljar.egress.listening import Door
 from belljar.egress.proxy import open_proxy
 from belljar.egress.rules import Rule
 from belljar.environments.base import Environment
@@ -19,6 +20,7 @@ from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.kernels.desk import install_for, open_desk
 from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
+from belljar.toolbox.opening import Toolbox
 
 INSIDE = Path(__file__).parent / "runner"
 COMMANDS = INSIDE / "commands"
@@ -48,28 +50,46 @@ async def open_hatches(
     layer: Path,
     egress: Egress,
     open_uv: OpenUv,
+    toolbox: Toolbox | None = None,
+    doors: Mapping[str, Door] | None = None,
 ) -> "HatchedSandbox":
-    """The sandbox with its hatches, which close with it. `python` runs the relay; no environment, no packages."""
+    """The sandbox with its hatches, which close with it. `python` runs the relay; no environment, no packages.
+
+    `doors` are those of a sandbox of an earlier server's, by name: its code knows of no others.
+    """
     async with AsyncExitStack() as stack:
         stack.push_async_callback(sandbox.aclose)
-        hatched = HatchedSandbox(sandbox, stack)
+        hatches = await stack.enter_async_context(AsyncExitStack())
+        hatched = HatchedSandbox(sandbox, hatches)
         # A new name for every kernel: the last one's code may have left anything under an old one.
         token = secrets.token_hex(4)
-        if environment is not None:
-            name = f"packages-{token}"
+        hatched.doors = {f"{kind}-{token}": Door() for kind in ("packages", "egress")} if doors is None else {**doors}
+        names = {name.partition("-")[0]: name for name in hatched.doors}
+        if environment is not None and (name := names.pop("packages", "")):
             fulfil = partial(install_for, environment, layer, open_uv)
-            await stack.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil))
+            door = hatched.doors[name]
+            await hatches.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil, door=door))
             hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
-        if egress.rules:
-            name = f"egress-{token}"
+        if egress.rules and (name := names.pop("egress", "")):
             judge = partial(_judge, allow_private=egress.allow_private)
-            await stack.enter_async_context(
-                open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge)
+            door = hatched.doors[name]
+            await hatches.enter_async_context(
+                open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge, door=door)
             )
             hatched.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
             hatched.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
-        # The sandbox goes first, then what its code could still talk to.
-        hatched.resources = stack.pop_all()
+        if toolbox is not None:
+            name = f"toolbox-{token}"
+            inside = sandbox.workspace
+            await hatches.enter_async_context(
+                toolbox.open_hatch(scratch, name, session_id=session_id, folder_inside=inside)
+            )
+            hatched.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
+            hatched.importable = toolbox.importable
+        for name in names.values():
+            hatched.close_door(name)
+        hatched.resources = hatches.pop_all()
+        stack.pop_all()
         return hatched
     raise AssertionError("the stack swallows nothing")
 
@@ -85,7 +105,11 @@ class HatchedSandbox:
         self.can_spare = sandbox.can_spare
         self.variables: dict[str, str] = {}
         self.prefix: list[str] = []
+        self.importable: Sequence[Path] = ()
+        """What its Python finds before anything that is installed."""
         self.resources = resources
+        self.doors: dict[str, Door] = {}
+        """What its code can knock at, by the name in its scratch folder."""
         self.inner = sandbox
 
     async def spawn(
@@ -108,7 +132,9 @@ class HatchedSandbox:
 
     def complete(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The environment of a command, with what tells of the hatches."""
-        return {**_with_commands(environment, self.variables), **self.variables}
+        told = {**_with_commands(environment, self.variables), **self.variables}
+        paths = [*map(str, self.importable), *filter(None, [told.get("PYTHONPATH", "")])]
+        return {**told, "PYTHONPATH": os.pathsep.join(paths)} if self.importable else told
 
     def incidents(self) -> list[Incident]:
         """See the contract."""
@@ -122,8 +148,20 @@ class HatchedSandbox:
         """See the contract."""
         await self.inner.kill(spare)
 
+    def close_door(self, name: str) -> None:
+        """Nobody answers at this one."""
+        door = self.doors.pop(name)
+        if door.descriptor >= 0:
+            os.close(door.descriptor)
+
+    async def leave(self) -> None:
+        """Answer no longer and let the sandbox live: another server will answer at the same doors."""
+        for door in self.doors.values():
+            door.is_left = True
+        await self.resources.aclose()
+
     async def aclose(self) -> None:
-        """See the contract."""
+        """See the contract. The sandbox goes first, then what its code could still talk to."""
         await self.inner.aclose()
         await self.resources.aclose()
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
 from belljar.kernels import frames
-from belljar.kernels.base import Asleep, Completion, Kernel
+from belljar.kernels.base import Asleep, Completeness, Completion, Kernel
 from belljar.kernels.copies import (
     UNKNOWN_STATUS,
     Change,
@@ -26,6 +26,8 @@ from belljar.kernels.copies import (
 from belljar.kernels.imports import ImportProof
 from belljar.kernels.keeping import StateLoss, StateReport
 from belljar.kernels.launching import await_ready, cause_of, runner_command, session_environment
+from belljar.kernels.resuming import heard_again
+from belljar.kernels.slate import Slate
 from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,
@@ -34,25 +36,28 @@ from belljar.outputs.events import (
     ExecuteResult,
     Finished,
     InputRequest,
+    MimeBundle,
     Raised,
     Stream,
 )
 from belljar.sandboxes.base import Branch, Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
-_Answer = TypeVar("_Answer", frames.Completed, frames.Forked, frames.Rehearsed)
+_Answer = TypeVar("_Answer", frames.Completed, frames.Inspected, frames.Checked, frames.Forked, frames.Rehearsed)
 # A process that ended has closed its socket a moment before it can be waited for.
 EXIT_GRACE_S = 2.0
 COPY_PATIENCE_S = 10.0
+# A kernel with jedi looks through whole libraries the first time.
+QUESTION_PATIENCE_S = 10.0
 MOST_EARLY_CHARS = 4_000_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 async def start_ipython(
-    sandbox: Sandbox, environment: Environment, *, layer: Path, start_timeout_s: float
+    sandbox: Sandbox, environment: Environment, *, layer: Path, start_timeout_s: float, in_packets: bool = False
 ) -> "IPythonKernel":
     """Start the runner cold and wait until it has attached."""
-    wire = frames.Wire()
+    wire = frames.Wire(in_packets=in_packets)
     try:
         process = await sandbox.spawn(
             runner_command(environment, "serving", str(wire.child_socket)),
@@ -89,6 +94,7 @@ class IPythonKernel:
         self._is_asking = False
         self._early: list[Stream] = []
         self._asleep: list[SleepingKernel] = []
+        self._slate: Slate | None = None
 
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
@@ -97,6 +103,8 @@ class IPythonKernel:
         early, self._early = self._early, []
         for stream in early:
             yield stream
+        if self._slate is not None:
+            self._slate.send(self._last_id)
         try:
             await self._wire.send(
                 {"op": "execute", "id": self._last_id, "code": code, "allow_input": allow_input},
@@ -154,6 +162,53 @@ class IPythonKernel:
         fault = gone.message if is_protocol_breach else "the cell closed the kernel's connection"
         return KernelDied(f"{fault}, so its process was ended")
 
+    # Beyond the end of a server
+
+    async def resume(self) -> AsyncIterator[Event]:
+        """See `Keepable`."""
+        is_over = False
+        try:
+            async for item in heard_again(self._wire, self._last_id):
+                event = item if isinstance(item, Stream) else self._event(item)
+                if event is None or (is_over and isinstance(event, Finished)):
+                    continue
+                is_over = is_over or isinstance(event, Finished)
+                yield event
+        except KernelDied as gone:
+            raise await self._death(gone) from None
+
+    async def catch_up(self) -> None:
+        """See `Keepable`."""
+        async for event in self.resume():
+            if isinstance(event, Stream):
+                self._keep_early(event)
+
+    def note_request(self, slate: Slate) -> None:
+        """See `Keepable`."""
+        self._slate = slate
+        self._last_id = max(self._last_id, slate.note.request)
+
+    @property
+    def wire(self) -> frames.Wire:
+        """For who keeps it beyond the end of the server."""
+        return self._wire
+
+    @property
+    def process(self) -> SandboxProcess:
+        """For who keeps it beyond the end of the server."""
+        return self._process
+
+    @property
+    def pidfd(self) -> int:
+        """Of the runner; negative where there is none to have."""
+        return -1 if self._pidfd is None else self._pidfd
+
+    def leave(self) -> None:
+        """Let go of the process and let it live; its copies end."""
+        for copy in [*self._asleep]:
+            self.forget(copy)
+        self._release()
+
     def is_alive(self) -> bool:
         """See the contract."""
         return not self._wire.is_hung_up()
@@ -181,14 +236,35 @@ class IPythonKernel:
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See the contract."""
+        answer = await self._question({"op": "complete", "code": code, "cursor": cursor}, frames.Completed)
+        return Completion(answer.matches, answer.start, answer.end) if answer else Completion(end=cursor, start=cursor)
+
+    async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
+        """See the contract."""
+        request = {"op": "inspect", "code": code, "cursor": cursor, "detail": detail}
+        answer = await self._question(request, frames.Inspected)
+        return answer.data if answer else {}
+
+    async def check_complete(self, code: str) -> Completeness:
+        """See the contract."""
+        answer = await self._question({"op": "check", "code": code}, frames.Checked)
+        return Completeness(answer.status, answer.indent) if answer else Completeness()
+
+    async def _question(self, request: dict[str, str | int], kind: type[_Answer]) -> _Answer | None:
+        """The answer to something that a person who types wants to know; None when it takes too long.
+
+        Names of the session's own may take for ever to look at: then the runner is told to stop looking.
+        """
         self._last_id += 1
-        try:
-            async with asyncio.timeout(COPY_PATIENCE_S):
-                await self._wire.send({"op": "complete", "id": self._last_id, "code": code, "cursor": cursor})
-                answer = await self._answer(frames.Completed)
-        except TimeoutError:
-            return Completion()  # names of the session's own may take for ever to look at
-        return Completion(answer.matches, answer.start, answer.end)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUESTION_PATIENCE_S):
+                await self._wire.send({**request, "id": self._last_id})
+                return await self._answer(kind)
+        await self.interrupt()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUESTION_PATIENCE_S):
+                await self._answer(kind)
+        return None
 
     def _keep_early(self, stream: Stream) -> None:
         """Output that came too early waits for the next cell; of a flood only the beginning does."""
@@ -252,7 +328,7 @@ class IPythonKernel:
         `sandbox` is the branch as the kernel sees it; with a copy, the memory is that copy's. Called between cells.
         """
         self._last_id += 1
-        wire, kept = frames.Wire(), KeptProcess()
+        wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
         try:
             async with _patience():
                 if copy is None:
@@ -294,7 +370,7 @@ class IPythonKernel:
         """See `Copyable`. The copy sleeps on."""
         copy = _ours(copy)
         change = Change(folder=self.sandbox.workspace)
-        wire, kept = frames.Wire(), KeptProcess()
+        wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
         try:
             async with _patience():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
@@ -326,8 +402,10 @@ class IPythonKernel:
         await self._answer(frames.Rehearsed)
 
     async def kill(self) -> None:
-        """See the contract. Copies asleep are spared."""
+        """See the contract. Copies asleep are spared, unless their sandbox cannot do without this process."""
         await self.sandbox.kill([copy.pid for copy in self._asleep])
+        if self.is_alive():  # started cold it is the sandbox's own command, which was spared with them
+            await self.sandbox.kill()
 
     async def discard(self) -> None:
         """End the process and let go of it, not of its sandbox. For a kernel that another one takes the place of."""

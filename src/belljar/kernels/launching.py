@@ -14,11 +14,14 @@ from belljar.outputs.events import Stream
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 
 RUNNER = Path(__file__).parent / "runner"
+MODULES = RUNNER / "modules"
+"""What every session can import of ours: `workspace_state`."""
 
 # The runner is loaded by path under a name of its own: the session's Python need not have belljar, and the session's
 # sys.path does not get our folder.
 _BOOTSTRAP = (
-    "import importlib.util as u, sys; path, part, *words = sys.argv[1:]; sys.argv = ['']; "
+    "import importlib.util as u, sys; path, support, part, *words = sys.argv[1:]; sys.argv = ['']; "
+    "sys.path += [support] if support else []; "
     "spec = u.spec_from_file_location('belljar_runner', path + '/__init__.py', submodule_search_locations=[path]); "
     "module = u.module_from_spec(spec); sys.modules['belljar_runner'] = module; spec.loader.exec_module(module); "
     "from importlib import import_module; import_module('belljar_runner.' + part).main(*words)"
@@ -29,11 +32,12 @@ _MOST_LAST_WORDS = 2_000
 
 def runner_command(environment: Environment, part: str, *words: str) -> list[str]:
     """The command that runs a part of the runner in the environment's Python."""
-    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), part, *words]
+    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *words]
 
 
 def session_environment(sandbox: Sandbox, environment: Environment, layer: Path | None) -> dict[str, str]:
     """The variables a session sees, and no others: nothing of the server's own environment."""
+    conda = {"CONDA_PREFIX": str(environment.python.parent.parent)} if environment.kind == "conda" else {}
     return {
         "PATH": f"{environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": sandbox.home,
@@ -41,9 +45,11 @@ def session_environment(sandbox: Sandbox, environment: Environment, layer: Path 
         "USER": "belljar",
         "LANG": "C.UTF-8",
         "TZ": os.environ.get("TZ", ""),
-        "PYTHONPATH": str(layer or ""),
+        # What copies are made of has neither: each copy puts them where a cold start has them.
+        "PYTHONPATH": f"{layer}{os.pathsep}{MODULES}" if layer else "",
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "PLOTLY_RENDERER": "plotly_mimetype",
+        **conda,
     }
 
 

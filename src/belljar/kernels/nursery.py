@@ -39,13 +39,14 @@ log = logging.getLogger(__name__)
 class Zygote:
     """One process in its trunk: warming, warm, or gone."""
 
-    def __init__(self, trunk: Sandbox, folder: Path) -> None:
+    def __init__(self, trunk: Sandbox, folder: Path, *, in_packets: bool = False) -> None:
         self.trunk = trunk
         self.is_warm = False
         self.failed: dict[str, str] = {}
         """Modules that it could not import, and why."""
         self.forks = 0
         self._folder = folder
+        self._in_packets = in_packets
         self._wire = frames.Wire()
         self._forking = asyncio.Lock()
 
@@ -75,7 +76,7 @@ class Zygote:
         self, branch: Branch, sandbox: Sandbox, environment: Environment, change: Change, *, is_held: bool
     ) -> IPythonKernel:
         """A fresh kernel in the branch; `sandbox` is the same one, as the kernel is to see it, maybe held open."""
-        copy, kept = frames.Wire(), KeptProcess()
+        copy, kept = frames.Wire(in_packets=self._in_packets), KeptProcess()
         try:
             async with self._forking:
                 self.forks += 1
@@ -108,6 +109,7 @@ class Nursery:
         name: str,
         modules: Sequence[str],
         make_spec: Callable[[str, Path], SandboxSpec],
+        in_packets: bool = False,
     ) -> None:
         self.complaint = ""
         """Why there is no warm zygote, or what it could not import."""
@@ -117,6 +119,7 @@ class Nursery:
         self._name = name
         self._modules = modules
         self._make_spec = make_spec
+        self._in_packets = in_packets
         self._zygote: Zygote | None = None
         self._warming: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
@@ -146,7 +149,8 @@ class Nursery:
         for part in ("workspace", "scratch", "home"):
             (folder / part).mkdir(parents=True, mode=0o700)
         try:
-            zygote = Zygote(await self._provider.open_trunk(self._make_spec(name, folder)), folder)
+            trunk = await self._provider.open_trunk(self._make_spec(name, folder))
+            zygote = Zygote(trunk, folder, in_packets=self._in_packets)
         except BelljarError as error:
             self._fail(f"no sandbox for it: {error}")
             await asyncio.to_thread(remove_tree, folder)

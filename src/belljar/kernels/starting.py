@@ -5,13 +5,15 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 from belljar import measures
+from belljar.egress.listening import Door
 from belljar.egress.rules import PACKAGES, parse_rules
-from belljar.environments import Environment, open_environment
+from belljar.environments import Environment, check_name, open_environment
 from belljar.environments.index import index_variables
 from belljar.errors import BelljarError, CopyRefused, InvalidArgument, KernelDied, KernelStartFailed, SandboxUnavailable
 from belljar.kernels.base import Asleep, Kernel
@@ -24,6 +26,8 @@ from belljar.kernels.rooms import Room
 from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.base import Branch, Branching, Identity, Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+from belljar.toolbox.broker import Broker
+from belljar.toolbox.opening import Toolbox
 
 KERNEL_PREFIX = "kernel:"
 StartKind = Literal["cold", "forked", "jupyter"]
@@ -68,8 +72,19 @@ class Folders(Protocol):
 class KernelStarter:
     """Knows the settings and the provider; opens each environment once."""
 
-    def __init__(self, settings: Settings, provider: Provider, folder: Path, run: str = "") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        provider: Provider,
+        folder: Path,
+        run: str = "",
+        toolbox: Toolbox | None = None,
+        *,
+        outlives_server: bool = False,
+    ) -> None:
         self._settings = settings
+        self._toolbox = toolbox
+        self._in_packets = outlives_server
         self._run = run
         self._provider = provider
         self._folder = folder
@@ -86,6 +101,8 @@ class KernelStarter:
                 f"environment {name[:80]!r} is not a name",
                 hint="Use 'default', or 'kernel:NAME' for an installed Jupyter kernel",
             )
+        if not name.startswith(KERNEL_PREFIX):
+            check_name(self._settings, name)
 
     def take_identity(self) -> Identity | None:
         """A user of the host for a new session, where the provider has them."""
@@ -94,6 +111,15 @@ class KernelStarter:
     def release_identity(self, identity: Identity) -> None:
         """The session is over."""
         self._provider.release_identity(identity)
+
+    def broker(self, session_id: str) -> Broker | None:
+        """Where a session calls tools, if there are any."""
+        return self._toolbox.broker(session_id) if self._toolbox else None
+
+    def forget(self, session_id: str) -> None:
+        """A session is over."""
+        if self._toolbox is not None:
+            self._toolbox.forget(session_id)
 
     async def environment(self, name: str) -> Environment:
         """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
@@ -120,7 +146,14 @@ class KernelStarter:
         return environment
 
     async def _hatched(
-        self, sandbox: Sandbox, folders: Folders, python: Path, packages: Environment | None
+        self,
+        sandbox: Sandbox,
+        folders: Folders,
+        python: Path,
+        packages: Environment | None,
+        doors: Mapping[str, Door] | None = None,
+        *,
+        has_tools: bool = True,
     ) -> HatchedSandbox:
         return await open_hatches(
             sandbox,
@@ -131,7 +164,15 @@ class KernelStarter:
             layer=folders.layer,
             egress=await self._egress(),
             open_uv=self.workshop.uv_for(folders.session_id),
+            toolbox=self._toolbox if has_tools else None,
+            doors=doors,
         )
+
+    async def rehatch(
+        self, sandbox: Sandbox, folders: Folders, environment: Environment, doors: Mapping[str, Door]
+    ) -> HatchedSandbox:
+        """Answer at the doors of a sandbox that an earlier server opened."""
+        return await self._hatched(sandbox, folders, environment.python, environment, doors)
 
     async def _egress(self) -> Egress:
         """What the settings let sessions reach; nothing of it where the provider could not hold them to it."""
@@ -161,8 +202,14 @@ class KernelStarter:
         room = await self._held_room(folders.session_id) or await self._open_room(environment, folders)
         if (kernel := await self._forked(room, environment, folders)) is not None:
             return kernel, "forked"
-        patience_s = self._settings.start_timeout_s
-        return await start_ipython(room.sandbox, environment, layer=folders.layer, start_timeout_s=patience_s), "cold"
+        kernel = await start_ipython(
+            room.sandbox,
+            environment,
+            layer=folders.layer,
+            start_timeout_s=self._settings.start_timeout_s,
+            in_packets=self._in_packets,
+        )
+        return kernel, "cold"
 
     # Rooms
 
@@ -193,6 +240,14 @@ class KernelStarter:
         )
         return Room(sandbox, zygote, branch)
 
+    async def open_sandbox(
+        self, environment: Environment, folders: Folders, readable: Sequence[Path] = ()
+    ) -> HatchedSandbox:
+        """A fresh sandbox that shows the environment, and in which nothing runs yet; whoever asks closes it."""
+        trees = (*environment.readable, RUNNER, folders.layer, *readable)
+        sandbox = await self._provider.open(self._spec(folders, trees, has_tools=False))
+        return await self._hatched(sandbox, folders, environment.python, environment, has_tools=False)
+
     # Warm starts
 
     async def _zygote(self, environment: Environment) -> Zygote | None:
@@ -218,6 +273,7 @@ class KernelStarter:
                 name=f"zygote-.{self._run}.",
                 modules=self._settings.preload,
                 make_spec=partial(self._zygote_spec, environment),
+                in_packets=self._in_packets,
             )
         return self._nurseries[environment.python]
 
@@ -234,7 +290,8 @@ class KernelStarter:
             workspace=folder / "workspace",
             scratch=folder / "scratch",
             home=folder / "home",
-            readable=(*environment.readable, RUNNER),
+            # A branch can be shown only what its trunk was.
+            readable=(*environment.readable, RUNNER, *(self._toolbox.readable if self._toolbox else ())),
             limits=limits_of(self._settings),
         )
 
@@ -326,9 +383,13 @@ class KernelStarter:
             scratch=folders.scratch,
             environment=session_environment(sandbox, environment, folders.layer),
             start_timeout_s=self._settings.start_timeout_s,
+            bridge=environment,
         )
 
-    def _spec(self, folders: Folders, readable: tuple[Path, ...]) -> SandboxSpec:
+    def _spec(self, folders: Folders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
+        if self._toolbox is not None and has_tools:
+            self._toolbox.show_in(folders.workspace, folders.identity)
+            readable = (*readable, *self._toolbox.readable)
         return SandboxSpec(
             session_id=folders.session_id,
             workspace=folders.workspace,

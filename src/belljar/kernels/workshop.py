@@ -25,7 +25,8 @@ from belljar.egress.rules import Rule, parse_rules
 from belljar.environments.access import IndexAccess, read_access
 from belljar.environments.base import Environment
 from belljar.environments.index import find_index_hosts
-from belljar.environments.uv import OpenUv, Uv, UvAnswer, find_uv, listen, open_uv_on_host, stopped_after
+from belljar.environments.pip import open_pip_on_host
+from belljar.environments.uv import OpenUv, Uv, UvAnswer, find_uv, has_uv, listen, open_uv_on_host, stopped_after
 from belljar.files.addresses import refusal, refusal_of_chosen
 from belljar.files.removal import remove_tree
 from belljar.kernels.hatches import INSIDE, proxy_variables, relay_command
@@ -67,19 +68,26 @@ class Workshop:
             return [*self._rules]
 
     def uv_for(self, session_id: str) -> OpenUv:
-        """Opens uv for the packages of a session."""
+        """Opens uv for the packages of a session; pip where there is no uv."""
+        if not has_uv():
+            self._warn("packages are fetched by the environment's pip, outside the sandbox: uv is missing")
+            return open_pip_on_host
         if not self._provider.isolates:
             return open_uv_on_host
         if upstream := next((name for name in _UPSTREAM if os.environ.get(name) or os.environ.get(name.lower())), ""):
-            if not self._has_warned:
-                self._has_warned = True
-                log.warning("packages are fetched outside the sandbox: the server itself is behind %s", upstream)
+            self._warn(f"packages are fetched outside the sandbox: the server itself is behind {upstream}")
             return open_uv_on_host
 
         def open_uv(environment: Environment, folder: Path) -> contextlib.AbstractAsyncContextManager[Uv]:
             return self._open(session_id, environment, folder)
 
         return open_uv
+
+    def _warn(self, warning: str) -> None:
+        """Once."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("%s", warning)
 
     @asynccontextmanager
     async def _open(self, session_id: str, environment: Environment, folder: Path) -> AsyncGenerator[Uv]:

@@ -70,14 +70,20 @@ class DisplayStore:
         self._folder = folder / execution_id
         self._execution_id = execution_id
         self._kept: dict[str, str] = {}
+        self._before = 0
         self.total_bytes = 0
+
+    def go_on(self) -> None:
+        """After those that an earlier server kept of the same execution."""
+        sizes = [max(path.stat().st_size, BLOCK_BYTES) for path in self._folder.glob("*.*")]
+        self._before, self.total_bytes = len(sizes), sum(sizes)
 
     def keep(self, mime: str, content: bytes) -> str:
         """Keep one file and tell its URI; the same content is kept once."""
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self._kept:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"{len(self._kept) + 1}{_extension(mime)}"
+            name = f"{self._before + len(self._kept) + 1}{_extension(mime)}"
             (self._folder / name).write_bytes(content)
             self._kept[digest] = display_uri(self._execution_id, name)
             # A file takes a block at least: a million tiny pictures are no small thing.

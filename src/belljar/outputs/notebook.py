@@ -1,28 +1,20 @@
 """A session's executions as a notebook that Jupyter opens."""
 
-import base64
 import importlib
-import json
-import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from belljar.models import Display, ExecutionResult, OutputEvent
-from belljar.outputs.budget import clip
+from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.event_budget import within_budget
+from belljar.outputs.reassembly import ReadDisplay, error_fields, mime_bundle
 
-ReadDisplay = Callable[[str], bytes | None]
 Shown = dict[str, list[Any]]
 UNDONE = "undone"
 # Of nbclient, which passes over cells with this tag when it runs a notebook.
 SKIPPED = "skip-execution"
 UNDONE_COMMENT = "# Undone: the session was rewound to before this cell."
-_BROKEN_OFF = ("timeout", "interrupted", "died", "out_of_memory", "rejected")
-_JSON = re.compile(r"application/(.*\+)?json")
-_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
-_MAX_DEPTH = 64
+BROKEN_OFF = ("timeout", "interrupted", "died", "out_of_memory", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +27,6 @@ class NotebookCell:
     is_undone: bool = False
     fate: str = ""
     """What became of it, where there is no result."""
-
-
-def notebook_json(session_id: str, cells: Iterable[NotebookCell], read_display: ReadDisplay) -> str:
-    """The notebook file's text."""
-    return written(notebook_of(session_id, cells, read_display))
 
 
 def notebook_of(
@@ -113,7 +100,7 @@ def _ending(v4: Any, ran: NotebookCell, *, has_error: bool) -> list[Any]:
     result = ran.result
     if result is None:
         return [_said(v4, ran.fate)] if ran.fate else []
-    if result.status not in _BROKEN_OFF:
+    if result.status not in BROKEN_OFF:
         return []
     cause = result.cause or result.error or result.status
     if has_error:  # the interrupt that stopped it, as the cell saw it
@@ -161,9 +148,8 @@ class _Outputs:
             case "display":
                 self._display(event)
             case "result":
-                self._append(
-                    self._v4.new_output("execute_result", data=self._bundle(event), execution_count=self._count)
-                )
+                bundle = mime_bundle(event, self._read, self._limit)
+                self._append(self._v4.new_output("execute_result", data=bundle, execution_count=self._count))
             case "error":
                 self._error(event)
             case "clear":
@@ -184,7 +170,7 @@ class _Outputs:
         self._outputs.append(output)
 
     def _display(self, event: OutputEvent) -> None:
-        output = self._v4.new_output("display_data", data=self._bundle(event))
+        output = self._v4.new_output("display_data", data=mime_bundle(event, self._read, self._limit))
         display_id = event.data.get("display_id")
         if isinstance(display_id, str):
             if event.data.get("update") and display_id in self._shown:
@@ -195,60 +181,10 @@ class _Outputs:
 
     def _error(self, event: OutputEvent) -> None:
         self.has_error = True
-        name, _, message = event.text.partition(": ")
-        lines = event.data.get("traceback")
-        traceback = [str(line) for line in lines] if isinstance(lines, list) else []
-        self._append(self._v4.new_output("error", ename=name, evalue=message, traceback=traceback))
-
-    def _bundle(self, event: OutputEvent) -> dict[str, Any]:
-        bundle: dict[str, Any] = {}
-        value = event.data.get("display")
-        display = Display.model_validate(value) if isinstance(value, dict) else None
-        if plain := self._whole_text(event) or (display.plain if display else None):
-            bundle["text/plain"] = plain
-        for form in (display, *display.also) if display else ():
-            content = form.text if form.text is not None else _stored(form, self._read)
-            if content is not None:
-                bundle[form.mime] = _parsed(content) if _JSON.fullmatch(form.mime) else content
-        return bundle
-
-    def _whole_text(self, event: OutputEvent) -> str:
-        """A result's plain text, whose whole is kept as a file where it is long."""
-        uri = event.data.get("uri")
-        whole = self._read(uri) if isinstance(uri, str) else None
-        if whole is None:
-            return event.text
-        text = whole.decode(errors="replace")
-        return clip(text, self._limit) if self._limit else text
+        self._append(self._v4.new_output("error", **error_fields(event)))
 
 
 def _replace(places: list[Any], output: Any) -> None:
     """An update changes every display with its id, in whichever cell it stands."""
     for shown in places:
         shown.data = output.data
-
-
-def _stored(form: Display, read: ReadDisplay) -> str | None:
-    content = read(form.uri or "")
-    if content is None:
-        return None
-    is_binary = form.mime.startswith(_BINARY) and form.mime != "image/svg+xml"
-    return base64.b64encode(content).decode() if is_binary else content.decode(errors="replace")
-
-
-def _parsed(content: str) -> Any:
-    """JSON as a notebook has it, as values; what Jupyter could not read stays text."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return content
-    return value if _is_portable(value, _MAX_DEPTH) else content
-
-
-def _is_portable(value: Any, depth: int) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if not isinstance(value, dict | list):
-        return True
-    parts = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
-    return depth > 0 and all(_is_portable(part, depth - 1) for part in parts)

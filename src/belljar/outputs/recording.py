@@ -28,6 +28,23 @@ class Recorder:
         self._is_capped = False
         self.sequence = 0
 
+    @property
+    def text_bytes(self) -> int:
+        """What the events take in the journal, about."""
+        return self._said_bytes + self._ended_bytes
+
+    @property
+    def display_bytes(self) -> int:
+        """What the files of displays take."""
+        return self._store.total_bytes
+
+    def go_on(self, before: OutputEvent) -> None:
+        """It was said to an earlier server and is on record. Called for each, in order."""
+        if not self.sequence:
+            self._store.go_on()
+        self.sequence = before.sequence
+        self._said_bytes += len(before.text.encode(errors="replace")) + EVENT_BYTES
+
     def record(self, event: Event) -> OutputEvent | None:
         """The numbered form of an event; None for what leaves no trace."""
         if isinstance(event, Stream | DisplayData | ClearOutput):
@@ -55,9 +72,9 @@ class Recorder:
             case _:
                 return None
 
-    def notice(self, text: str) -> OutputEvent:
-        """A word of belljar's own, between the cell's."""
-        return self._number(OutputEvent(sequence=0, kind="notice", text=f"[belljar: {text}]\n"))
+    def notice(self, text: str, **data: JsonValue) -> OutputEvent:
+        """A word of belljar's own, between the cell's; `data` says it to programs."""
+        return self._number(OutputEvent(sequence=0, kind="notice", text=f"[belljar: {text}]\n", data=data))
 
     def _number(self, event: OutputEvent) -> OutputEvent:
         self.sequence += 1

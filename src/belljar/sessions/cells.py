@@ -11,7 +11,13 @@ _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z",
 
 
 def make_cell(
-    settings: Settings, code: str, *, timeout_s: float | None = None, allow_input: bool = False, filename: str = ""
+    settings: Settings,
+    code: str,
+    *,
+    timeout_s: float | None = None,
+    allow_input: bool = False,
+    filename: str = "",
+    author: str = "",
 ) -> Cell:
     """The cell for a caller's code, within the limits of the settings."""
     try:
@@ -31,7 +37,8 @@ def make_cell(
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise InvalidArgument(f"timeout_s is {timeout_s:g}", hint="Pass a number of seconds above 0")
     limit_s = settings.execution_timeout_s
-    return Cell(code, timeout_s=min(timeout_s or limit_s, limit_s), allow_input=allow_input, filename=filename)
+    patience_s = min(timeout_s or limit_s, limit_s)
+    return Cell(code, timeout_s=patience_s, allow_input=allow_input, filename=filename, author=author)
 
 
 def stripped(code: str) -> str:

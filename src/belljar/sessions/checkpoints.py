@@ -178,6 +178,12 @@ class Checkpoints:
         with contextlib.suppress(BelljarError):
             await asyncio.to_thread(self._snapshots.drop, checkpoint.label)
 
+    async def leave(self, current: Copyable) -> None:
+        """Forget all of them, but leave the sandbox of the current kernel alone."""
+        for checkpoint in [*self._kept]:
+            await self._drop(checkpoint, current)
+        self.refusal = "they ended with the server that kept them"
+
     async def aclose(self) -> None:
         """Forget all of them, and close the sandboxes that were kept for them alone."""
         for checkpoint in [*self._kept]:

@@ -7,30 +7,34 @@ top to bottom; each line is a room of the house.
 import asyncio
 import logging
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from belljar import logs, measures
-from belljar.errors import BelljarError, Busy, KernelDied
+from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
 from belljar.files.changes import Snapshot, changes, snapshot
-from belljar.kernels.base import Kernel
-from belljar.models import ExecutionResult, FileReference, OutputEvent, State, Status, Usage
+from belljar.kernels.base import Keepable, Kernel
+from belljar.models import ExecutionResult, FileReference, OutputEvent, State, Status, ToolCall, Usage
 from belljar.outputs.displays import DisplayStore
-from belljar.outputs.events import Finished, InputRequest
+from belljar.outputs.events import Event, Finished, InputRequest
 from belljar.outputs.recording import Recorder
 from belljar.outputs.summary import Summary
 from belljar.sandboxes.base import Incident
-from belljar.sessions.causes import killed, lethal, rewound, survived
+from belljar.sessions.causes import KILLED, RESUMED, killed, lethal, rewound, survived
+from belljar.sessions.questions import Questions, input_question, text_of, text_reply
 from belljar.sessions.stopping import Stopper
+from belljar.sessions.vetting import vet
 from belljar.spans import ExecutionSpan
+from belljar.toolbox.base import CallRecord, Question, Reply
+from belljar.toolbox.ledger import most_telling
 
 if TYPE_CHECKING:
     from belljar.sessions.session import Session
 
 SMALL_FOLDER = 100
-ALIVE_CHECK_S = 0.5
+MOST_CALLS_TOLD = 100
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ class Cell:
     timeout_s: float
     allow_input: bool = False
     filename: str = ""
+    author: str = ""
+    """Who wants it run, where that is not the session's owner."""
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class Execution:
         store = DisplayStore(session.folders.displays, execution_id)
         self._recorder = Recorder(store, cap_bytes=settings.output_cap_bytes, text_chars=settings.output_budget_chars)
         self._summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
+        self._screens = session.screens()
         self._stopper: Stopper | None = None
         self._outcome = Outcome()
         self._files: list[FileReference] = []
@@ -78,12 +85,13 @@ class Execution:
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._is_cancelled = False
+        self._is_resumed = self._is_abandoned = False
+        self._left_s = cell.timeout_s
         self._result: ExecutionResult | None = None
         self._changed = asyncio.Event()
-        self._answer: asyncio.Future[str | None] | None = None
-        self._is_being_asked = False
-        self.question: InputRequest | None = None
-        self.questions = 0
+        self._questions = Questions(self._notify)
+        self._progress = (0, "")
+        self._calls: list[CallRecord] = []
         self.span = ExecutionSpan(session.id, execution_id, number)
 
     # What callers see
@@ -102,6 +110,16 @@ class Execution:
     def sequence(self) -> int:
         """The number of its latest event."""
         return self._recorder.sequence
+
+    @property
+    def question(self) -> Question | None:
+        """What a person is to be asked now."""
+        return self._questions.current
+
+    @property
+    def questions(self) -> int:
+        """The number of the latest question."""
+        return self._questions.number
 
     async def wait(self, wait_s: float) -> None:
         """Until it has finished, asks a question, or `wait_s` have passed."""
@@ -157,10 +175,25 @@ class Execution:
             lost=list(outcome.lost),
             cause=outcome.cause,
             sequence=self._recorder.sequence,
+            calls=self._told_calls(),
         )
 
+    def _told_calls(self) -> list[ToolCall]:
+        """Of a cell that did not end well: who reads on needs to know what it has done already."""
+        if self._outcome.status in ("ok", "running"):
+            return []
+        return [
+            ToolCall(
+                server=call.server, tool=call.tool, state=call.state, duration_s=call.duration_s, reason=call.reason
+            )
+            for call in most_telling(self._calls, MOST_CALLS_TOLD)
+        ]
+
     def latest_text(self) -> str:
-        """The last words, for a progress line."""
+        """The last words, for a progress line: of the cell, or of a call that it waits for."""
+        sequence, progress = self._progress
+        if progress and sequence == self.sequence:
+            return progress
         segments = self._summary.segments()
         return segments[-1][1] if segments else ""
 
@@ -174,15 +207,15 @@ class Execution:
             self._finish()
         elif self._stopper is not None:
             self._stopper.stop("interrupted")
-            self.answer(None)
+        self.answer(None)
 
     def answer(self, text: str | None, number: int | None = None) -> None:
-        """Answer the pending question; None declines it. An answer to an earlier `number` is none to this one."""
-        if number not in (None, self.questions):
-            return
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(text)
-            self.question = None
+        """Answer what `input()` asks; None declines, whatever is asked."""
+        self.reply(text_reply(text), number)
+
+    def reply(self, reply: Reply, number: int | None = None) -> None:
+        """Answer the pending question. An answer to an earlier `number` is none to this one."""
+        self._questions.answer(reply, number)
 
     def stop_for_disk(self, *, at_once: bool) -> None:
         """The session folder is over its limit and grows."""
@@ -194,18 +227,48 @@ class Execution:
             self._stopper.stop("disk_full")
         self.answer(None)
 
+    # Beyond the end of the server
+
+    def resume(self, events: Iterable[OutputEvent], left_s: float) -> None:
+        """Its kernel was given it by an earlier server, to which it has said this. Called before `run`."""
+        self._is_resumed, self._left_s = True, left_s
+        for event in events:
+            self._recorder.go_on(event)
+            self._summary.add(event)
+
+    def abandon(self) -> None:
+        """The server stops, the cell goes on: its result is for the next server to keep."""
+        self._is_abandoned = True
+
     @contextmanager
     def asking(self) -> Generator[bool]:
         """For whoever wants to put the question to a person: False while another does."""
-        if self._is_being_asked:
-            yield False
-            return
-        self._is_being_asked = True
-        try:
-            yield True
-        finally:
-            self._is_being_asked = False
-            self._notify()
+        with self._questions.asking() as is_ours:
+            yield is_ours
+
+    # What its calls may do
+
+    async def ask(self, question: Question) -> Reply | None:
+        """Ask the person, while the clock stands still; None when nobody can be asked."""
+        if not self.cell.allow_input or not self._is_wanted():
+            return None
+        with self._stopper.paused() if self._stopper is not None else nullcontext():
+            # Told like what `input()` asks: whoever follows the output sees it.
+            said = InputRequest(self.session.veil.hide_text(question.message))
+            if (output := self._recorder.record(said)) is not None:
+                self._keep(output)
+            limit_s = self.session.settings.execution_timeout_s
+            reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted)
+        return reply or Reply("cancel")
+
+    def _is_wanted(self) -> bool:
+        is_stopped = self._stopper is not None and self._stopper.reason is not None
+        return not (is_stopped or self._is_cancelled or self.is_finished)
+
+    def note_progress(self, text: str) -> None:
+        """A call says how far it is."""
+        self._progress = (self.sequence, text)
+        self._notify()
 
     # The way through
 
@@ -237,6 +300,10 @@ class Execution:
             self._finish()
 
     async def _run_in_turn(self) -> None:
+        if self._is_resumed:
+            await self._go_on()
+            return
+        await self._vet()
         kernel = await self.session.life.ready()
         if self._is_cancelled:
             self._outcome = Outcome(status="interrupted", cause="interrupted while its kernel started; it never ran")
@@ -244,18 +311,54 @@ class Execution:
         if (loss := self.session.life.take_loss()) is not None:
             self._outcome.state, self._outcome.lost = loss.state, loss.names
             self._keep(self._recorder.notice(loss.notice))
+        self._tell_authors()
         await self.session.life.keep()
         self.session.begin(self)
+        if self.session.sharing is not None:
+            self._tell(await self.session.sharing.bring_in(self.session.quota.room_bytes))
         before = await self._look()
         if self.cell.filename:
             # In its turn: written earlier, it would count as the doing of the cell that runs then.
             await self.session.write_file(self.cell.filename, self.cell.code.encode())
-        self._stopper = Stopper(kernel, timeout_s=self.cell.timeout_s, grace_s=self.session.settings.interrupt_grace_s)
-        with self._stopper.watching():
+        if self.session.tools is not None:
+            await self.session.tools.ready_for(self.cell.code)
+        self._stopper = Stopper(
+            kernel,
+            timeout_s=self._left_s,
+            grace_s=self.session.settings.interrupt_grace_s,
+            on_stop=self.session.cancel_calls,
+        )
+        with self._stopper.watching(), self._calling():
             if self._is_cancelled:  # while the folder was looked at
                 self._stopper.stop("interrupted")
-            await self._consume(kernel, self._stopper)
+            self.session.journal.start(self.id)
+            self.session.life.begin(self.id, self.cell.timeout_s)
+            events = kernel.execute(self.cell.code, allow_input=self.cell.allow_input)
+            await self._consume(kernel, events, self._stopper)
+        await self._tell_changes(kernel, before)
+
+    async def _go_on(self) -> None:
+        """Follow a cell that was begun under an earlier server, to its end."""
+        kernel = self.session.life.kernel
+        if not isinstance(kernel, Keepable):
+            raise KernelDied("the kernel's process ended")
+        self._keep(self._recorder.notice(f"{RESUMED}; what it said last before that may be missing"))
+        before = await self._look()
+        self._stopper = Stopper(kernel, timeout_s=self._left_s, grace_s=self.session.settings.interrupt_grace_s)
+        with self._stopper.watching():
+            if self._is_cancelled:
+                self._stopper.stop("interrupted")
+            await self._consume(kernel, kernel.resume(), self._stopper)
+        if self._outcome.status == "running":
+            self._outcome = Outcome(status="rejected", cause=f"{KILLED} before it reached the kernel; it never ran")
+        self._outcome.cause = self._outcome.cause or RESUMED
+        if self.session.life.kernel is kernel:
+            await self._tell_changes(kernel, before)
+
+    async def _tell_changes(self, kernel: Kernel, before: Snapshot) -> None:
         after = await self._look()
+        if self.session.sharing is not None:
+            self._tell(await self.session.sharing.take_out(after))
         await self._tell_limits(kernel, after)
         self._files = [
             FileReference(
@@ -267,6 +370,51 @@ class Execution:
             )
             for change in changes(before, after)
         ]
+
+    def _tell_authors(self) -> None:
+        """A cell of somebody else says whose it is; the owner's next one, that there were such."""
+        author = self.cell.author
+        authors = self.session.take_authors(author)
+        if author:
+            self._keep(self._recorder.notice(f"run by {author}, who shares this session", author=author))
+        elif authors:
+            names = " and ".join(dict.fromkeys(authors))
+            cells = "a cell" if len(authors) == 1 else f"{len(authors)} cells"
+            self._keep(self._recorder.notice(f"{names} ran {cells} in this session since your last one"))
+
+    async def _vet(self) -> None:
+        """Code that the policy does not allow goes no further; what it only warns of is said."""
+        session = self.session
+        try:
+            warnings = await vet(
+                session.guard,
+                self.cell.code,
+                environment=session.environment,
+                execution_id=self.id,
+                ask=self.ask,
+            )
+        except CodeRejected:
+            if self._is_cancelled:  # while the person was asked
+                return
+            raise
+        for warning in warnings:
+            self._keep(self._recorder.notice(warning))
+
+    @contextmanager
+    def _calling(self) -> Generator[None]:
+        """Calls of tools that begin now are this execution's."""
+        if self.session.tools is None:
+            yield
+            return
+        with self.session.tools.serving(self) as ledger:
+            try:
+                yield
+            finally:
+                self._calls = ledger.records()
+
+    def _tell(self, words: list[str]) -> None:
+        for word in words:
+            self._keep(self._recorder.notice(word))
 
     async def _tell_limits(self, kernel: Kernel, after: Snapshot) -> None:
         """Limits that a kernel met and survived: a word in the output, and the cause unless there is another."""
@@ -285,43 +433,46 @@ class Execution:
         small = snapshot(self.session.workspace, limit=SMALL_FOLDER)
         return small if small.is_complete else await asyncio.to_thread(snapshot, self.session.workspace)
 
-    async def _consume(self, kernel: Kernel, stopper: Stopper) -> None:
+    async def _consume(self, kernel: Kernel, events: AsyncIterator[Event], stopper: Stopper) -> None:
         try:
-            async for event in kernel.execute(self.cell.code, allow_input=self.cell.allow_input):
+            async for event in events:
                 if isinstance(event, Finished):
                     self._conclude(event, stopper)
-                elif (output := self._recorder.record(event)) is not None:
-                    self._keep(output)
-                if isinstance(event, InputRequest):
-                    await self._ask(kernel, event, stopper)
+                    continue
+                # A question is put to the person as it is on record.
+                for passed in await self._screens.passed(event):
+                    self._record(passed)
+                    if isinstance(passed, InputRequest):
+                        await self._ask(kernel, passed, stopper)
         except KernelDied as death:
+            self._give_out()
             await self._bury(kernel, death, stopper)
+        finally:
+            self._give_out()
+
+    def _record(self, event: Event) -> None:
+        if (output := self._recorder.record(event)) is not None:
+            self._keep(output)
+
+    def _give_out(self) -> None:
+        """What a screen held back of a stream that is over."""
+        for event in self._screens.flush():
+            self._record(event)
 
     async def _ask(self, kernel: Kernel, question: InputRequest, stopper: Stopper) -> None:
         if stopper.reason is not None:
             # Its interrupt came before the question and waits in the runner for an answer that nobody should give.
             await kernel.interrupt()
             return
-        self._answer = asyncio.get_running_loop().create_future()
-        self.question = question
-        self.questions += 1
-        self._notify()
-        try:
-            with stopper.paused():
-                text = await self._answered(kernel, self._answer)
-        finally:
-            self.question = None
-            self._answer = None
+        with stopper.paused():
+            reply = await self._questions.ask(
+                input_question(question),
+                limit_s=self.session.settings.execution_timeout_s,
+                is_wanted=kernel.is_alive,
+            )
         # A kernel that died meanwhile takes no answer: the next look at its events tells how it ended.
         if stopper.reason is None and kernel.is_alive():
-            await kernel.reply_input(text)
-
-    async def _answered(self, kernel: Kernel, answer: asyncio.Future[str | None]) -> str | None:
-        """What the person says; None when nobody does in time, or when there is no one left to tell."""
-        deadline = time.monotonic() + self.session.settings.execution_timeout_s
-        while not answer.done() and kernel.is_alive() and time.monotonic() < deadline:
-            await asyncio.wait([answer], timeout=min(ALIVE_CHECK_S, max(0, deadline - time.monotonic())))
-        return answer.result() if answer.done() else None
+            await kernel.reply_input(text_of(reply))
 
     def _conclude(self, finished: Finished, stopper: Stopper) -> None:
         outcome = self._outcome
@@ -351,6 +502,8 @@ class Execution:
         outcome.status, outcome.state, outcome.lost = _status(stopper) or "died", burial.state, burial.lost
         if burial.is_rewound:
             undone = self.session.take_back(burial.since or self.id)
+            if self.session.sharing is not None:
+                self.session.sharing.forget()
             self._keep(self._recorder.notice(rewound(len(undone))))
         if cause:
             outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
@@ -368,6 +521,10 @@ class Execution:
 
     def _keep(self, output: OutputEvent) -> None:
         self.session.journal.append(self.id, output)
+        if self.session.settings.keep_alive and output.kind not in ("result", "error"):
+            # What a killed server has read and not committed is missing in the middle of a cell that goes on. Those two
+            # are followed by the end, which is committed.
+            self.session.journal.commit()
         self._summary.add(output)
         self._notify()
 
@@ -378,7 +535,12 @@ class Execution:
         self._stopper = None
         self.session.life.last_cause = self._outcome.cause or self.session.life.last_cause
         self._result = self.result()
-        self.session.journal.finish(self._result)
+        if self._is_abandoned:
+            self._notify()
+            return
+        kept = self._recorder
+        self.session.note()
+        self.session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
         self._measure(self._result)
         self._notify()
 

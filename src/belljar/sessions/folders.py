@@ -47,6 +47,16 @@ class SessionFolders:
         return self.root / "state"
 
     @property
+    def vault(self) -> Path:
+        """What its tokens stand for while it sleeps, out of the cells' reach."""
+        return self.root / "vault"
+
+    @property
+    def shared(self) -> Path:
+        """What it has in common with its owner's other sessions, and since when."""
+        return self.root / "shared.json"
+
+    @property
     def snapshots(self) -> Path:
         """What its files once were, out of the cells' reach."""
         return self.root / "snapshots"

@@ -77,6 +77,8 @@ class Waking:
         """Bring the variables back into a fresh kernel; what is missing afterwards is told."""
         folders, entry = self._folders, self._entry
         report = StateReport()
+        # A server that was killed wrote none, and knows only the names that its last finished cell left.
+        has_state = folders.state.exists() or not entry.executions
         if isinstance(kernel, KeepsState) and folders.state.exists():
             folders.state.replace(folders.scratch / NAME)
             loading = kernel.load_state(f"{kernel.scratch}/{NAME}")
@@ -85,7 +87,9 @@ class Waking:
         fact = f"The session was asleep on disk ({entry.end}) and is awake again"
         missing = [name for name in entry.variables if name not in report.kept]
         if not missing and not report.lost:
-            return Loss((), f"{fact}: files and variables are back", state="kept")
+            if has_state:
+                return Loss((), f"{fact}: files and variables are back", state="kept")
+            return Loss((), f"{fact}, with a fresh kernel: imports and variables are gone, files are kept")
         reasons = [*entry.unkept, *map(in_words, report.lost)]
         told = [*reasons, *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons))]
         more = " …" if len(told) > _MOST_NAMED else ""

@@ -10,7 +10,9 @@ from functools import partial
 
 from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
-from belljar.kernels.base import Copyable, Kernel
+from belljar.kernels.base import Copyable, Keepable, Kernel
+from belljar.kernels.custody import Custody
+from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.starting import Folders
 from belljar.outputs.events import Finished
 from belljar.sandboxes.base import Incident
@@ -21,6 +23,7 @@ from belljar.sessions.hibernation import Waking
 from belljar.sessions.losses import Burial, Loss
 from belljar.sessions.quota import DiskQuota
 
+CATCH_UP_S = 30.0
 StartKernel = Callable[[Folders], Awaitable[Kernel]]
 
 
@@ -37,6 +40,7 @@ class Life:
         is_busy: Callable[[], bool],
         on_growth: Callable[[], None],
         does_rewind: bool,
+        custody: Custody | None = None,
     ) -> None:
         self.kernel: Kernel | None = None
         self.ended_by = ""
@@ -52,6 +56,7 @@ class Life:
         self._is_busy = is_busy
         self._on_growth = on_growth
         self._does_rewind = does_rewind
+        self._custody = custody
         self._is_fresh = False
         self._loss: Loss | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -77,6 +82,8 @@ class Life:
         """Take a kernel that runs already; a fresh one has run nothing."""
         self.kernel = kernel
         self._is_fresh = is_fresh
+        if self._custody is not None:
+            self._custody.keep(self._folders.session_id, kernel, self._folders.identity)
         if self._watch is None:
             watch = self._quota.watch(is_busy=self._is_busy, on_growth=self._on_growth)
             self._watch = asyncio.get_running_loop().create_task(watch)
@@ -118,12 +125,45 @@ class Life:
     async def _leave_kernel(self) -> None:
         """Let a kernel go; copies of it that sleep can still be woken, so its sandbox stays with them."""
         kernel, self.kernel = self.kernel, None
+        self._let_go()
         if kernel is None:
             return
         if isinstance(kernel, Copyable) and self.checkpoints.are_of(kernel):
             await kernel.discard()
         else:
             await kernel.aclose()
+
+    # Beyond the end of the server
+
+    def begin(self, execution_id: str, timeout_s: float) -> None:
+        """An execution is about to be given to the kernel: the next server may have to know which."""
+        if self._custody is not None and (slate := self._custody.slate(self._folders.session_id)) is not None:
+            slate.begin(execution_id, timeout_s)
+
+    async def catch_up(self) -> None:
+        """Go on with the kernel of an earlier server, none of whose cells is known to run."""
+        if not isinstance(self.kernel, Keepable):
+            return
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                await self.kernel.catch_up()
+        except BelljarError:
+            pass  # it has died, which the next cell is told
+        except TimeoutError:
+            self.ended_by = f"it gave the server that took it over no answer in {CATCH_UP_S:g} s"
+            await self.kernel.kill()
+
+    async def leave(self) -> None:
+        """Let go of the kernel and let it live; the earlier states of it end."""
+        await self._stop_watch()
+        kernel, self.kernel = self.kernel, None
+        if self._custody is not None and isinstance(kernel, IPythonKernel):
+            await self.checkpoints.leave(kernel)
+            await self._custody.leave(self._folders.session_id, kernel)
+
+    def _let_go(self) -> None:
+        if self._custody is not None:
+            self._custody.let_go(self._folders.session_id)
 
     async def kill_idle(self, incident: Incident) -> None:
         """End a kernel between two cells, for what a cell left running."""
@@ -163,11 +203,15 @@ class Life:
 
     async def aclose(self) -> None:
         """End the kernel, its copies and the watch; may be called twice."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
+        await self._stop_watch()
+        self._let_go()
         if self.kernel is not None:
             kernel, self.kernel = self.kernel, None
             await kernel.aclose()
         await self.checkpoints.aclose()
+
+    async def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from belljar.environments.packages import Change, InstallOutcome, install, modules_of
+from belljar.environments.packages import Change, InstallOutcome, OnStage, install, modules_of
 from belljar.errors import BelljarError, KernelDied
 from belljar.kernels.imports import ImportProof, ProvesImports
 from belljar.kernels.starting import KernelStarter
@@ -19,27 +19,37 @@ class Installation:
 
     outcomes: list[InstallOutcome]
     restart_needed: list[str]
+    pinned: list[str]
+    """Everything that was put into the layer, dependencies included, as NAME==VERSION."""
 
 
-async def install_packages(starter: KernelStarter, session: Session, requirements: Sequence[str]) -> Installation:
+async def install_packages(
+    starter: KernelStarter, session: Session, requirements: Sequence[str], *, on_stage: OnStage | None = None
+) -> Installation:
     """Install into the session's layer, then import in its kernel what was asked for."""
     environment = await starter.package_environment(session.environment)
     changes: list[Change] = []
     layer = session.folders.layer
     open_uv = starter.workshop.uv_for(session.id)
-    outcomes = await install(environment, layer, requirements, on_change=changes.append, open_uv=open_uv)
+    outcomes = await install(
+        environment, layer, requirements, on_change=changes.append, on_stage=on_stage, open_uv=open_uv
+    )
+    pinned = sorted(f"{change.name}=={change.after}" for change in changes)
     there = [outcome.name for outcome in outcomes if outcome.error is None]
     replaced = [change for change in changes if change.before is not None and change.before != change.after]
     names = [*there, *(change.name for change in replaced)]
     modules = await asyncio.to_thread(modules_of, environment, layer, names) if names else {}
     wanted = [module for name in there for module in modules[name]]
     watched = [module for change in replaced for module in modules[change.name]]
+    if on_stage is not None and wanted:
+        await on_stage(f"importing {', '.join(wanted)}")
     proof = await _proof(session, wanted, watched) if wanted or watched else None
     if proof is None:
-        return Installation(outcomes, [])
+        return Installation(outcomes, [], pinned)
     return Installation(
         [_proven(outcome, modules.get(outcome.name, []), proof) for outcome in outcomes],
         [_changed(change) for change in replaced if proof.loaded.intersection(modules[change.name])],
+        pinned,
     )
 
 

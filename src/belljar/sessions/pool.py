@@ -140,6 +140,7 @@ class Pool:
         await self._starter.vacate(folders.session_id)
         await asyncio.to_thread(remove_tree, folders.root)
         self._roll.forget(folders.session_id)
+        self._starter.forget(folders.session_id)
         if folders.identity is not None:
             self._starter.release_identity(folders.identity)
 

@@ -12,6 +12,7 @@ from belljar.errors import TooLarge
 from belljar.files.volume import used_bytes
 
 MEBIBYTE = 1024 * 1024
+_NO_LIMIT = 2**62
 # As fast as a page cache takes what a cell writes: the less room is left, the sooner the next look.
 FASTEST_BYTES_S = 2_000_000_000
 SHORTEST_S = 0.05
@@ -44,6 +45,11 @@ class DiskQuota:
     def detail(self) -> str:
         """The fact with its values."""
         return f"holds {round(self.used / MEBIBYTE):,} MB, the limit is {self._limit // MEBIBYTE:,} MB"
+
+    @property
+    def room_bytes(self) -> int:
+        """What there was room for, when last measured."""
+        return max(0, self._limit - self.used) if self._limit else _NO_LIMIT
 
     async def look(self) -> None:
         """Measure now."""

@@ -2,33 +2,45 @@
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from belljar import measures, spans
 from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, SessionNotFound
 from belljar.files.removal import remove_tree
+from belljar.kernels.base import Kernel
+from belljar.kernels.custody import Custody
 from belljar.kernels.starting import KernelStarter
 from belljar.logs import pseudonym
 from belljar.models import ExecutionResult, SessionFork, SessionInfo
 from belljar.outputs.displays import display_uri, read_display
-from belljar.outputs.notebook import NotebookCell
+from belljar.outputs.notebook import notebook_of, written
 from belljar.outputs.summary import Summary
+from belljar.policy.guard import Guard
+from belljar.policy.opening import Guardrails
+from belljar.privacy.opening import Veils
+from belljar.privacy.veil import Veil
 from belljar.sessions.admission import Admission
+from belljar.sessions.archive import open_archive
 from belljar.sessions.execution import Execution, output_uri
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.forks import fork_kernel
 from belljar.sessions.journal import Journal
 from belljar.sessions.pool import Pool, new_folders
-from belljar.sessions.roll import Roll
+from belljar.sessions.roll import Entry, Roll
 from belljar.sessions.session import Session, iso
-from belljar.settings import Settings
+from belljar.sessions.sharing import open_shelves
+from belljar.sessions.trimming import remove_outputs
 
 DAY_S = 24 * 60 * 60
 MOST_KEY_CHARS = 200
+NOTEBOOK_CELL_CHARS = 1_000_000
+# Deleting it takes some 20 ms.
+MUCH_OUTPUT_BYTES = 4 * 1024 * 1024
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
 log = logging.getLogger(__name__)
@@ -37,8 +49,22 @@ log = logging.getLogger(__name__)
 class Registry:
     """Sessions by id. Another principal's session answers exactly as an unknown one."""
 
-    def __init__(self, settings: Settings, folder: Path, journal: Journal, roll: Roll, starter: KernelStarter) -> None:
+    def __init__(
+        self,
+        guardrails: Guardrails,
+        veils: Veils,
+        folder: Path,
+        journal: Journal,
+        roll: Roll,
+        starter: KernelStarter,
+        custody: Custody | None = None,
+    ) -> None:
+        settings = guardrails.settings
+        self._custody = custody
         self.settings = settings
+        self._guardrails = guardrails
+        self._veils = veils
+        self._shelves = open_shelves(settings)
         self.journal = journal
         self.roll = roll
         self._folder = folder
@@ -50,6 +76,9 @@ class Registry:
             headroom_mb=settings.memory_headroom_mb,
         )
         self._sessions: dict[str, Session] = {}
+        self._leaving: dict[str, str] = {}
+        """Sessions on their way to disk, and whose they are."""
+        self._opened_at, self._opened_ticks = time.time(), time.monotonic()
 
     def create(self, principal: str, *, environment: str = "", reason: str = "") -> Session:
         """A new session; its kernel starts with its first cell."""
@@ -78,7 +107,10 @@ class Registry:
             )
         self._admission.check_memory()
 
-    def _open(self, folders: SessionFolders, principal: str, environment: str, reason: str) -> Session:
+    def _open(
+        self, folders: SessionFolders, principal: str, environment: str, reason: str, veil: Veil | None = None
+    ) -> Session:
+        tools = self._starter.broker(folders.session_id)
         session = Session(
             folders,
             principal=principal,
@@ -89,10 +121,19 @@ class Registry:
             roll=self.roll,
             admission=self._admission,
             start_kernel=partial(self._starter.start, environment),
+            guard=self._guardrails.guard(folders.session_id, principal, folders.root),
+            veil=veil or self._veils.veil(),
+            shelf=self._shelves.of(principal) if self._shelves and (tools or self.settings.shares_always) else None,
+            tools=tools,
+            custody=self._custody,
         )
         self._sessions[session.id] = session
         spans.note(session_id=session.id)
         return session
+
+    def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, Veil]:
+        """For code that runs outside a session, under the same policy."""
+        return self._guardrails.guard(name, principal, folder), self._veils.veil()
 
     def _enter(self, session: Session) -> None:
         self.roll.enter(session.id, session.principal, session.environment, session.reason)
@@ -108,10 +149,12 @@ class Registry:
         origin.check_idle()
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
-            session = self._open(forked.folders, principal, origin.environment, f"fork of {origin.id}")
+            reason = f"fork of {origin.id}"
+            session = self._open(forked.folders, principal, origin.environment, reason, origin.veil.fork())
             self._enter(session)
             session.life.adopt(forked.kernel)
             session.life.variables = forked.variables
+            session.guard.inherit(origin.guard)
             self.roll.note(session.id, 0, forked.variables)
             measures.sessions_opened.add("fork")
         variables, lost = list(forked.variables), forked.lost
@@ -119,6 +162,11 @@ class Registry:
 
     def get(self, session_id: str, principal: str) -> Session:
         """The caller's session, woken if it sleeps, marked as used."""
+        if self._leaving.get(session_id) == principal:
+            raise Busy(
+                f"session {session_id} is being put to sleep on disk",
+                hint="Make the same call again in 5 seconds: it wakes the session",
+            )
         session = self._sessions.get(session_id) or self._woken(session_id, principal)
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
@@ -140,6 +188,15 @@ class Registry:
         session.resume(entry)
         measures.sessions_opened.add("woken")
         log.info("session %s is awake again", session_id, extra=_about(session))
+        return session
+
+    def take_over(self, entry: Entry, folders: SessionFolders, kernel: Kernel) -> Session:
+        """A session whose kernel an earlier server left, as that one had it."""
+        self.roll.take_over(entry.id)
+        session = self._open(folders, entry.principal, entry.environment, entry.reason)
+        session.take_over(entry, kernel)
+        measures.sessions_opened.add("kept")
+        log.info("session %s goes on with its variables", entry.id, extra=_about(session))
         return session
 
     def _absence(self, session_id: str, principal: str) -> str:
@@ -206,6 +263,8 @@ class Registry:
         """What an execution gave, from event number `since` on."""
         live = self.execution(execution_id, principal)
         if live is not None:
+            # Who is told of output asks for what comes after it: the next server, if this one is killed.
+            self.journal.commit()
             return self._replayed(live.result(), since) if since > 0 else live.result()
         record = self.journal.find(execution_id)
         if record is None or record.principal != principal:
@@ -260,12 +319,17 @@ class Registry:
         self.journal.commit()
         return await asyncio.to_thread(self.journal.read_output, execution_id, offset, limit)
 
-    def history(self, session: Session) -> list[NotebookCell]:
-        """Every execution of a session with what it said."""
-        return [
-            NotebookCell(record.code, record.result, list(self.journal.events(record.id)), record.is_undone)
-            for record in self.journal.of_session(session.id)
-        ]
+    async def notebook(self, session: Session) -> str:
+        """Every execution of a session with what it said, as an .ipynb; of long output head and tail."""
+        self.journal.commit()
+        return await asyncio.to_thread(self._notebook, session.id)
+
+    def _notebook(self, session_id: str) -> str:
+        # Read bit by bit on a connection of its own: a session may have said more than memory holds.
+        with open_archive(self.settings.data_directory) as archive:
+            cells = archive.cells(session_id, is_live=lambda: True)
+            reader = self.display_reader(session_id)
+            return written(notebook_of(session_id, cells, reader, limit_chars=NOTEBOOK_CELL_CHARS))
 
     # Ends
 
@@ -280,9 +344,8 @@ class Registry:
         ended: list[str] = []
         for session in self.all():
             # Looked at one by one: while the last one ended, this one may have been used or cleared.
-            now = time.time()
-            if session.id in self._sessions and not session.is_busy and session.expires_at <= now:
-                await self._retire(session, f"expired at {iso(now)} after {minutes:g} idle minutes")
+            if session.id in self._sessions and session.is_expired:
+                await self._retire(session, f"expired at {iso(time.time())} after {minutes:g} idle minutes")
                 ended.append(session.id)
         await self._forget_outdated()
         return ended
@@ -293,15 +356,21 @@ class Registry:
             await self._end(session, end)
             return
         self._sessions.pop(session.id, None)
-        report = await session.put_to_sleep(end)
-        await self._starter.vacate(session.id)
+        self._leaving[session.id] = session.principal
+        try:
+            report = await session.put_to_sleep(end)
+            await self._starter.vacate(session.id)
+        finally:
+            del self._leaving[session.id]
         self._release_identity(session)
         kept = f"{len(report.kept)} variables kept" if report else "its variables are lost"
         measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
         log.info("session %s %s and sleeps, %s", session.id, end, kept, extra=_about(session))
 
     async def _forget_outdated(self) -> None:
-        for entry in self.roll.outdated(time.time() - self.settings.keep_days * DAY_S):
+        # A clock that is set forward must not make everything old at once; one that is set back does no harm.
+        now = min(time.time(), self._opened_at + time.monotonic() - self._opened_ticks)
+        for entry in self.roll.outdated(now - self.settings.keep_days * DAY_S):
             await asyncio.to_thread(remove_tree, self._folder / entry.id)
             self.roll.forget(entry.id)
 
@@ -310,21 +379,33 @@ class Registry:
         await session.aclose()
         await self._starter.vacate(session.id)
         await asyncio.to_thread(session.remove_files)
+        if self.journal.output_bytes(session.id) > MUCH_OUTPUT_BYTES:
+            with suppress(sqlite3.Error):  # then it takes longer below
+                await asyncio.to_thread(remove_outputs, self.journal.path, session.id)
         self._release_identity(session)
         self.journal.forget_session(session.id)
         self.roll.end(session.id, end)
         log.info("session %s %s", session.id, end, extra=_about(session))
 
     def _release_identity(self, session: Session) -> None:
+        self._starter.forget(session.id)
         identity = session.folders.identity
         # A fork is its origin's user: the number is free when the last of them has gone.
         if identity is not None and all(other.folders.identity != identity for other in self._sessions.values()):
             self._starter.release_identity(identity)
 
     async def aclose(self) -> None:
-        """Put every session to sleep, or end it."""
+        """Leave every session to the next server, where there may be one; else put it to sleep, or end it."""
         await self.pool.aclose()
-        await asyncio.gather(*(self._retire(session, "ended with its server") for session in self.all()))
+        await asyncio.gather(*(self._leave(session, "ended with its server") for session in self.all()))
+
+    async def _leave(self, session: Session, end: str) -> None:
+        if self._custody is None or not self._custody.has(session.id) or session.is_blank():
+            await self._retire(session, end)
+            return
+        self._sessions.pop(session.id, None)
+        await session.leave(end)
+        log.info("session %s is left to the next server", session.id, extra=_about(session))
 
 
 def _about(session: Session) -> dict[str, str]:
@@ -334,10 +415,16 @@ def _about(session: Session) -> dict[str, str]:
 
 @asynccontextmanager
 async def open_registry(
-    settings: Settings, folder: Path, journal: Journal, roll: Roll, starter: KernelStarter
+    guardrails: Guardrails,
+    veils: Veils,
+    folder: Path,
+    journal: Journal,
+    roll: Roll,
+    starter: KernelStarter,
+    custody: Custody | None = None,
 ) -> AsyncGenerator[Registry]:
     """A registry with its sweep running in the background."""
-    registry = Registry(settings, folder, journal, roll, starter)
+    registry = Registry(guardrails, veils, folder, journal, roll, starter, custody)
     registry.pool.fill()
     sweeping = asyncio.get_running_loop().create_task(_sweep_for_ever(registry))
     try:

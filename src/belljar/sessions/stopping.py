@@ -1,7 +1,7 @@
 """Stopping a cell: interrupt, and kill what ignores it. Owns the clock of one execution."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
@@ -14,8 +14,13 @@ Reason = Literal["timeout", "interrupted", "disk_full"]
 class Stopper:
     """Watches one running cell. The clock stands still while the cell waits for a person."""
 
-    def __init__(self, kernel: Kernel, *, timeout_s: float, grace_s: float) -> None:
+    def __init__(
+        self, kernel: Kernel, *, timeout_s: float, grace_s: float, on_stop: Callable[[], None] = lambda: None
+    ) -> None:
         self._kernel = kernel
+        self._on_stop = on_stop
+        self._pauses = 0
+        self._is_over = False
         self._grace_s = grace_s
         self._left_s = timeout_s
         self._timer: asyncio.TimerHandle | None = None
@@ -31,6 +36,7 @@ class Stopper:
         try:
             yield
         finally:
+            self._is_over = True
             self._stop_clock()
             if self._stopping is not None:
                 self._stopping.cancel()
@@ -39,15 +45,20 @@ class Stopper:
     def paused(self) -> Generator[None]:
         """While the cell waits for a person."""
         self._stop_clock()
+        self._pauses += 1
         try:
             yield
         finally:
-            self._start_clock()
+            self._pauses -= 1
+            # Calls of one cell may wait for answers side by side, and go on when it has ended.
+            if self._pauses == 0 and not self._is_over:
+                self._start_clock()
 
     def stop(self, reason: Reason) -> None:
         """Interrupt the cell now, and kill its process if it has not ended after the grace."""
         if self.reason is None:
             self.reason = reason
+            self._on_stop()
             self._stopping = asyncio.get_running_loop().create_task(self._interrupt_then_kill())
 
     def kill(self, reason: Reason) -> None:
@@ -55,6 +66,7 @@ class Stopper:
         if self._stopping is not None:
             self._stopping.cancel()
         self.reason = self.reason or reason
+        self._on_stop()
         self.was_killed = True
         self._stopping = asyncio.get_running_loop().create_task(self._kernel.kill())
 

@@ -9,6 +9,7 @@ from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
 from belljar.settings import sources, words
+from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
 from belljar.settings.kinds import NONE
 from belljar.settings.sources import CONFIG_FILE, config_files, flag, variable
@@ -19,6 +20,8 @@ __all__ = [
     "MEBIBYTE",
     "NONE",
     "ApiKey",
+    "EnvironmentEntry",
+    "Kind",
     "SettingOrigin",
     "Settings",
     "allowed",
@@ -94,7 +97,10 @@ def _explained(error: ValidationError, flags: dict[str, Any]) -> SettingsError:
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
     value, origin = sources.winner(name, [sources.Layer(flags, flag), *sources.layers(Settings)])
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return words.unknown(Settings, name, origin)
     reason = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+    reason = "there is no such field" if first["type"] == "extra_forbidden" else reason
+    if words.is_table(Settings, name):
+        reason = ": ".join([*map(str, first["loc"][1:]), reason])
     return words.unusable(Settings, name, value, origin, reason)

@@ -33,6 +33,13 @@ def checked_image(value: str) -> str:
     return value
 
 
+def unmixed(names: list[str]) -> list[str]:
+    """Refuse sets of tools in which one name would mean two things."""
+    if "executor" in names and len(set(names)) > 1:
+        raise ValueError("executor has an execute_code of another shape than the others, so it is served alone")
+    return names
+
+
 def checked_rule(entry: str) -> str:
     """An entry of `egress`."""
     return entry if entry == PACKAGES else str(parse_rule(entry))
@@ -65,6 +72,11 @@ def _absolute(path: Path) -> Path:
         return path.expanduser().absolute()
     except RuntimeError as error:
         raise ValueError(str(error)) from None
+
+
+def absolute_file(path: str) -> str:
+    """The path of a file, wherever we go from here; empty for none."""
+    return str(_absolute(Path(path))) if path else ""
 
 
 def level_name(value: object) -> object:

@@ -2,12 +2,13 @@
 `BELLJAR_CONFIG`), `BELLJAR_*` variables, flags. It knows the names and types of a table, not what they are for.
 """
 
+import json
 import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import platformdirs
 from pydantic.fields import FieldInfo
@@ -22,6 +23,20 @@ CONFIG_FILE = "belljar.toml"
 PREFIX = "BELLJAR_"
 CONFIG_VARIABLE = "BELLJAR_CONFIG"
 
+ALIASES = {
+    "log_level": "LOG_LEVEL",
+    "guardrails": "GUARDRAILS_ENABLED",
+    "guardrails_strict": "GUARDRAILS_STRICT_MODE",
+    "blocked_patterns": "BLOCKED_PATTERNS",
+    "allow_network_access": "ALLOW_NETWORK_ACCESS",
+    "egress": "ALLOWED_NETWORKS",
+    "execution_timeout_s": "MAX_EXECUTION_TIME",
+    "memory_mb": "MAX_MEMORY_MB",
+    "workspace_directory": "WORKSPACE_DIR",
+    "servers_directory": "SERVERS_DIR",
+}
+"""Variables of other projects that are read where ours is not set, for the settings that a table has."""
+
 _FLAGS = {"surfaces": "--surface"}
 
 
@@ -34,20 +49,35 @@ class Layer:
 
 
 class _Environment(EnvSettingsSource):
-    """Lists are separated by commas rather than written in JSON, and `LOG_LEVEL` stands in for ours."""
+    """Lists are separated by commas rather than written in JSON, and other projects' names stand in for ours."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        if kind(field.annotation) is dict:
+            return _table(self.settings_cls, field_name, value)
         return [part.strip() for part in value.split(",") if part.strip()]
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
-        if fallback := self.env_vars.get("log_level"):
-            values.setdefault("log_level", fallback)
+        for name, other in ALIASES.items():
+            field = self.settings_cls.model_fields.get(name)
+            if field is not None and name not in values and (said := self.env_vars.get(other.lower())):
+                is_list = kind(field.annotation) is list
+                values[name] = self.decode_complex_value(name, field, said) if is_list else said
         return values
 
     def origin(self, name: str) -> str:
         own = variable(name)
-        return own if own.lower() in self.env_vars else "LOG_LEVEL"
+        return own if own.lower() in self.env_vars or name not in ALIASES else ALIASES[name]
+
+
+def _table(table: Table, name: str, text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise unusable(table, name, text, variable(name), f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise unusable(table, name, text, variable(name), "it is not a JSON object")
+    return cast("dict[str, Any]", value)
 
 
 def layers(table: Table) -> list[Layer]:

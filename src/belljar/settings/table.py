@@ -3,23 +3,26 @@
 Nothing here knows where values come from or what a setting is for.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from belljar.settings.environments import EnvironmentEntry, checked_names
 from belljar.settings.keys import checked_key
 from belljar.settings.kinds import (
     Count,
     Directory,
     Seconds,
     Share,
+    absolute_file,
     checked_address,
     checked_image,
     checked_module,
     checked_rule,
     level_name,
     limit,
+    unmixed,
     user_data,
     user_downloads,
     with_checkpoints,
@@ -53,8 +56,15 @@ class Settings(BaseSettings):
     )
     environment: str = Field(
         "default",
-        description="Where the code of sessions runs: `default` (the managed science environment), the path of a "
-        "virtual environment or interpreter, or `kernel:NAME` for an installed Jupyter kernel.",
+        description="Where the code of sessions runs: `default` (the managed science environment), a name of "
+        "`environments`, the path of a virtual environment or interpreter, or `kernel:NAME` for an installed Jupyter "
+        "kernel.",
+    )
+    environments: Annotated[dict[str, EnvironmentEntry], AfterValidator(checked_names)] = Field(
+        {},
+        description="Environments that a session may ask for by name, a table each: its `kind` (`venv`, `venv-uv`, "
+        "`conda`, `system` or `managed`) and its `path`; for a managed one `requirements` or a `file`, and `python`.",
+        json_schema_extra={"allowed": "tables, as in `[environments.NAME]`; in the variable, JSON"},
     )
     data_directory: Directory = Field(
         default_factory=user_data,
@@ -66,8 +76,78 @@ class Settings(BaseSettings):
         description="Where `download_file` saves what it is asked to save.",
         json_schema_extra={"default": "`belljar` in the user's downloads folder (`~/Downloads/belljar`)"},
     )
-    surfaces: list[Literal["interpreter"]] = Field(
-        ["interpreter"], min_length=1, description="The sets of tools that clients see."
+    workspace: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether sessions have a folder `workspace/` whose files their owner finds in every later session: "
+        "`auto` means where tools of other servers are configured, or `workspace_directory` is set.",
+    )
+    workspace_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+        "",
+        description="Where those files are kept, a folder for each owner; `WORKSPACE_DIR` works too.",
+        json_schema_extra={"default": "`workspaces` in the data directory", "allowed": "the path of a folder"},
+    )
+    workspace_mb: int = Field(
+        512, ge=1, description="What one owner may keep in `workspace/`; what goes beyond it stays in its session."
+    )
+    surfaces: Annotated[list[Literal["interpreter", "toolbox", "executor"]], AfterValidator(unmixed)] = Field(
+        ["interpreter"],
+        min_length=1,
+        description="The sets of tools that clients see: `interpreter` has all that sessions can do, `toolbox` only "
+        "what it takes to find and call the tools of other MCP servers, `executor` runs code files, each in a fresh "
+        "process.",
+    )
+    mcp_config: Annotated[str, AfterValidator(absolute_file)] = Field(
+        "",
+        description="The file that lists the MCP servers of the toolbox: `mcpServers` as Claude Desktop and Cursor "
+        "have it, or VS Code's `servers`.",
+        json_schema_extra={"allowed": "the path of a JSON file, or empty text"},
+    )
+    mcp_servers: dict[str, Any] = Field(
+        {},
+        description="More of them, as tables in the file of settings: `[mcp_servers.NAME]` with `command` and `args`, "
+        "or with `url`.",
+        json_schema_extra={"allowed": "tables like [mcp_servers.NAME]"},
+    )
+    servers_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+        "",
+        description="Where the Python files of their tools are written while the server runs; `SERVERS_DIR` works too.",
+        json_schema_extra={"default": "`toolbox` in the data directory", "allowed": "the path of a folder"},
+    )
+    upstream_start_s: Seconds = Field(
+        60, description="How long an MCP server of the toolbox may take to start and to list its tools."
+    )
+    upstream_silence_s: Seconds = Field(
+        300,
+        description="A call to an MCP server of the toolbox that says nothing for this long, not even progress, is "
+        "given up; the time that a person takes to answer does not count.",
+    )
+    upstream_message_mb: int = Field(
+        64, ge=1, le=1_024, description="The largest message that an MCP server of the toolbox may send."
+    )
+    policy: Annotated[str, AfterValidator(absolute_file)] = Field(
+        "",
+        description="The file of guardrails: which tools and code sessions may use, and what callers may see; a "
+        "file that is not in order stops the server.",
+        json_schema_extra={"allowed": "the path of a TOML file, or empty text"},
+    )
+    guardrails: bool = Field(
+        True, description="Whether the policy is obeyed, privacy included; `GUARDRAILS_ENABLED` works too."
+    )
+    guardrails_strict: bool = Field(
+        False,
+        description="Refuse tools that no rule allows, and code that rules only warn of or cannot see through; "
+        "`GUARDRAILS_STRICT_MODE` works too.",
+    )
+    secrets_file: Annotated[str, AfterValidator(absolute_file)] = Field(
+        "",
+        description='A file with secrets that the policy lets tools have, `NAME = "value"` a line; '
+        "`BELLJAR_SECRET_NAME` variables come first.",
+        json_schema_extra={"allowed": "the path of a TOML file, or empty text"},
+    )
+    blocked_patterns: list[str] = Field(
+        [],
+        description="Code that does not run, beside the policy's: names like `os.system`, or patterns like "
+        "`open(_, 'w*')`, which a variable cannot hold; `BLOCKED_PATTERNS` works too.",
     )
     http: Annotated[str, AfterValidator(checked_address)] = Field(
         "",
@@ -100,8 +180,12 @@ class Settings(BaseSettings):
     egress: list[Annotated[str, AfterValidator(checked_rule)]] = Field(
         [],
         description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "
-        "package index that pip and uv are configured for; none by default.",
+        "package index that pip and uv are configured for; none by default; `ALLOWED_NETWORKS` works too.",
         json_schema_extra={"allowed": 'a list of HOST:PORT, *.DOMAIN:PORT or "packages"'},
+    )
+    allow_network_access: bool = Field(
+        True,
+        description="False closes the network to sessions, whatever `egress` says; `ALLOW_NETWORK_ACCESS` works too.",
     )
     egress_allow_private: bool = Field(
         False,
@@ -151,9 +235,19 @@ class Settings(BaseSettings):
     hibernate: bool = Field(
         True, description="Keep sessions on disk when they expire or the server stops; the next call wakes them."
     )
+    keep_alive: bool = Field(
+        False,
+        description="Let the processes of sessions outlive the server, killed or stopped, so that the next one on the "
+        "same data directory goes on with their variables and running cells; sandbox `namespace` only.",
+    )
+    keep_alive_s: Seconds = Field(
+        600, description="How long they wait for the next server under `keep_alive`; then they are ended."
+    )
     keep_days: float = Field(7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept.")
     execution_timeout_s: Seconds = Field(
-        600, description="A cell that runs longer is interrupted, unless its call says otherwise."
+        600,
+        description="A cell that runs longer is interrupted, unless its call says otherwise; `MAX_EXECUTION_TIME` "
+        "works too.",
     )
     interrupt_grace_s: Seconds = Field(
         5, description="A cell that ignores its interrupt for this long is killed with its process."
@@ -161,7 +255,7 @@ class Settings(BaseSettings):
     memory_mb: Annotated[Count, limit(64, 1_048_576 * 16)] = Field(
         2048,
         description="Memory that all processes of a session may use together, swap included; what goes beyond it is "
-        "killed, and the result says `out_of_memory`.",
+        "killed, and the result says `out_of_memory`; `MAX_MEMORY_MB` works too.",
         json_schema_extra={"allowed": 'a whole number of megabytes from 64, or "none" for no limit'},
     )
     cpus: Annotated[Share, limit(0.05, 4096)] = Field(
@@ -197,6 +291,12 @@ class Settings(BaseSettings):
     output_cap_bytes: int = Field(
         256 * MEBIBYTE, ge=1, description="Output kept of one execution; what comes after it is counted and dropped."
     )
+    journal_mb: Annotated[Count, limit(16, 1_048_576 * 1024)] = Field(
+        4096,
+        description="Disk that the journal may take, with the displays of executions; over it the output of the oldest "
+        "finished executions is dropped, which whoever asks for it is told.",
+        json_schema_extra={"allowed": 'a whole number of megabytes from 16, or "none" for no limit'},
+    )
     image_budget_bytes: int = Field(
         700_000, ge=1, description="Bytes of images in one answer; larger ones are scaled down, the original linked."
     )
@@ -204,6 +304,12 @@ class Settings(BaseSettings):
         "auto",
         description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, which several "
         "clients would drop.",
+    )
+    tool_result_bytes: int = Field(
+        4 * MEBIBYTE,
+        ge=1_024,
+        description="The largest result of a tool that the code of a session gets as a value; a larger one becomes a "
+        "file in the session folder, and the code gets a handle to it.",
     )
     max_code_bytes: int = Field(MEBIBYTE, ge=1, description="The longest code one call may bring.")
     max_upload_bytes: int = Field(100 * MEBIBYTE, ge=1, description="The largest file one call may bring.")
@@ -213,6 +319,11 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="What the lines of the log are: text for people, or JSON objects for programs."
     )
+
+    @property
+    def shares_always(self) -> bool:
+        """Whether sessions have a `workspace/` though there may be no tools."""
+        return self.workspace == "on" or (self.workspace == "auto" and bool(self.workspace_directory))
 
     @classmethod
     def settings_customise_sources(

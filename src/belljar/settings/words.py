@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
-from pydantic import JsonValue, SecretStr
+from pydantic import BaseModel, JsonValue, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -37,14 +37,20 @@ def unknown(table: Table, name: str, origin: str) -> SettingsError:
 
 def unusable(table: Table, name: str, value: object, origin: str, reason: str) -> SettingsError:
     """The error of a value that a setting does not take."""
-    shown = MASK if name == "api_keys" else json.dumps(value, default=str, ensure_ascii=False)
+    shown = MASK if name in ("api_keys", "mcp_servers") else json.dumps(value, default=str, ensure_ascii=False)
     return SettingsError(f"{name} = {shown} from {origin}: {reason}", hint=f"{name} takes {allowed(table, name)}")
 
 
 def shown(value: Any) -> JsonValue:
     """A value as it may be printed: secrets are masked."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [shown(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        # Tables that are not of a known form hold variables and headers, and with them secrets.
+        parts = cast("dict[str, Any]", value).items()
+        return {name: shown(item) if isinstance(item, BaseModel) else MASK for name, item in parts}
+    if isinstance(value, BaseModel):
+        return {name: shown(item) for name, item in value.model_dump(exclude_defaults=True).items()}
     if value is None:
         return NONE
     if isinstance(value, SecretStr):
@@ -57,10 +63,15 @@ def may_be_none(table: Table, name: str) -> bool:
     return name in table.model_fields and type(None) in get_args(table.model_fields[name].annotation)
 
 
+def is_table(table: Table, name: str) -> bool:
+    """Whether a setting is made of named parts."""
+    return name in table.model_fields and kind(table.model_fields[name].annotation) is dict
+
+
 def kind(annotation: Any) -> type:
-    """What a file writes it as: list, bool, int, float, or else text."""
-    if get_origin(annotation) is list:
-        return list
+    """What a file writes it as: list, table, bool, int, float, or else text."""
+    if get_origin(annotation) in (list, dict):
+        return get_origin(annotation) or list
     if type(None) in get_args(annotation):
         (annotation,) = (kind for kind in get_args(annotation) if kind is not type(None))
     return annotation if annotation in (bool, int, float) else str

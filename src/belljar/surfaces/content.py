@@ -5,14 +5,15 @@ and URIs included, and structured content is sent only beside text unless the se
 """
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from mcp.server.mcpserver import Context
 from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 
 from belljar.errors import BelljarError
-from belljar.models import Display, ExecutionResult, Model
+from belljar.models import Display, ExecutionResult, Model, ToolCall
 from belljar.outputs.images import fitted
 
 Structured = Literal["auto", "always", "never"]
@@ -22,6 +23,13 @@ PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 MAX_PICTURES = 8
 MAX_LINKS = 20
 SHOWN_TRACEBACK_LINES = 60
+_CALL_STATES = {
+    "started": "unfinished",
+    "cancelled": "unfinished",
+    "returned": "returned",
+    "failed": "failed",
+    "refused": "refused",
+}
 
 
 def execution_blocks(
@@ -72,6 +80,8 @@ def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
         parts.append("\n".join(_shown(result.traceback)))
     if result.error is not None and (not result.traceback or result.error not in result.traceback[-1]):
         parts.append(f"Error: {result.error}")
+    if result.calls:
+        parts.append(_calls_line(result.calls))
     if result.files:
         parts.append("\n".join(["Files:", *_file_lines(result)]))
     if result.truncated is not None:
@@ -79,6 +89,19 @@ def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
         parts.append(f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: {cut.uri}")
     body = "\n".join(part for part in parts if part)
     return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
+
+
+def _calls_line(calls: Sequence[ToolCall]) -> str:
+    """What a cell that did not end well had called: what is done already, and what may be."""
+    groups: dict[str, Counter[str]] = {}
+    for call in calls:
+        why = f" ({call.reason})" if call.reason else ""
+        groups.setdefault(_CALL_STATES[call.state], Counter())[f"{call.server}.{call.tool}{why}"] += 1
+    told = [
+        f"{state}: {', '.join(name if count == 1 else f'{name} ×{count}' for name, count in names.items())}"
+        for state, names in groups.items()
+    ]
+    return f"Calls made: {'; '.join(told)}"
 
 
 def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:

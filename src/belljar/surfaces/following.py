@@ -4,26 +4,29 @@ The request may end at any time; the execution does not notice. A question goes 
 protocol era has: a request of ours in the middle of the call, or an answer that the client completes and sends again.
 """
 
+import secrets
 import time
 from typing import Any
 
 from mcp.server.mcpserver import Context
-from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
-from pydantic import BaseModel, Field
+from mcp.types import (
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestURLParams,
+    ElicitResult,
+    InputRequiredResult,
+)
 
 from belljar.sessions.execution import Execution
+from belljar.toolbox.base import Question, Reply
 
 MODERN = "2026-07-28"
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_CHARS = 200
 ANSWER_KEY = "input"
 STATE_MARK = "#"
-
-
-class Answer(BaseModel):
-    """What the person is asked for."""
-
-    answer: str = Field(description="The text that input() returns")
+CONSENT: dict[str, Any] = {"type": "object", "properties": {}}
+"""The form of a question that is answered by accepting it."""
 
 
 def can_ask(ctx: Context[Any, Any]) -> bool:
@@ -44,10 +47,10 @@ async def follow(
     while not execution.is_finished:
         if execution.question is not None and can_ask(ctx):
             if (ctx.protocol_version or "") >= MODERN:
-                return _question(execution)
+                return _question(execution, execution.question, ctx)
             with execution.asking() as is_ours:
                 if is_ours:
-                    await _ask_now(execution, ctx)
+                    await _ask_now(execution, execution.question, ctx)
         left = deadline - time.monotonic()
         if left <= 0:
             return None
@@ -66,7 +69,7 @@ def resume(execution: Execution, ctx: Context[Any, Any]) -> None:
     """A modern client came back with the person's answer."""
     response = (ctx.input_responses or {}).get(ANSWER_KEY)
     _, _, number = (ctx.request_state or "").partition(STATE_MARK)
-    execution.answer(_text(response) if isinstance(response, ElicitResult) else None, int(number or 0))
+    execution.reply(_reply(response) if isinstance(response, ElicitResult) else Reply("cancel"), int(number or 0))
 
 
 def asked_execution(ctx: Context[Any, Any]) -> str:
@@ -74,28 +77,36 @@ def asked_execution(ctx: Context[Any, Any]) -> str:
     return (ctx.request_state or "").partition(STATE_MARK)[0]
 
 
-def _question(execution: Execution) -> InputRequiredResult:
-    request = ElicitRequest(
-        method="elicitation/create",
-        params=ElicitRequestFormParams(message=_prompt(execution), requested_schema=Answer.model_json_schema()),
-    )
+def _question(execution: Execution, question: Question, ctx: Context[Any, Any]) -> InputRequiredResult:
+    request = ElicitRequest(method="elicitation/create", params=_params(question, ctx))
     state = f"{execution.id}{STATE_MARK}{execution.questions}"
     return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=state)
 
 
-async def _ask_now(execution: Execution, ctx: Context[Any, Any]) -> None:
+async def _ask_now(execution: Execution, question: Question, ctx: Context[Any, Any]) -> None:
     number = execution.questions
-    outcome = await ctx.elicit(_prompt(execution), Answer)
-    execution.answer(outcome.data.answer if outcome.action == "accept" else None, number)
+    session, params = ctx.request_context.session, _params(question, ctx)
+    if isinstance(params, ElicitRequestURLParams):
+        elicitation_id = secrets.token_hex(16)
+        result = await session.elicit_url(params.message, params.url, elicitation_id, ctx.request_id)
+    else:
+        result = await session.elicit_form(params.message, params.requested_schema, ctx.request_id)
+    execution.reply(_reply(result), number)
 
 
-def _prompt(execution: Execution) -> str:
-    question = execution.question
-    return question.prompt if question and question.prompt.strip() else "The code asks for input"
+def _params(question: Question, ctx: Context[Any, Any]) -> ElicitRequestFormParams | ElicitRequestURLParams:
+    """A form, or an address for a client that can open some; others are told it in the question."""
+    if question.url and _opens_addresses(ctx):
+        return ElicitRequestURLParams(message=question.message, url=question.url)
+    message = f"{question.message}\nOpen {question.url} first." if question.url else question.message
+    return ElicitRequestFormParams(message=message, requested_schema=question.schema or CONSENT)
 
 
-def _text(response: ElicitResult) -> str | None:
-    if response.action != "accept" or response.content is None:
-        return None
-    answer = response.content.get("answer")
-    return str(answer) if answer is not None else None
+def _opens_addresses(ctx: Context[Any, Any]) -> bool:
+    capabilities = ctx.client_capabilities
+    elicitation = capabilities.elicitation if capabilities is not None else None
+    return elicitation is not None and elicitation.url is not None
+
+
+def _reply(response: ElicitResult) -> Reply:
+    return Reply(response.action, dict(response.content or {}) if response.action == "accept" else {})

@@ -175,7 +175,8 @@ class InterpreterSurface:
     async def new_session(
         self,
         environment: Annotated[
-            str, Field(description="Empty for the configured one, or kernel:NAME for an installed Jupyter kernel")
+            str,
+            Field(description="Empty for the configured one, another's name, or kernel:NAME for a Jupyter kernel"),
         ] = "",
         reason: Annotated[str, Field(max_length=200, description="What it is for, shown in lists")] = "",
     ) -> Answer:
@@ -224,6 +225,7 @@ class InterpreterSurface:
         question = await follow(execution, ctx, wait_s)
         if question is not None:
             return question
+        self._sessions.journal.commit()
         result = execution.result()
         result.session_info = execution.session.notice()
         return self._shown(result, ctx)

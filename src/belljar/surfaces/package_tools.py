@@ -1,28 +1,40 @@
 """Tools that say which packages there are and bring more."""
 
 import asyncio
+import itertools
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
-from belljar.environments.packages import InstallOutcome, as_fields, check_installed, check_requirements
+from belljar.environments.packages import (
+    InstallOutcome,
+    OnStage,
+    PackageStatus,
+    as_fields,
+    check_installed,
+    check_requirements,
+)
 from belljar.errors import BelljarError
 from belljar.kernels.starting import KernelStarter
 from belljar.models import Model
 from belljar.sessions.packages import install_packages
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
+from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.tools import (
     FETCHES,
     READS,
     Answer,
+    Ctx,
     OptionalSession,
     add_tools,
     chosen_session,
     refusals_as_results,
 )
+
+_STAGE_CHARS = 200
 
 
 class PackageReport(Model):
@@ -31,6 +43,7 @@ class PackageReport(Model):
     session_id: str | None = None
     packages: list[dict[str, JsonValue]]
     restart_needed: list[str] = Field(default=[])
+    pinned: list[str] = Field(default=[])
 
 
 class PackageTools:
@@ -48,6 +61,7 @@ class PackageTools:
     @refusals_as_results
     async def install_dependencies(
         self,
+        ctx: Ctx,
         packages: Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2, humanize")],
         session_id: OptionalSession = "",
     ) -> Answer:
@@ -55,17 +69,20 @@ class PackageTools:
         check_requirements(packages)  # before a session is made for them
         session = chosen_session(self._sessions, session_id)
         try:
-            installation = await install_packages(self._starter, session, packages)
+            installation = await install_packages(self._starter, session, packages, on_stage=_reporter(ctx))
         except BelljarError:
             if session.id != session_id:  # made for this call, and nobody was told of it
                 await self._sessions.clear(session.id, session.principal)
             raise
         lines = [_line(outcome) for outcome in installation.outcomes]
         lines += [f"restart needed: {change}, imported before" for change in installation.restart_needed]
+        if installation.pinned:
+            lines.append(f"installed: {' '.join(installation.pinned)}")
         report = PackageReport(
             session_id=session.id,
             packages=[as_fields(outcome) for outcome in installation.outcomes],
             restart_needed=installation.restart_needed,
+            pinned=installation.pinned,
         )
         answer = model_blocks(report, "\n".join([*lines, f"[session_id: {session.id}]"]))
         answer.is_error = any(outcome.error or outcome.import_error for outcome in installation.outcomes)
@@ -73,17 +90,37 @@ class PackageTools:
 
     @refusals_as_results
     async def check_installed_packages(
-        self, packages: Annotated[list[str], Field(min_length=1, max_length=200)]
+        self,
+        packages: Annotated[
+            list[str], Field(min_length=1, max_length=200, description="Such as scikit-learn, sklearn, pandas>=2")
+        ],
+        session_id: Annotated[str, Field(description="Session to look in; empty for a new one's packages")] = "",
     ) -> Answer:
-        """Which packages the default environment has, by distribution or import name, with version and location."""
-        environment = await self._starter.environment(self._settings.environment)
-        statuses = await asyncio.to_thread(check_installed, environment, None, packages)
-        lines = [
-            f"{status.name}: {status.version}" if status.installed else f"{status.name}: not installed"
-            for status in statuses
-        ]
-        report = PackageReport(packages=[as_fields(status) for status in statuses])
-        return model_blocks(report, "\n".join(lines))
+        """Which packages there are, by distribution or import name or with a version, and where; imports nothing."""
+        session = self._sessions.get(session_id, current_principal()) if session_id not in ("", "0") else None
+        name = session.environment if session else self._settings.environment
+        environment = await self._starter.package_environment(name)
+        layer = session.folders.layer if session else None
+        statuses = await asyncio.to_thread(check_installed, environment, layer, packages)
+        report = PackageReport(
+            session_id=session.id if session else None, packages=[as_fields(status) for status in statuses]
+        )
+        return model_blocks(report, "\n".join(map(_status_line, statuses)))
+
+
+def _reporter(ctx: Ctx) -> OnStage:
+    """Tells the client what an installation is busy with."""
+    counted = itertools.count(1)
+
+    async def report(stage: str) -> None:
+        await ctx.report_progress(next(counted), None, stage[:_STAGE_CHARS])
+
+    return report
+
+
+def _status_line(status: PackageStatus) -> str:
+    found = (status.version or "there") if status.installed else "not installed"
+    return f"{status.name}: {found}{f' ({status.note})' if status.note else ''}"
 
 
 def _line(outcome: InstallOutcome) -> str:

@@ -12,7 +12,6 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
 from belljar.errors import BelljarError, UsageError
 from belljar.files.mime import decoded, mime_type_of
-from belljar.outputs.notebook import notebook_json
 from belljar.sessions.registry import Registry
 from belljar.surfaces.auth import current_principal
 
@@ -73,8 +72,7 @@ class InterpreterResources:
         """The session as a notebook."""
         try:
             session = self._sessions.get(session_id, current_principal())
-            cells = self._sessions.history(session)
-            return await asyncio.to_thread(notebook_json, session.id, cells, self._sessions.display_reader(session.id))
+            return await self._sessions.notebook(session)
         except BelljarError as error:
             raise _as_resource_error(error) from error
 

@@ -15,10 +15,12 @@ from starlette.applications import Starlette
 from belljar.runtime import Runtime
 from belljar.surfaces.calls import Calls, in_place_of_sdk_spans
 from belljar.surfaces.content import Structured, asked_structure
+from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
 from belljar.surfaces.resources import resource_mime_type
+from belljar.surfaces.toolbox_tools import TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 INSTRUCTIONS = (
     "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
@@ -66,18 +68,28 @@ class BelljarServer(MCPServer[Any]):
         ]
 
 
+def _instructions(surfaces: Sequence[str]) -> str:
+    if "executor" in surfaces:
+        return EXECUTOR_INSTRUCTIONS
+    return INSTRUCTIONS if "interpreter" in surfaces else TOOLBOX_INSTRUCTIONS
+
+
 def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
     """One MCP server with the given surfaces."""
     server = BelljarServer(
         "belljar",
         title="belljar",
-        instructions=INSTRUCTIONS,
+        instructions=_instructions(surfaces),
         version=version("belljar"),
         log_level=runtime.settings.log_level,
     )
     server.structured = runtime.settings.structured
     if "interpreter" in surfaces:
         InterpreterSurface(runtime).register(server)
+    if "executor" in surfaces:
+        ExecutorSurface(runtime).register(server)
+    if "toolbox" in surfaces:
+        ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
     server.watch_calls()
     return server
 

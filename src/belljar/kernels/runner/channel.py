@@ -1,4 +1,7 @@
-"""Messages to and from the host: a 4-byte length and a JSON object, over one UNIX stream socket.
+"""Messages to and from the host: a 4-byte length and a JSON object, over one UNIX socket.
+
+A socket of packets is for a host that may be replaced: each says whether a message begins with it, so that what is left
+of one that was broken off is never taken for the next.
 
 Owns framing and nothing else; the host's side of the same form is `kernels/frames.py`.
 """
@@ -13,6 +16,8 @@ import threading
 from typing import Any
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
+PACKET_BYTES = 65_536
+_BEGINS, _GOES_ON = b"\1", b"\0"
 _LENGTH = struct.Struct("!I")
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = array.array("i")
@@ -24,6 +29,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._in_packets = sock.type == socket.SOCK_SEQPACKET
         self._buffer = bytearray()
         self._descriptors: list[int] = []
         self._lock = threading.Lock()
@@ -38,9 +44,11 @@ class Channel:
         """Send messages at once; a forked child of the cell's has no voice here."""
         if os.getpid() != self._pid:
             return
-        frames = b"".join(map(_frame, messages))
+        frames = [*map(_frame, messages)]
+        packets = [packet for frame in frames for packet in _packets(frame)] if self._in_packets else [b"".join(frames)]
         with self._lock:
-            self._sock.sendall(frames)
+            for packet in packets:
+                self._sock.sendall(packet)
 
     def receive(self) -> dict[str, Any]:
         """Wait for one message; EOFError when the host is gone."""
@@ -52,17 +60,31 @@ class Channel:
                     frame = bytes(self._buffer[_LENGTH.size : end])
                     del self._buffer[:end]
                     return json.loads(frame)
-            self._buffer += self._read()
+            chunk = self._read()
+            self._buffer += chunk
 
     def _read(self) -> bytes:
         chunk, ancillary, _, _ = self._sock.recvmsg(262_144, _MOST_DESCRIPTORS, _CLOSE_ON_EXEC)
         if not chunk:
             raise EOFError
+        if self._in_packets:
+            if chunk[:1] == _BEGINS:
+                self._give_up_message()
+            elif not self._buffer:
+                return b""
+            chunk = chunk[1:]
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = len(data) - len(data) % _DESCRIPTORS.itemsize
                 self._descriptors += array.array("i", data[:whole])
         return chunk
+
+    def _give_up_message(self) -> None:
+        """Another one begins: whoever sent the first half of this one is gone."""
+        if self._buffer:
+            self._buffer.clear()
+            for descriptor in self.take_descriptors():
+                os.close(descriptor)
 
     def take_descriptors(self, count: "int | None" = None) -> "list[int]":
         """Those that came with the last message: all there are, or so many when another one may be here as well."""
@@ -94,6 +116,11 @@ def _frame(message: dict[str, Any]) -> bytes:
     if len(content) > MAX_FRAME_BYTES:
         content = _encoded(_shortened(message, len(content)))
     return _LENGTH.pack(len(content)) + content
+
+
+def _packets(frame: bytes) -> "list[bytes]":
+    starts = range(0, len(frame), PACKET_BYTES)
+    return [(_GOES_ON if start else _BEGINS) + frame[start : start + PACKET_BYTES] for start in starts]
 
 
 def _encoded(message: dict[str, Any]) -> bytes:

@@ -19,7 +19,7 @@ class Interrupts:
         """Take over SIGINT, also from a cell that took it."""
         signal.signal(signal.SIGINT, self._on_signal)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: "FrameType | None") -> None:
         __tracebackhide__ = True  # the cell's traceback ends where the cell was, not here
         if not self._is_cell:
             return

@@ -11,10 +11,11 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 PORT = 3128
 _CHUNK_BYTES = 65_536
+Connect = Callable[[], socket.socket]
 
 
 class _Side:
@@ -35,28 +36,28 @@ class _Side:
 class Relay:
     """All connections, in one thread: threads would count against the session's processes."""
 
-    def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
-        self._listener = listener
-        self._connect = connect
+    def __init__(self, doors: Mapping[socket.socket, Connect]) -> None:
+        self._doors = doors
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        for listener in doors:
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> None:
         """For ever."""
         while True:
             for key, events in self._selector.select():
                 if key.data is None:
-                    self._accept()
+                    self._accept(next(door for door in self._doors if door is key.fileobj))
                 elif not key.data.is_shut or key.data.sock.fileno() >= 0:
                     self._move(key.data, events)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            near, _ = self._listener.accept()
+            near, _ = listener.accept()
         except OSError:
             return
         try:
-            far = self._connect()
+            far = self._doors[listener]()
         except OSError:
             near.close()
             return
@@ -113,7 +114,7 @@ class Relay:
             each.sock.close()
 
 
-def _connect_to(path: str) -> Callable[[], socket.socket]:
+def _connect_to(path: str) -> Connect:
     folder, name = os.path.split(path)
     os.chdir(folder)  # a socket's address holds 107 bytes, and the folder's name may be longer
 
@@ -129,40 +130,51 @@ def _connect_to(path: str) -> Callable[[], socket.socket]:
     return connect
 
 
-def _let_go(listener: socket.socket) -> None:
+def _let_go(kept: Iterable[int]) -> None:
     """Hold nothing of the session's: not its pipes, whose end the host waits for, and not the runner's socket."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
+    lowest = 3
+    for descriptor in sorted(kept):
+        os.closerange(lowest, descriptor)
+        lowest = descriptor + 1
     highest = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    os.closerange(3, listener.fileno())
-    os.closerange(listener.fileno() + 1, min(highest, 65_536) if highest > 0 else 65_536)
+    os.closerange(lowest, min(highest, 65_536) if highest > 0 else 65_536)
 
 
-def _serve(listener: socket.socket, path: str) -> None:
+def _serve(listeners: "list[socket.socket]", open_doors: "Callable[[], Mapping[socket.socket, Connect]]") -> None:
     try:
-        _let_go(listener)
-        Relay(listener, _connect_to(path)).serve()
+        _let_go(listener.fileno() for listener in listeners)
+        Relay(open_doors()).serve()
     finally:
         os._exit(1)
 
 
-def main(path: str, command: list[str]) -> None:
-    """Listen, leave a relay behind, become the command."""
-    listener = socket.create_server(("127.0.0.1", PORT), backlog=128)
+def become(
+    command: "list[str]", listeners: "list[socket.socket]", open_doors: "Callable[[], Mapping[socket.socket, Connect]]"
+) -> None:
+    """Leave a relay behind that answers at these listeners, then become the command."""
     child = os.fork()
     if child == 0:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         if os.fork() == 0:
-            _serve(listener, path)
+            _serve(listeners, open_doors)
         os._exit(0)
     os.waitpid(child, 0)
-    listener.close()
+    for listener in listeners:
+        listener.close()
     # Python ignores SIGPIPE, and an ignored signal crosses an exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(command[0], command)
+
+
+def main(path: str, command: "list[str]") -> None:
+    """Listen for what the session's programs have to say to the proxy, and become the command."""
+    listener = socket.create_server(("127.0.0.1", PORT), backlog=128)
+    become(command, [listener], lambda: {listener: _connect_to(path)})
 
 
 if __name__ == "__main__":

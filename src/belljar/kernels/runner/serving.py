@@ -16,11 +16,11 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
-from . import forking, moving, surroundings
+from . import explaining, forking, moving, surroundings
 from .channel import Channel
 from .interrupts import Interrupts
 from .keeping import Keeping
@@ -50,6 +50,7 @@ class Runner:
         self._allow_input = False
         self.is_asleep = False
         self._held: dict[str, Any] | None = None
+        self._finished: dict[str, Any] | None = None
         self._waiting: deque[dict[str, Any]] = deque()
 
     def attach(self, sock: socket.socket) -> None:
@@ -134,15 +135,16 @@ class Runner:
         self.streams.flush()
         self._send_held()
         with self.interrupts.held():
-            self.channel.send({"type": "input", "id": self._execution, "prompt": prompt, "is_password": is_password})
-            answer = self._await("input")
+            question = {"prompt": prompt, "is_password": is_password}
+            self.channel.send({"type": "input", "id": self._execution, **question})
+            answer = self._await("input", **question)
         if answer.get("is_interrupt"):
             raise KeyboardInterrupt
         if answer.get("value") is None:
             raise EOFError("nobody answered input(): the question was declined")
         return str(answer["value"])
 
-    def _await(self, op: str) -> dict[str, Any]:
+    def _await(self, op: str, **question: Any) -> dict[str, Any]:
         while True:
             try:
                 message = self.channel.receive()
@@ -150,7 +152,15 @@ class Runner:
                 os._exit(0)  # the host is gone, and with it everyone who could see what the cell does next
             if message.get("op") == op:
                 return message
+            if message.get("op") == "attend":
+                # Another host has taken over: the one that heard the question cannot answer any more.
+                self.channel.send({"type": "resumed", "id": message["id"], "awaits": op, **question})
+                continue
             self._waiting.append(message)
+
+    def _on_attend(self, message: dict[str, Any]) -> None:
+        """Another host has taken over, between two cells; it may have missed how the last one ended."""
+        self.channel.send({"type": "resumed", "id": message["id"], "last": self._finished})
 
     def _next(self) -> dict[str, Any]:
         if self._waiting:
@@ -237,11 +247,13 @@ class Runner:
         if not self.is_asleep:
             self._settle_in(message, folder)
         self._waiting.clear()
+        self._finished = None  # the origin's
         self.channel.send({"type": "ready", "python": sys.version.split()[0]})
 
     def _settle_in(self, message: dict[str, Any], folder: str) -> None:
         """A copy that runs is a session of its own: its files, its variables of the environment, its event loop."""
         os.environ.update(message["environment"])
+        surroundings.move_start(message["environment"])
         for old, new in message["moved"].items():
             moving.move_modules(old, new)
         # Who enters another sandbox stands at its root.
@@ -268,17 +280,15 @@ class Runner:
         is_ok = self._run_cell(message["code"])
         self.streams.flush()
         held, self._held = self._held, None
-        self.channel.send(
-            *([held] if held else []),
-            {
-                "type": "finished",
-                "id": self._execution,
-                "is_ok": is_ok,
-                "execution_count": count,
-                "cpu_s": _cpu_s() - before,
-                "variables": self._variables(),
-            },
-        )
+        self._finished = {
+            "type": "finished",
+            "id": self._execution,
+            "is_ok": is_ok,
+            "execution_count": count,
+            "cpu_s": _cpu_s() - before,
+            "variables": self._variables(),
+        }
+        self.channel.send(*([held] if held else []), self._finished)
         self._execution = None
 
     def _run_cell(self, code: str) -> bool:
@@ -323,11 +333,27 @@ class Runner:
         self.channel.send({"type": "rehearsed", "id": message["id"]})
 
     def _on_complete(self, message: dict[str, Any]) -> None:
-        text, matches = self.shell.complete(None, message["code"], message["cursor"])
-        end = message["cursor"]
-        self.channel.send(
-            {"type": "completion", "id": message["id"], "matches": matches, "start": end - len(text), "end": end}
-        )
+        answer = explaining.no_completion(message["cursor"])
+        with self._interruptible():
+            answer = explaining.complete(self.shell, message["code"], message["cursor"])
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_inspect(self, message: dict[str, Any]) -> None:
+        answer = explaining.NOTHING_FOUND
+        with self._interruptible():
+            answer = explaining.inspect(self.shell, message["code"], message["cursor"], message["detail"])
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_check(self, message: dict[str, Any]) -> None:
+        self.channel.send({**explaining.check(self.shell, message["code"]), "id": message["id"]})
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Generator[None, None, None]:
+        """While names are looked at: those of the session's own may run code of its own, and for ever."""
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self.interrupts.begin()
+            yield
+        self.streams.flush()
 
     def _on_import(self, message: dict[str, Any]) -> None:
         loaded = [name for name in message["watched"] if name in sys.modules]

@@ -116,7 +116,10 @@ class Shell(InteractiveShell):
     def _get_exc_info(self, exc_tuple: Any = None) -> Any:
         kind, value, trace = super()._get_exc_info(exc_tuple)
         if isinstance(value, KeyboardInterrupt):
-            _end_at_the_cell(trace)
+            _end_at_the_cell(trace, f"{__package__}.")
+        # Errors of tools: what went wrong is in the call, not in the code that passes it on.
+        if type(value).__module__ == "toolbox.errors":
+            _end_at_the_cell(trace, "toolbox.")
         return kind, value, trace
 
     def system(self, cmd: str) -> None:
@@ -138,10 +141,10 @@ class Shell(InteractiveShell):
     system_piped = system_raw = system
 
 
-def _end_at_the_cell(trace: Any) -> None:
-    """The traceback of an interrupt ends where the cell was, not in our own code that raised it there."""
+def _end_at_the_cell(trace: Any, ours: str) -> None:
+    """A traceback ends where the cell was, not in our own code that raised it there."""
     while trace is not None and trace.tb_next is not None:
-        if str(trace.tb_next.tb_frame.f_globals.get("__name__")).startswith(f"{__package__}."):
+        if str(trace.tb_next.tb_frame.f_globals.get("__name__")).startswith(ours):
             trace.tb_next = None
         trace = trace.tb_next
 

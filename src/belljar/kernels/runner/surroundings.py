@@ -57,6 +57,12 @@ def remember_start(shell: Any) -> None:
         _start = _Start(dict(shell.user_ns), dict(os.environ), list(sys.path), list(warnings.filters))
 
 
+def move_start(environment: dict[str, str]) -> None:
+    """A copy that runs elsewhere was told other variables: they are no more the session's doing than the first."""
+    if _start is not None:
+        _start.environment.update(environment)
+
+
 def variables(shell: Any) -> dict[str, Any]:
     """What the session has under names, without what IPython put there."""
     start = _started().names

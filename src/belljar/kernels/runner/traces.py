@@ -23,14 +23,14 @@ def no_traces(shell: Shell) -> Generator[None, None, None]:
     sources: dict[str, int] = getattr(shell.compile, "_filename_map", {})
     shown: dict[int, str] = getattr(shell.history_manager, "output_hist_reprs", {})
     kept: list[Any] = [shell.user_ns, shell.user_ns_hidden, shell.user_ns["_oh"], shown, sources]
-    before: list[dict[Any, Any]] = [dict(mapping) for mapping in kept]
+    before: list[tuple[Any, dict[Any, Any]]] = [(mapping, dict(mapping)) for mapping in kept]
     results = {name: getattr(hook, name, "") for name in _LAST_RESULTS}
     try:
         yield
     finally:
-        for name in sources.keys() - before[-1].keys():
+        for name in sources.keys() - before[-1][1].keys():
             linecache.cache.pop(name, None)
-        for mapping, content in zip(kept, before, strict=True):
+        for mapping, content in before:
             _restore(mapping, content)
         for name, value in results.items():
             setattr(hook, name, value)

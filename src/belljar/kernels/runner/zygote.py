@@ -87,6 +87,11 @@ def _prepend_path(paths: str) -> None:
     sys.path[:] = [*sys.path[:1], *wanted, *sys.path[1:]]
 
 
+def _own_command() -> "list[bytes]":
+    """The words that this process was started with: `sys.orig_argv` came with Python 3.10."""
+    return Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+
+
 def main(descriptor: str, *modules: str) -> None:
     """Warm up, then fork on request. What holds the sandbox open is another process: sessions outlive a zygote."""
     unfit: dict[str, str] = json.loads(os.environ.pop(_UNFIT, "{}"))
@@ -98,6 +103,6 @@ def main(descriptor: str, *modules: str) -> None:
     except warming.Unfit as error:
         # There is no undoing an import: once more from the start, without that module.
         os.environ[_UNFIT] = json.dumps({**unfit, error.module: str(error)})
-        os.execv(sys.executable, sys.orig_argv)
+        os.execv(sys.executable, _own_command())
     zygote.failed.update(unfit)
     zygote.serve(Channel(socket.socket(fileno=int(descriptor))))
