@@ -171,7 +171,7 @@ class LocalSession:
     async def display(self, uri: str) -> bytes:
         """See `SessionHandle`."""
         self._session()
-        content = await asyncio.to_thread(self._runtime.sessions.display_reader(self._id), uri)
+        content = await asyncio.to_thread(self._runtime.sessions.executions.display_reader(self._id), uri)
         if content is None:
             raise ExecutionNotFound(f"session {self._id} has no display {uri[:120]!r}")
         return content

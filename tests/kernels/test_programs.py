@@ -8,7 +8,7 @@ import pytest
 from cells import branching
 
 from belljar.environments import Environment
-from belljar.kernels.programs import ProgramEnd, run_program
+from belljar.kernels.programs import ProgramEnd, run_program, settle
 from belljar.kernels.starting import KernelStarter
 from belljar.sessions.folders import SessionFolders
 from shared_environment import shared_settings
@@ -41,6 +41,21 @@ async def test_a_file_of_the_workspace_is_run_and_only_its_status_says_that_it_f
 
     assert (end.status, end.stdout, end.is_timeout, end.dropped_bytes) == (0, "['a b']\n", False, 0)
     assert "UserWarning: old" in end.stderr
+
+
+async def test_a_text_that_was_settled_runs_whatever_is_in_its_file_by_then(
+    starter: KernelStarter, default_environment: Environment, folders: SessionFolders
+) -> None:
+    place = folders.root.parent / "settled"
+    place.mkdir()
+    arguments = settle("print('looked at', __file__, open(__file__).read())", "main.py", place)
+    (folders.workspace / "main.py").write_text("print('swapped')")
+
+    end = await run_program(starter, default_environment, folders, arguments, timeout_s=60, readable=[place])
+
+    assert (end.status, end.stderr) == (0, "")
+    assert end.stdout.startswith("looked at /")
+    assert end.stdout.endswith("main.py print('swapped')\n")
 
 
 async def test_it_is_sealed_off_and_its_status_is_told(

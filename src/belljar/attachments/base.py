@@ -37,8 +37,8 @@ class Attached(Protocol):
         """Queue a cell and tell its id; what becomes of it is in the news."""
         ...
 
-    async def answer(self, execution_id: str, text: str | None) -> None:
-        """Answer a cell of one's own that asks."""
+    async def answer(self, execution_id: str, text: str | None, question: int) -> None:
+        """Answer a cell of one's own that asks; `question` says which of its questions that is for."""
         ...
 
     async def interrupt(self) -> None:

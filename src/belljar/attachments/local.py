@@ -28,7 +28,7 @@ TURN_PATIENCE_S = 1.0
 
 def hold(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
     """Hold a session; with an author, cells are marked as theirs rather than the owner's."""
-    return LocalAttachment(session, registry.display_reader(session.id), author)
+    return LocalAttachment(session, registry.executions.display_reader(session.id), author)
 
 
 class LocalAttachment:
@@ -120,7 +120,12 @@ class LocalAttachment:
                 return
             if is_own and question is not None and execution.questions > asked:
                 asked = execution.questions
-                yield Asks(execution_id=execution.id, prompt=question.message, is_password=question.is_password)
+                yield Asks(
+                    execution_id=execution.id,
+                    prompt=question.message,
+                    is_password=question.is_password,
+                    question=asked,
+                )
                 continue
             await execution.wait_for_change(_LONG_S)
 
@@ -143,13 +148,13 @@ class LocalAttachment:
         self._own.add(execution.id)
         return execution.id
 
-    async def answer(self, execution_id: str, text: str | None) -> None:
+    async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """See `Attached`."""
         execution = self._session.execution(execution_id)
-        if execution is None or execution_id not in self._own or (question := execution.question) is None:
+        if execution is None or execution_id not in self._own or (asked := execution.question) is None:
             return
-        values = values_of(question.schema, text)
-        execution.reply(Reply("decline") if values is None else Reply("accept", values))
+        values = values_of(asked.schema, text)
+        execution.reply(Reply("decline") if values is None else Reply("accept", values), question)
 
     async def interrupt(self) -> None:
         """See `Attached`."""

@@ -48,6 +48,8 @@ class Answer(Model):
     op: Literal["answer"] = "answer"
     execution_id: str
     text: str | None
+    question: int
+    """Which one, by its number: the answer to one that is over is none to the next."""
 
 
 class Interrupt(Model):
@@ -190,6 +192,8 @@ class Asks(Model):
     execution_id: str
     prompt: str
     is_password: bool
+    question: int
+    """Its number, for the answer."""
 
 
 class Ended(Model):

@@ -153,9 +153,9 @@ class RemoteAttachment:
         """See `Attached`."""
         return (await self._ask(Execute(code=code, allow_input=allow_input), Queued)).execution_id
 
-    async def answer(self, execution_id: str, text: str | None) -> None:
+    async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """See `Attached`."""
-        await self._ask(Answer(execution_id=execution_id, text=text), Done)
+        await self._ask(Answer(execution_id=execution_id, text=text, question=question), Done)
 
     async def interrupt(self) -> None:
         """See `Attached`."""

@@ -170,8 +170,8 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
     match request:
         case messages.Execute(code=code, allow_input=allow_input):
             return Queued(execution_id=await attached.execute(code, allow_input=allow_input))
-        case messages.Answer(execution_id=execution_id, text=text):
-            await attached.answer(execution_id, text)
+        case messages.Answer(execution_id=execution_id, text=text, question=question):
+            await attached.answer(execution_id, text, question)
         case messages.Interrupt():
             await attached.interrupt()
         case messages.End():

@@ -159,7 +159,7 @@ class BelljarKernel(Kernel):
     async def _ask(self, attached: Attached, cell: Cell, asks: Asks) -> None:
         text = await self._questions.ask(asks.prompt, cell.parent, cell.ident, is_password=asks.is_password)
         with contextlib.suppress(BelljarError):
-            await attached.answer(asks.execution_id, text)
+            await attached.answer(asks.execution_id, text, asks.question)
 
     # What the front end asks
 

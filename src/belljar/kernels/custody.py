@@ -13,11 +13,12 @@ from belljar.environments.base import Environment
 from belljar.errors import SandboxUnavailable
 from belljar.kernels.base import Kernel
 from belljar.kernels.copies import KeptProcess
+from belljar.kernels.folders import Folders
 from belljar.kernels.frames import Wire
 from belljar.kernels.hatches import HatchedSandbox
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.slate import Note, Slate
-from belljar.kernels.starting import Folders, KernelStarter
+from belljar.kernels.starting import KernelStarter
 from belljar.sandboxes.base import Identity, Keeping, Sandbox, SandboxProcess
 from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
 from belljar.supervisor import Deposit, Supervisor

@@ -3,54 +3,33 @@
 import asyncio
 import contextlib
 import os
-import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
 from belljar.kernels import frames
 from belljar.kernels.base import Asleep, Completeness, Completion, Kernel
-from belljar.kernels.copies import (
-    UNKNOWN_STATUS,
-    Change,
-    KeptProcess,
-    ask_for_copy,
-    private_memory_mb,
-    set_expendable,
-    show_in,
-)
+from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, set_expendable, show_in
+from belljar.kernels.exchange import Answer, Exchange
 from belljar.kernels.imports import ImportProof
 from belljar.kernels.keeping import StateLoss, StateReport
 from belljar.kernels.launching import await_ready, cause_of, runner_command, session_environment
 from belljar.kernels.resuming import heard_again
 from belljar.kernels.slate import Slate
+from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
+from belljar.kernels.translating import event_of, plain_text
 from belljar.kernels.usage import Usage
-from belljar.outputs.events import (
-    ClearOutput,
-    DisplayData,
-    Event,
-    ExecuteResult,
-    Finished,
-    InputRequest,
-    MimeBundle,
-    Raised,
-    Stream,
-)
+from belljar.outputs.events import Event, Finished, InputRequest, MimeBundle, Stream
 from belljar.sandboxes.base import Branch, Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
-_Answer = TypeVar("_Answer", frames.Completed, frames.Inspected, frames.Checked, frames.Forked, frames.Rehearsed)
 # A process that ended has closed its socket a moment before it can be waited for.
 EXIT_GRACE_S = 2.0
-COPY_PATIENCE_S = 10.0
 # A kernel with jedi looks through whole libraries the first time.
 QUESTION_PATIENCE_S = 10.0
-MOST_EARLY_CHARS = 4_000_000
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 async def start_ipython(
@@ -90,29 +69,25 @@ class IPythonKernel:
         self._usage = Usage(self._pid)
         # Held from the start, so that an interrupt can never reach a later process of the same number.
         self._pidfd = open_pidfd(self._pid)
-        self._last_id = 0
+        self._exchange = Exchange(wire)
         self._is_asking = False
-        self._early: list[Stream] = []
         self._asleep: list[SleepingKernel] = []
         self._slate: Slate | None = None
 
     async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
         """See the contract."""
-        self._last_id += 1
+        request_id = self._exchange.number()
         self._usage.reset_peak()
-        early, self._early = self._early, []
-        for stream in early:
+        for stream in self._exchange.take_early():
             yield stream
         if self._slate is not None:
-            self._slate.send(self._last_id)
+            self._slate.send(request_id)
         try:
-            await self._wire.send(
-                {"op": "execute", "id": self._last_id, "code": code, "allow_input": allow_input},
-            )
+            await self._wire.send({"op": "execute", "id": request_id, "code": code, "allow_input": allow_input})
             self._wire.expect_answer()
             while True:
                 for item in await self._wire.receive():
-                    event = item if isinstance(item, Stream) else self._event(item)
+                    event = self._event(item)
                     if event is not None:
                         yield event
                     if isinstance(event, Finished):
@@ -120,32 +95,17 @@ class IPythonKernel:
         except KernelDied as gone:
             raise await self._death(gone) from None
 
-    def _event(self, message: frames.Message) -> Event | None:
-        if message.id != self._last_id:
-            return None
-        match message:
-            case frames.Display():
-                return DisplayData(message.data, message.display_id, message.update)
-            case frames.Clear():
-                return ClearOutput(message.wait)
-            case frames.Result():
-                return ExecuteResult(message.data)
-            case frames.Error():
-                lines = [plain_text(line) for line in message.traceback]
-                return Raised(message.name, plain_text(message.message), lines)
-            case frames.Input():
-                self._is_asking = True
-                return InputRequest(message.prompt, message.is_password)
-            case frames.Done():
-                return Finished(
-                    message.is_ok,
-                    message.execution_count,
-                    message.cpu_s,
-                    max(self._usage.peak_memory_mb(), self.sandbox.memory_peak_mb()),
-                    tuple(message.variables),
-                )
-            case _:
-                return None
+    def _event(self, item: Stream | frames.Message) -> Event | None:
+        """What the latest cell says; what is left of an earlier one is nobody's."""
+        if isinstance(item, Stream):
+            return item
+        event = event_of(item) if item.id == self._exchange.last_id else None
+        if isinstance(event, InputRequest):
+            self._is_asking = True
+        elif isinstance(event, Finished):
+            peak_mb = max(self._usage.peak_memory_mb(), self.sandbox.memory_peak_mb())
+            return replace(event, peak_memory_mb=peak_mb)
+        return event
 
     async def _death(self, gone: KernelDied) -> KernelDied:
         """Why the peer fell silent: its exit status if it ended, our own complaint if it broke the form."""
@@ -168,8 +128,8 @@ class IPythonKernel:
         """See `Keepable`."""
         is_over = False
         try:
-            async for item in heard_again(self._wire, self._last_id):
-                event = item if isinstance(item, Stream) else self._event(item)
+            async for item in heard_again(self._wire, self._exchange.last_id):
+                event = self._event(item)
                 if event is None or (is_over and isinstance(event, Finished)):
                     continue
                 is_over = is_over or isinstance(event, Finished)
@@ -181,12 +141,12 @@ class IPythonKernel:
         """See `Keepable`."""
         async for event in self.resume():
             if isinstance(event, Stream):
-                self._keep_early(event)
+                self._exchange.keep(event)
 
     def note_request(self, slate: Slate) -> None:
         """See `Keepable`."""
         self._slate = slate
-        self._last_id = max(self._last_id, slate.note.request)
+        self._exchange.last_id = max(self._exchange.last_id, slate.note.request)
 
     @property
     def wire(self) -> frames.Wire:
@@ -226,7 +186,7 @@ class IPythonKernel:
             return
         # The message first: a cell that has not begun when the signal comes finds it there and does not begin.
         with contextlib.suppress(ProcessLookupError, KernelDied):
-            await self._wire.send({"op": "interrupt", "id": self._last_id})
+            await self._wire.send({"op": "interrupt", "id": self._exchange.last_id})
             if isinstance(self._process, Interruptible):
                 self._process.interrupt()
             elif self._pidfd is not None:
@@ -250,45 +210,26 @@ class IPythonKernel:
         answer = await self._question({"op": "check", "code": code}, frames.Checked)
         return Completeness(answer.status, answer.indent) if answer else Completeness()
 
-    async def _question(self, request: dict[str, str | int], kind: type[_Answer]) -> _Answer | None:
+    async def _question(self, request: dict[str, str | int], kind: type[Answer]) -> Answer | None:
         """The answer to something that a person who types wants to know; None when it takes too long.
 
         Names of the session's own may take for ever to look at: then the runner is told to stop looking.
         """
-        self._last_id += 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUESTION_PATIENCE_S):
-                await self._wire.send({**request, "id": self._last_id})
-                return await self._answer(kind)
+                await self._exchange.send(request)
+                return await self._exchange.answer(kind)
         await self.interrupt()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUESTION_PATIENCE_S):
-                await self._answer(kind)
+                await self._exchange.answer(kind)
         return None
-
-    def _keep_early(self, stream: Stream) -> None:
-        """Output that came too early waits for the next cell; of a flood only the beginning does."""
-        if sum(len(kept.text) for kept in self._early) < MOST_EARLY_CHARS:
-            self._early.append(stream)
-
-    async def _answer(self, kind: type[_Answer]) -> _Answer:
-        """The answer to the last request; output that comes meanwhile is the next cell's."""
-        while True:
-            for item in await self._wire.receive():
-                if isinstance(item, Stream):
-                    self._keep_early(item)
-                elif isinstance(item, kind) and item.id == self._last_id:
-                    return item
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
         """See `ProvesImports`. What the modules print is nobody's output."""
-        self._last_id += 1
-        request = {"op": "import", "id": self._last_id, "modules": [*modules], "watched": [*watched]}
-        await self._wire.send(request)
-        while True:
-            for item in await self._wire.receive():
-                if isinstance(item, frames.Imported) and item.id == self._last_id:
-                    return ImportProof(frozenset(item.loaded), item.errors)
+        await self._exchange.send({"op": "import", "modules": [*modules], "watched": [*watched]})
+        proof = await self._exchange.answer(frames.Imported, keeps_output=False)
+        return ImportProof(frozenset(proof.loaded), proof.errors)
 
     @property
     def scratch(self) -> str:
@@ -307,16 +248,13 @@ class IPythonKernel:
 
     async def _keep(self, request: dict[str, str | float | None]) -> StateReport:
         """What variables print when they are pickled or made again is nobody's output."""
-        self._last_id += 1
         try:
-            await self._wire.send({**request, "id": self._last_id})
-            while True:
-                for item in await self._wire.receive():
-                    if isinstance(item, frames.State) and item.id == self._last_id:
-                        lost = tuple(StateLoss(*map(plain_text, one)) for one in item.lost)
-                        return StateReport(tuple(item.kept), lost, item.size_bytes)
+            await self._exchange.send(request)
+            state = await self._exchange.answer(frames.State, keeps_output=False)
         except KernelDied as gone:
             raise await self._death(gone) from None
+        lost = tuple(StateLoss(*map(plain_text, one)) for one in state.lost)
+        return StateReport(tuple(state.kept), lost, state.size_bytes)
 
     # Copies
 
@@ -327,16 +265,16 @@ class IPythonKernel:
 
         `sandbox` is the branch as the kernel sees it; with a copy, the memory is that copy's. Called between cells.
         """
-        self._last_id += 1
+        request_id = self._exchange.number()
         wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
         try:
-            async with _patience():
+            async with patience():
                 if copy is None:
-                    await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=self._last_id)
-                    answer = _check_copied(await self._answer(frames.Forked))
+                    await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
+                    answer = check_copied(await self._exchange.answer(frames.Forked))
                 else:
-                    await ask_for_copy(_ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = _check_copied(await _ours(copy).wire.expect(frames.Forked))
+                    await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
+                    answer = check_copied(await ours(copy).wire.expect(frames.Forked))
             await show_in(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
@@ -351,13 +289,13 @@ class IPythonKernel:
         """Keep a copy as it is now, in the same sandbox. Called between cells."""
         if not self.sandbox.can_spare:
             raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
-        self._last_id += 1
+        request_id = self._exchange.number()
         wire = frames.Wire(has_streams=False)
         try:
-            async with _patience():
-                await self._wire.send({"op": "fork", "id": self._last_id}, wire.child_ends)
+            async with patience():
+                await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = _check_copied(await self._answer(frames.Forked))
+                answer = check_copied(await self._exchange.answer(frames.Forked))
                 await wire.expect(frames.Ready)
         except BaseException:
             wire.close()
@@ -368,13 +306,13 @@ class IPythonKernel:
 
     async def wake(self, copy: Asleep) -> "IPythonKernel":
         """See `Copyable`. The copy sleeps on."""
-        copy = _ours(copy)
+        copy = ours(copy)
         change = Change(folder=self.sandbox.workspace)
         wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
         try:
-            async with _patience():
+            async with patience():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
-                _check_copied(await copy.wire.expect(frames.Forked))
+                check_copied(await copy.wire.expect(frames.Forked))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
         except BaseException:
             wire.close()
@@ -386,7 +324,7 @@ class IPythonKernel:
 
     def forget(self, copy: Asleep) -> None:
         """End a copy: its process ends when its wire closes."""
-        copy = _ours(copy)
+        copy = ours(copy)
         if copy in self._asleep:
             self._asleep.remove(copy)
         copy.wire.close()
@@ -397,9 +335,8 @@ class IPythonKernel:
 
     async def rehearse(self) -> None:
         """See `Rehearses`."""
-        self._last_id += 1
-        await self._wire.send({"op": "rehearse", "id": self._last_id})
-        await self._answer(frames.Rehearsed)
+        await self._exchange.send({"op": "rehearse"})
+        await self._exchange.answer(frames.Rehearsed)
 
     async def kill(self) -> None:
         """See the contract. Copies asleep are spared, unless their sandbox cannot do without this process."""
@@ -441,58 +378,8 @@ class IPythonKernel:
         return self._usage.cpu_s()
 
 
-@asynccontextmanager
-async def _patience() -> AsyncGenerator[None]:
-    """For an answer of a session, whose code may see to it that there is none."""
-    try:
-        async with asyncio.timeout(COPY_PATIENCE_S):
-            yield
-    except TimeoutError:
-        raise CopyRefused(
-            f"the session cannot be copied: it gave no answer in {COPY_PATIENCE_S:g} s", hint="Start a new session"
-        ) from None
-
-
 async def meet_copy(wire: frames.Wire, kept: KeptProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
     """The kernel at the other end, once it has attached."""
     await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
     kept.meet(wire.peer_pid)
     return IPythonKernel(wire, sandbox, kept, environment)
-
-
-def _check_copied(answer: frames.Forked) -> frames.Forked:
-    if answer.error:
-        raise CopyRefused(
-            f"the session cannot be copied: {answer.error}", hint="End those threads first, or start a new session"
-        )
-    return answer
-
-
-class SleepingKernel:
-    """A copy of a kernel as it once was: a process that runs nothing until a kernel is woken from it."""
-
-    def __init__(self, wire: frames.Wire, lost: list[str]) -> None:
-        self.wire = wire
-        self.lost = lost
-        self.pid = wire.peer_pid
-        # Memory that runs out is taken from copies first; a woken one starts as important as any.
-        set_expendable(self.pid, is_expendable=True)
-
-    def is_alive(self) -> bool:
-        """Whether it can still be woken."""
-        return not self.wire.is_hung_up()
-
-    def memory_mb(self) -> float:
-        """What it costs beside the kernel."""
-        return private_memory_mb(self.pid)
-
-
-def _ours(copy: Asleep) -> SleepingKernel:
-    if not isinstance(copy, SleepingKernel):
-        raise TypeError(f"{copy!r} is a copy of another kind of kernel")
-    return copy
-
-
-def plain_text(text: str) -> str:
-    """Without ANSI codes: tracebacks are for models and pages, not for terminals."""
-    return _ANSI.sub("", text) if "\x1b" in text else text

@@ -1,76 +1,45 @@
-"""From an environment's name to a running kernel in a fresh sandbox."""
+"""From an environment's name to a running kernel in a fresh sandbox.
+
+Environments are prepared by `preparing.py`, sandboxes furnished by `furnishing.py`, warm processes kept by
+`nurseries.py`.
+"""
 
 import asyncio
 import logging
-import math
-import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from belljar import measures
 from belljar.egress.listening import Door
-from belljar.egress.rules import PACKAGES, parse_rules
-from belljar.environments import Environment, check_name, open_environment
-from belljar.environments.index import index_variables
-from belljar.errors import BelljarError, CopyRefused, InvalidArgument, KernelDied, KernelStartFailed, SandboxUnavailable
+from belljar.environments import Environment
+from belljar.environments.selection import KERNEL_PREFIX
+from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
 from belljar.kernels.base import Asleep, Kernel
 from belljar.kernels.copies import Change
-from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
+from belljar.kernels.folders import Folders
+from belljar.kernels.furnishing import Furnishing, limits_of, thread_count
+from belljar.kernels.hatches import HatchedSandbox
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launching import RUNNER, session_environment
+from belljar.kernels.nurseries import Nurseries
 from belljar.kernels.nursery import Nursery, Zygote
+from belljar.kernels.preparing import Environments
 from belljar.kernels.rooms import Room
 from belljar.kernels.workshop import Workshop
-from belljar.sandboxes.base import Branch, Branching, Identity, Limits, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Branch, Branching, Identity, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.opening import Toolbox
 
-KERNEL_PREFIX = "kernel:"
 StartKind = Literal["cold", "forked", "jupyter"]
 
 log = logging.getLogger(__name__)
 
 
-class Folders(Protocol):
-    """The session's places on the host, as far as a kernel needs them."""
-
-    @property
-    def session_id(self) -> str:
-        """Whose they are."""
-        ...
-
-    @property
-    def workspace(self) -> Path:
-        """Working directory."""
-        ...
-
-    @property
-    def scratch(self) -> Path:
-        """Sockets."""
-        ...
-
-    @property
-    def home(self) -> Path:
-        """HOME."""
-        ...
-
-    @property
-    def layer(self) -> Path:
-        """The session's own packages."""
-        ...
-
-    @property
-    def identity(self) -> Identity | None:
-        """Whose they are, where the session is a user of its own."""
-        ...
-
-
 class KernelStarter:
-    """Knows the settings and the provider; opens each environment once."""
+    """One for a runtime: all that sessions want of environments, sandboxes and kernels."""
 
     def __init__(
         self,
@@ -83,26 +52,21 @@ class KernelStarter:
         outlives_server: bool = False,
     ) -> None:
         self._settings = settings
+        self._provider = provider
         self._toolbox = toolbox
         self._in_packets = outlives_server
-        self._run = run
-        self._provider = provider
-        self._folder = folder
-        self._nurseries: dict[Path, Nursery] = {}
-        self._environments: dict[str, asyncio.Task[Environment]] = {}
+        self.workshop = Workshop(settings, provider)
+        self._environments = Environments(settings)
+        self._furnishing = Furnishing(settings, provider, self.workshop, toolbox)
+        self._nurseries = Nurseries(
+            settings, provider, self._furnishing, folder=folder, run=run, in_packets=outlives_server
+        )
         self._rooms: dict[str, Room] = {}
         """Held open for sessions whose kernel has not been started yet."""
-        self.workshop = Workshop(settings, provider)
 
     def check(self, name: str) -> None:
         """Refuse a name that no kernel can be started for, before a session is made for it."""
-        if "\0" in name or len(name) > 4096:
-            raise InvalidArgument(
-                f"environment {name[:80]!r} is not a name",
-                hint="Use 'default', or 'kernel:NAME' for an installed Jupyter kernel",
-            )
-        if not name.startswith(KERNEL_PREFIX):
-            check_name(self._settings, name)
+        self._environments.check(name)
 
     def take_identity(self) -> Identity | None:
         """A user of the host for a new session, where the provider has them."""
@@ -123,66 +87,17 @@ class KernelStarter:
 
     async def environment(self, name: str) -> Environment:
         """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
-        task = self._environments.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            opening = open_environment(self._settings, name, on_progress=log.info)
-            task = self._environments[name] = asyncio.get_running_loop().create_task(opening)
-        return await asyncio.shield(task)
+        return await self._environments.get(name)
 
     async def package_environment(self, name: str) -> Environment:
         """The environment that packages for a session are chosen for: of a Jupyter kernel, its own interpreter's."""
-        if not name.startswith(KERNEL_PREFIX):
-            return await self.environment(name)
-        from belljar.kernels import jupyter
-
-        default = await self.environment("default")
-        kernel_name = name.removeprefix(KERNEL_PREFIX)
-        spec = jupyter.find_kernelspec(kernel_name, [default.python.parent.parent / "share/jupyter/kernels"])
-        environment = await asyncio.to_thread(jupyter.kernel_environment, spec)
-        if environment is None:
-            raise InvalidArgument(
-                f"kernel {kernel_name} is not Python", hint="Packages can be installed for Python sessions only"
-            )
-        return environment
-
-    async def _hatched(
-        self,
-        sandbox: Sandbox,
-        folders: Folders,
-        python: Path,
-        packages: Environment | None,
-        doors: Mapping[str, Door] | None = None,
-        *,
-        has_tools: bool = True,
-    ) -> HatchedSandbox:
-        return await open_hatches(
-            sandbox,
-            session_id=folders.session_id,
-            scratch=folders.scratch,
-            python=python,
-            environment=packages,
-            layer=folders.layer,
-            egress=await self._egress(),
-            open_uv=self.workshop.uv_for(folders.session_id),
-            toolbox=self._toolbox if has_tools else None,
-            doors=doors,
-        )
+        return await self._environments.for_packages(name)
 
     async def rehatch(
         self, sandbox: Sandbox, folders: Folders, environment: Environment, doors: Mapping[str, Door]
     ) -> HatchedSandbox:
         """Answer at the doors of a sandbox that an earlier server opened."""
-        return await self._hatched(sandbox, folders, environment.python, environment, doors)
-
-    async def _egress(self) -> Egress:
-        """What the settings let sessions reach; nothing of it where the provider could not hold them to it."""
-        if not self._provider.isolates:
-            return Egress()
-        rules, variables = parse_rules(self._settings.egress), dict[str, str]()
-        if PACKAGES in self._settings.egress:
-            rules += await self.workshop.index_rules()
-            variables = await asyncio.to_thread(index_variables)
-        return Egress(rules, self._settings.egress_allow_private, variables)
+        return await self._furnishing.hatched(sandbox, folders, environment.python, environment, doors)
 
     async def start(self, name: str, folders: Folders, *, is_ahead: bool = False) -> Kernel:
         """Open a sandbox and start a kernel in it, for someone who waits or ahead of their asking."""
@@ -232,12 +147,10 @@ class KernelStarter:
         return self._rooms.pop(session_id)
 
     async def _open_room(self, environment: Environment, folders: Folders) -> Room:
-        spec = self._spec(folders, (*environment.readable, RUNNER, folders.layer))
-        zygote = await self._zygote(environment)
+        spec = self._spec(folders, environment)
+        zygote = await self._nurseries.zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
-        sandbox = await self._hatched(
-            branch or await self._provider.open(spec), folders, environment.python, environment
-        )
+        sandbox = await self._hatched(branch or await self._provider.open(spec), folders, environment)
         return Room(sandbox, zygote, branch)
 
     async def open_sandbox(
@@ -245,37 +158,20 @@ class KernelStarter:
     ) -> HatchedSandbox:
         """A fresh sandbox that shows the environment, and in which nothing runs yet; whoever asks closes it."""
         trees = (*environment.readable, RUNNER, folders.layer, *readable)
-        sandbox = await self._provider.open(self._spec(folders, trees, has_tools=False))
-        return await self._hatched(sandbox, folders, environment.python, environment, has_tools=False)
+        sandbox = await self._provider.open(self._furnishing.spec(folders, trees, has_tools=False))
+        return await self._furnishing.hatched(sandbox, folders, environment.python, environment, has_tools=False)
+
+    def _spec(self, folders: Folders, environment: Environment) -> SandboxSpec:
+        return self._furnishing.spec(folders, (*environment.readable, RUNNER, folders.layer))
+
+    async def _hatched(self, sandbox: Sandbox, folders: Folders, environment: Environment) -> HatchedSandbox:
+        return await self._furnishing.hatched(sandbox, folders, environment.python, environment)
 
     # Warm starts
 
-    async def _zygote(self, environment: Environment) -> Zygote | None:
-        """A process to fork from or at least to branch from; None where that is off or does not work."""
-        nursery = await self.nursery(environment)
-        return await nursery.zygote() if nursery else None
-
     async def nursery(self, environment: Environment) -> Nursery | None:
         """The environment's; None where sessions are not forked."""
-        provider = self._provider
-        if not self._settings.fork_start or not isinstance(provider, Branching):
-            return None
-        if environment.python in self._nurseries:
-            return self._nurseries[environment.python]
-        if await asyncio.to_thread(provider.branching_gap):
-            return None
-        # Looked up after the wait: others may have waited for the same.
-        if environment.python not in self._nurseries:
-            self._nurseries[environment.python] = Nursery(
-                provider,
-                environment,
-                folder=self._folder,
-                name=f"zygote-.{self._run}.",
-                modules=self._settings.preload,
-                make_spec=partial(self._zygote_spec, environment),
-                in_packets=self._in_packets,
-            )
-        return self._nurseries[environment.python]
+        return await self._nurseries.of(environment)
 
     async def is_warm(self, name: str) -> bool:
         """Wait until sessions of that environment are forked; False when they will not be."""
@@ -283,17 +179,6 @@ class KernelStarter:
             return False
         nursery = await self.nursery(await self.environment(name))
         return nursery is not None and await nursery.warm()
-
-    def _zygote_spec(self, environment: Environment, name: str, folder: Path) -> SandboxSpec:
-        return SandboxSpec(
-            session_id=name,
-            workspace=folder / "workspace",
-            scratch=folder / "scratch",
-            home=folder / "home",
-            # A branch can be shown only what its trunk was.
-            readable=(*environment.readable, RUNNER, *(self._toolbox.readable if self._toolbox else ())),
-            limits=limits_of(self._settings),
-        )
 
     async def fork(
         self, kernel: Kernel, origin: Folders, folders: Folders, *, copy: Asleep | None = None, reseed: bool = False
@@ -312,15 +197,14 @@ class KernelStarter:
             gap = gap or await asyncio.to_thread(provider.branching_gap) or "it was started with no place to fork from"
             raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
         environment = kernel.environment
-        spec = self._spec(folders, (*environment.readable, RUNNER, folders.layer))
         try:
-            branch = await provider.open_branch(spec, hatched.inner)
+            branch = await provider.open_branch(self._spec(folders, environment), hatched.inner)
         except SandboxUnavailable as error:
             # Forks of forks of forks: Linux nests namespaces only so deep.
             raise CopyRefused(
                 f"this session cannot be forked: {error.message}", hint="Fork an earlier one, or start a new session"
             ) from error
-        sandbox = await self._hatched(branch, folders, environment.python, environment)
+        sandbox = await self._hatched(branch, folders, environment)
         change = Change(
             environment=sandbox.variables,
             moved={str(origin.layer): str(folders.layer)},
@@ -375,8 +259,8 @@ class KernelStarter:
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, RUNNER, folders.layer)
         packages = await asyncio.to_thread(jupyter.kernel_environment, spec)
-        sandbox = await self._provider.open(self._spec(folders, readable))
-        sandbox = await self._hatched(sandbox, folders, environment.python, packages)
+        sandbox = await self._provider.open(self._furnishing.spec(folders, readable))
+        sandbox = await self._furnishing.hatched(sandbox, folders, environment.python, packages)
         return await jupyter.start_jupyter(
             sandbox,
             spec,
@@ -386,44 +270,9 @@ class KernelStarter:
             bridge=environment,
         )
 
-    def _spec(self, folders: Folders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
-        if self._toolbox is not None and has_tools:
-            self._toolbox.show_in(folders.workspace, folders.identity)
-            readable = (*readable, *self._toolbox.readable)
-        return SandboxSpec(
-            session_id=folders.session_id,
-            workspace=folders.workspace,
-            scratch=folders.scratch,
-            home=folders.home,
-            readable=readable,
-            limits=limits_of(self._settings),
-            identity=folders.identity,
-        )
-
     async def aclose(self) -> None:
         """Stop preparing, and end the processes that sessions are forked from."""
-        for task in self._environments.values():
-            task.cancel()
-        await asyncio.gather(*self._environments.values(), return_exceptions=True)
+        await self._environments.aclose()
         for session_id in [*self._rooms]:
             await self.vacate(session_id)
-        for nursery in self._nurseries.values():
-            await nursery.aclose()
-
-
-def thread_count(limits: Limits) -> int:
-    """How many threads a session can make use of."""
-    available = len(os.sched_getaffinity(0))
-    return min(available, math.ceil(limits.cpus)) if limits.cpus else available
-
-
-def limits_of(settings: Settings) -> Limits:
-    """What each session may use."""
-    return Limits(
-        memory_mb=settings.memory_mb or 0,
-        cpus=settings.cpus or 0,
-        processes=settings.max_processes or 0,
-        disk_mb=settings.disk_mb or 0,
-        temporary_mb=settings.temporary_mb or 0,
-        open_files=settings.max_open_files or 0,
-    )
+        await self._nurseries.aclose()

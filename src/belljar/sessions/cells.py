@@ -1,13 +1,25 @@
-"""What callers may ask a session to run: the checks that every surface and the Python API make alike."""
+"""What callers may ask a session to run, and the checks that every surface and the Python API make alike."""
 
 import math
 import re
+from dataclasses import dataclass
 
 from belljar.errors import InvalidArgument
-from belljar.sessions.execution import Cell
 from belljar.settings import Settings
 
 _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a caller wants run, and how."""
+
+    code: str
+    timeout_s: float
+    allow_input: bool = False
+    filename: str = ""
+    author: str = ""
+    """Who wants it run, where that is not the session's owner."""
 
 
 def make_cell(

@@ -7,109 +7,81 @@ top to bottom; each line is a room of the house.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Generator, Iterable
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from belljar import logs, measures
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
-from belljar.files.changes import Snapshot, changes, snapshot
 from belljar.kernels.base import Keepable, Kernel
-from belljar.models import ExecutionResult, FileReference, OutputEvent, State, Status, ToolCall, Usage
-from belljar.outputs.displays import DisplayStore
-from belljar.outputs.events import Event, Finished, InputRequest
-from belljar.outputs.recording import Recorder
-from belljar.outputs.summary import Summary
-from belljar.sandboxes.base import Incident
-from belljar.sessions.causes import KILLED, RESUMED, killed, lethal, rewound, survived
-from belljar.sessions.questions import Questions, input_question, text_of, text_reply
+from belljar.models import ExecutionResult, FileReference, OutputEvent
+from belljar.outputs.events import InputRequest
+from belljar.sessions.causes import KILLED, RESUMED
+from belljar.sessions.cells import Cell
+from belljar.sessions.listening import Listener
+from belljar.sessions.outcomes import Outcome
+from belljar.sessions.questions import Questions, text_reply
+from belljar.sessions.results import Times, make_result, measure
 from belljar.sessions.stopping import Stopper
+from belljar.sessions.traces import Traces
+from belljar.sessions.transcript import Transcript
 from belljar.sessions.vetting import vet
 from belljar.spans import ExecutionSpan
 from belljar.toolbox.base import CallRecord, Question, Reply
-from belljar.toolbox.ledger import most_telling
 
 if TYPE_CHECKING:
     from belljar.sessions.session import Session
 
-SMALL_FOLDER = 100
-MOST_CALLS_TOLD = 100
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What a caller wants run, and how."""
-
-    code: str
-    timeout_s: float
-    allow_input: bool = False
-    filename: str = ""
-    author: str = ""
-    """Who wants it run, where that is not the session's owner."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How the cell ended."""
-
-    status: Status = "running"
-    state: State = "kept"
-    lost: tuple[str, ...] = ()
-    cause: str | None = None
-    count: int = 0
-    cpu_s: float = 0.0
-    peak_memory_mb: float = 0.0
 
 
 class Execution:
     """A cell on its way through a session."""
 
     def __init__(self, execution_id: str, session: "Session", cell: Cell, number: int) -> None:
-        settings = session.settings
         self.id = execution_id
         self.number = number
         """Which of its session's executions it is, from 1 on."""
         self.session = session
         self.cell = cell
-        store = DisplayStore(session.folders.displays, execution_id)
-        self._recorder = Recorder(store, cap_bytes=settings.output_cap_bytes, text_chars=settings.output_budget_chars)
-        self._summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
-        self._screens = session.screens()
-        self._stopper: Stopper | None = None
-        self._outcome = Outcome()
-        self._files: list[FileReference] = []
-        self._submitted_at = time.monotonic()
-        self._started_at: float | None = None
-        self._ended_at: float | None = None
-        self._is_cancelled = False
-        self._is_resumed = self._is_abandoned = False
+        self.span = ExecutionSpan(session.id, execution_id, number)
+        self._times = Times()
         self._left_s = cell.timeout_s
-        self._result: ExecutionResult | None = None
         self._changed = asyncio.Event()
+        self._transcript = Transcript(
+            execution_id,
+            settings=session.settings,
+            journal=session.journal,
+            displays=session.folders.displays,
+            screens=session.screens(),
+            on_change=self._notify,
+        )
         self._questions = Questions(self._notify)
         self._progress = (0, "")
+        self._traces = Traces(session.workspace, session.quota, session.sharing, session.uri_of)
+        self._stopper: Stopper | None = None
+        self._is_cancelled = self._is_resumed = self._is_abandoned = False
+        self._outcome = Outcome()
+        self._files: list[FileReference] = []
         self._calls: list[CallRecord] = []
-        self.span = ExecutionSpan(session.id, execution_id, number)
+        self._result: ExecutionResult | None = None
 
     # What callers see
 
     @property
     def is_finished(self) -> bool:
         """Whether the result is final."""
-        return self._ended_at is not None
+        return self._times.ended_at is not None
 
     @property
     def has_started(self) -> bool:
         """Whether its turn has come."""
-        return self._started_at is not None
+        return self._times.started_at is not None
 
     @property
     def sequence(self) -> int:
         """The number of its latest event."""
-        return self._recorder.sequence
+        return self._transcript.sequence
 
     @property
     def question(self) -> Question | None:
@@ -138,84 +110,36 @@ class Execution:
             return False
         return True
 
-    async def settle(self, wait_s: float) -> None:
-        """Until it has finished or asks, but no longer than `wait_s`: between two looks at what it says."""
-        await self.wait(wait_s)
-
     def result(self) -> ExecutionResult:
         """The result, or as much of it as there is."""
         if self._result is not None:
             return self._result.model_copy()
-        segments = self._summary.segments()
-        outcome = self._outcome
-        now = self._ended_at or time.monotonic()
-        started = self._started_at or now
-        return ExecutionResult(
-            success=outcome.status in ("ok", "running"),
-            status=outcome.status,
-            execution_id=self.id,
-            session_id=self.session.id,
-            execution_count=outcome.count,
-            output=[text for _, text in segments],
-            stdout=self._summary.stream("stdout"),
-            stderr=self._summary.stream("stderr"),
-            result=self._summary.result,
-            displays=self._summary.displays,
-            error=(None if outcome.status in ("ok", "error") else outcome.cause) or self._summary.error,
-            traceback=self._summary.traceback,
+        return make_result(
+            self.id,
+            self.session.id,
+            outcome=self._outcome,
+            transcript=self._transcript,
+            times=self._times,
             files=self._files,
-            truncated=self._summary.truncation,
-            usage=Usage(
-                wall_s=round(now - started, 6),
-                cpu_s=round(outcome.cpu_s, 6),
-                queue_s=round(started - self._submitted_at, 6),
-                peak_memory_mb=round(outcome.peak_memory_mb, 1),
-            ),
-            state=outcome.state,
-            lost=list(outcome.lost),
-            cause=outcome.cause,
-            sequence=self._recorder.sequence,
-            calls=self._told_calls(),
+            calls=self._calls,
         )
-
-    def _told_calls(self) -> list[ToolCall]:
-        """Of a cell that did not end well: who reads on needs to know what it has done already."""
-        if self._outcome.status in ("ok", "running"):
-            return []
-        return [
-            ToolCall(
-                server=call.server, tool=call.tool, state=call.state, duration_s=call.duration_s, reason=call.reason
-            )
-            for call in most_telling(self._calls, MOST_CALLS_TOLD)
-        ]
 
     def latest_text(self) -> str:
         """The last words, for a progress line: of the cell, or of a call that it waits for."""
         sequence, progress = self._progress
-        if progress and sequence == self.sequence:
-            return progress
-        segments = self._summary.segments()
-        return segments[-1][1] if segments else ""
+        return progress if progress and sequence == self.sequence else self._transcript.latest_text()
 
     # What callers may do to it
 
     def interrupt(self) -> None:
         """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs."""
         self._is_cancelled = True
-        if self._started_at is None and not self.is_finished:
+        if not self.has_started and not self.is_finished:
             self._outcome = Outcome(status="interrupted", cause="interrupted before its turn came; it never ran")
             self._finish()
         elif self._stopper is not None:
             self._stopper.stop("interrupted")
         self.answer(None)
-
-    def answer(self, text: str | None, number: int | None = None) -> None:
-        """Answer what `input()` asks; None declines, whatever is asked."""
-        self.reply(text_reply(text), number)
-
-    def reply(self, reply: Reply, number: int | None = None) -> None:
-        """Answer the pending question. An answer to an earlier `number` is none to this one."""
-        self._questions.answer(reply, number)
 
     def stop_for_disk(self, *, at_once: bool) -> None:
         """The session folder is over its limit and grows."""
@@ -227,24 +151,28 @@ class Execution:
             self._stopper.stop("disk_full")
         self.answer(None)
 
+    def asking(self) -> AbstractContextManager[bool]:
+        """For whoever wants to put the question to a person: False while another does."""
+        return self._questions.asking()
+
+    def answer(self, text: str | None, number: int | None = None) -> None:
+        """Answer what `input()` asks; None declines, whatever is asked."""
+        self.reply(text_reply(text), number)
+
+    def reply(self, reply: Reply, number: int | None = None) -> None:
+        """Answer the pending question. An answer to an earlier `number` is none to this one."""
+        self._questions.answer(reply, number)
+
     # Beyond the end of the server
 
     def resume(self, events: Iterable[OutputEvent], left_s: float) -> None:
         """Its kernel was given it by an earlier server, to which it has said this. Called before `run`."""
         self._is_resumed, self._left_s = True, left_s
-        for event in events:
-            self._recorder.go_on(event)
-            self._summary.add(event)
+        self._transcript.go_on(events)
 
     def abandon(self) -> None:
         """The server stops, the cell goes on: its result is for the next server to keep."""
         self._is_abandoned = True
-
-    @contextmanager
-    def asking(self) -> Generator[bool]:
-        """For whoever wants to put the question to a person: False while another does."""
-        with self._questions.asking() as is_ours:
-            yield is_ours
 
     # What its calls may do
 
@@ -254,9 +182,8 @@ class Execution:
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Told like what `input()` asks: whoever follows the output sees it.
-            said = InputRequest(self.session.veil.hide_text(question.message))
-            if (output := self._recorder.record(said)) is not None:
-                self._keep(output)
+            hide = self.session.veil.cover if question.is_ours else self.session.veil.hide_text
+            self._transcript.record(InputRequest(hide(question.message)))
             limit_s = self.session.settings.execution_timeout_s
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted)
         return reply or Reply("cancel")
@@ -279,9 +206,9 @@ class Execution:
             async with self.session.turn, self.session.admission.slot(self.session.principal):
                 if self.is_finished:
                     return
-                self._started_at = time.monotonic()
+                self._times.started_at = time.monotonic()
                 self.span.begin()
-                await self._run_in_turn()
+                await (self._go_on() if self._is_resumed else self._run_in_turn())
         except BelljarError as error:
             if isinstance(error, Busy):
                 measures.refusals.add("admission")
@@ -300,105 +227,83 @@ class Execution:
             self._finish()
 
     async def _run_in_turn(self) -> None:
-        if self._is_resumed:
-            await self._go_on()
-            return
         await self._vet()
         kernel = await self.session.life.ready()
         if self._is_cancelled:
             self._outcome = Outcome(status="interrupted", cause="interrupted while its kernel started; it never ran")
             return
-        if (loss := self.session.life.take_loss()) is not None:
-            self._outcome.state, self._outcome.lost = loss.state, loss.names
-            self._keep(self._recorder.notice(loss.notice))
-        self._tell_authors()
+        self._tell_what_was()
         await self.session.life.keep()
         self.session.begin(self)
-        if self.session.sharing is not None:
-            self._tell(await self.session.sharing.bring_in(self.session.quota.room_bytes))
-        before = await self._look()
+        self._tell(await self._traces.bring_in())
+        await self._traces.begin()
         if self.cell.filename:
             # In its turn: written earlier, it would count as the doing of the cell that runs then.
             await self.session.write_file(self.cell.filename, self.cell.code.encode())
         if self.session.tools is not None:
             await self.session.tools.ready_for(self.cell.code)
-        self._stopper = Stopper(
-            kernel,
-            timeout_s=self._left_s,
-            grace_s=self.session.settings.interrupt_grace_s,
-            on_stop=self.session.cancel_calls,
-        )
-        with self._stopper.watching(), self._calling():
+        listener = self._listener(kernel)
+        with listener.stopper.watching(), self._calling():
             if self._is_cancelled:  # while the folder was looked at
-                self._stopper.stop("interrupted")
+                listener.stopper.stop("interrupted")
             self.session.journal.start(self.id)
             self.session.life.begin(self.id, self.cell.timeout_s)
-            events = kernel.execute(self.cell.code, allow_input=self.cell.allow_input)
-            await self._consume(kernel, events, self._stopper)
-        await self._tell_changes(kernel, before)
+            await listener.listen(kernel.execute(self.cell.code, allow_input=self.cell.allow_input))
+        await self._tell_changes(listener)
 
     async def _go_on(self) -> None:
         """Follow a cell that was begun under an earlier server, to its end."""
         kernel = self.session.life.kernel
         if not isinstance(kernel, Keepable):
             raise KernelDied("the kernel's process ended")
-        self._keep(self._recorder.notice(f"{RESUMED}; what it said last before that may be missing"))
-        before = await self._look()
-        self._stopper = Stopper(kernel, timeout_s=self._left_s, grace_s=self.session.settings.interrupt_grace_s)
-        with self._stopper.watching():
+        self._transcript.notice(f"{RESUMED}; what it said last before that may be missing")
+        await self._traces.begin()
+        listener = self._listener(kernel)
+        with listener.stopper.watching():
             if self._is_cancelled:
-                self._stopper.stop("interrupted")
-            await self._consume(kernel, kernel.resume(), self._stopper)
+                listener.stopper.stop("interrupted")
+            await listener.listen(kernel.resume())
         if self._outcome.status == "running":
-            self._outcome = Outcome(status="rejected", cause=f"{KILLED} before it reached the kernel; it never ran")
+            self._outcome.status = "rejected"
+            self._outcome.cause = f"{KILLED} before it reached the kernel; it never ran"
         self._outcome.cause = self._outcome.cause or RESUMED
         if self.session.life.kernel is kernel:
-            await self._tell_changes(kernel, before)
-
-    async def _tell_changes(self, kernel: Kernel, before: Snapshot) -> None:
-        after = await self._look()
-        if self.session.sharing is not None:
-            self._tell(await self.session.sharing.take_out(after))
-        await self._tell_limits(kernel, after)
-        self._files = [
-            FileReference(
-                uri=self.session.uri_of(change.name),
-                name=change.name,
-                mime_type=change.mime_type,
-                size=change.size,
-                change=change.change,
-            )
-            for change in changes(before, after)
-        ]
-
-    def _tell_authors(self) -> None:
-        """A cell of somebody else says whose it is; the owner's next one, that there were such."""
-        author = self.cell.author
-        authors = self.session.take_authors(author)
-        if author:
-            self._keep(self._recorder.notice(f"run by {author}, who shares this session", author=author))
-        elif authors:
-            names = " and ".join(dict.fromkeys(authors))
-            cells = "a cell" if len(authors) == 1 else f"{len(authors)} cells"
-            self._keep(self._recorder.notice(f"{names} ran {cells} in this session since your last one"))
+            await self._tell_changes(listener)
 
     async def _vet(self) -> None:
         """Code that the policy does not allow goes no further; what it only warns of is said."""
-        session = self.session
+        guard, environment = self.session.guard, self.session.environment
         try:
-            warnings = await vet(
-                session.guard,
-                self.cell.code,
-                environment=session.environment,
-                execution_id=self.id,
-                ask=self.ask,
-            )
+            said = await vet(guard, self.cell.code, environment=environment, execution_id=self.id, ask=self.ask)
         except CodeRejected:
             if self._is_cancelled:  # while the person was asked
                 return
             raise
-        for warning in warnings:
-            self._keep(self._recorder.notice(warning))
+        self._tell(said)
+
+    def _tell_what_was(self) -> None:
+        """What became of the last kernel's variables, and who ran cells since the owner did."""
+        if (loss := self.session.life.take_loss()) is not None:
+            self._outcome.state, self._outcome.lost = loss.state, loss.names
+            self._transcript.notice(loss.notice)
+        author = self.cell.author
+        if said := self.session.authors.begin(author):
+            self._transcript.notice(said, **({"author": author} if author else {}))
+
+    def _listener(self, kernel: Kernel) -> Listener:
+        """To a kernel that is given the cell, or has it; from now on the cell can be stopped."""
+        grace_s, cancel = self.session.settings.interrupt_grace_s, self.session.cancel_calls
+        self._stopper = Stopper(kernel, timeout_s=self._left_s, grace_s=grace_s, on_stop=cancel)
+        return Listener(
+            session=self.session,
+            execution_id=self.id,
+            cell=self.cell,
+            outcome=self._outcome,
+            transcript=self._transcript,
+            questions=self._questions,
+            kernel=kernel,
+            stopper=self._stopper,
+        )
 
     @contextmanager
     def _calling(self) -> Generator[None]:
@@ -412,166 +317,30 @@ class Execution:
             finally:
                 self._calls = ledger.records()
 
+    async def _tell_changes(self, listener: Listener) -> None:
+        """What the cell left in the folder, and the limits that its kernel met and survived."""
+        self._tell(await self._traces.end())
+        await listener.tell_limits(self._traces.size_bytes)
+        self._files = self._traces.files()
+
     def _tell(self, words: list[str]) -> None:
         for word in words:
-            self._keep(self._recorder.notice(word))
-
-    async def _tell_limits(self, kernel: Kernel, after: Snapshot) -> None:
-        """Limits that a kernel met and survived: a word in the output, and the cause unless there is another."""
-        quota = self.session.quota
-        incidents = kernel.incidents()
-        await quota.look_if_more_than_half(sum(fingerprint[1] for fingerprint in after.files.values()))
-        if quota.is_over and self._outcome.cause is None:
-            incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
-        for incident in incidents:
-            said = survived(incident)
-            self._keep(self._recorder.notice(said))
-            self._outcome.cause = self._outcome.cause or said
-
-    async def _look(self) -> Snapshot:
-        """The session folder now. A small one is read here in 50 µs; a thread for it would cost four times that."""
-        small = snapshot(self.session.workspace, limit=SMALL_FOLDER)
-        return small if small.is_complete else await asyncio.to_thread(snapshot, self.session.workspace)
-
-    async def _consume(self, kernel: Kernel, events: AsyncIterator[Event], stopper: Stopper) -> None:
-        try:
-            async for event in events:
-                if isinstance(event, Finished):
-                    self._conclude(event, stopper)
-                    continue
-                # A question is put to the person as it is on record.
-                for passed in await self._screens.passed(event):
-                    self._record(passed)
-                    if isinstance(passed, InputRequest):
-                        await self._ask(kernel, passed, stopper)
-        except KernelDied as death:
-            self._give_out()
-            await self._bury(kernel, death, stopper)
-        finally:
-            self._give_out()
-
-    def _record(self, event: Event) -> None:
-        if (output := self._recorder.record(event)) is not None:
-            self._keep(output)
-
-    def _give_out(self) -> None:
-        """What a screen held back of a stream that is over."""
-        for event in self._screens.flush():
-            self._record(event)
-
-    async def _ask(self, kernel: Kernel, question: InputRequest, stopper: Stopper) -> None:
-        if stopper.reason is not None:
-            # Its interrupt came before the question and waits in the runner for an answer that nobody should give.
-            await kernel.interrupt()
-            return
-        with stopper.paused():
-            reply = await self._questions.ask(
-                input_question(question),
-                limit_s=self.session.settings.execution_timeout_s,
-                is_wanted=kernel.is_alive,
-            )
-        # A kernel that died meanwhile takes no answer: the next look at its events tells how it ended.
-        if stopper.reason is None and kernel.is_alive():
-            await kernel.reply_input(text_of(reply))
-
-    def _conclude(self, finished: Finished, stopper: Stopper) -> None:
-        outcome = self._outcome
-        outcome.status = _status(stopper) or ("ok" if finished.is_ok else "error")
-        outcome.count = finished.execution_count
-        outcome.cpu_s = finished.cpu_s
-        outcome.peak_memory_mb = finished.peak_memory_mb
-        if stopper.reason == "timeout":
-            outcome.cause = f"timeout: interrupted after {self.cell.timeout_s:g} s; variables are kept"
-        elif stopper.reason == "interrupted":
-            outcome.cause = "interrupted on request; variables are kept"
-        elif stopper.reason == "disk_full":
-            full = Incident("disk_full", f"folder {self.session.quota.detail}, so the cell was interrupted")
-            outcome.cause = survived(full)
-        self.session.life.remember(finished)
-
-    async def _bury(self, kernel: Kernel, death: KernelDied, stopper: Stopper) -> None:
-        """The process is gone: say why, and what went with it."""
-        incidents = kernel.incidents()
-        fatal = None if stopper.was_killed else lethal(incidents, death.message)
-        for incident in incidents:
-            if incident is not fatal:
-                self._keep(self._recorder.notice(f"{incident.kind}: the session {incident.detail}"))
-        cause = self.session.life.ended_by or (killed(fatal) if fatal else "")
-        outcome = self._outcome
-        burial = await self.session.life.bury(cause or death.message)
-        outcome.status, outcome.state, outcome.lost = _status(stopper) or "died", burial.state, burial.lost
-        if burial.is_rewound:
-            undone = self.session.take_back(burial.since or self.id)
-            if self.session.sharing is not None:
-                self.session.sharing.forget()
-            self._keep(self._recorder.notice(rewound(len(undone))))
-        if cause:
-            outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
-            return
-        if stopper.was_killed and stopper.reason == "disk_full":
-            full = Incident("disk_full", f"folder {self.session.quota.detail}, and the cell went on")
-            outcome.cause = killed(full)
-            return
-        if stopper.was_killed and stopper.reason == "timeout":
-            outcome.cause = f"timeout: killed after {self.cell.timeout_s:g} s, because it ignored the interrupt"
-        elif stopper.was_killed:
-            outcome.cause = "killed on request, because it ignored the interrupt"
-        else:
-            outcome.cause = f"{KernelDied.code}: {death.message}"
-
-    def _keep(self, output: OutputEvent) -> None:
-        self.session.journal.append(self.id, output)
-        if self.session.settings.keep_alive and output.kind not in ("result", "error"):
-            # What a killed server has read and not committed is missing in the middle of a cell that goes on. Those two
-            # are followed by the end, which is committed.
-            self.session.journal.commit()
-        self._summary.add(output)
-        self._notify()
+            self._transcript.notice(word)
 
     def _finish(self) -> None:
         if self.is_finished:
             return
-        self._ended_at = time.monotonic()
+        self._times.ended_at = time.monotonic()
         self._stopper = None
         self.session.life.last_cause = self._outcome.cause or self.session.life.last_cause
         self._result = self.result()
-        if self._is_abandoned:
-            self._notify()
-            return
-        kept = self._recorder
-        self.session.note()
-        self.session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
-        self._measure(self._result)
+        if not self._is_abandoned:
+            kept = self._transcript
+            self.session.note()
+            self.session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
+            measure(self._result, self.span)
         self._notify()
-
-    def _measure(self, result: ExecutionResult) -> None:
-        usage = result.usage
-        measures.executions.add(result.status)
-        measures.execution_queue.observe(usage.queue_s)
-        measures.execution_wall.observe(usage.wall_s)
-        self.span.end(
-            result.status,
-            is_failure=not result.success,
-            queue_s=usage.queue_s,
-            wall_s=usage.wall_s,
-            cpu_s=usage.cpu_s,
-            peak_memory_mb=usage.peak_memory_mb,
-            events=result.sequence,
-            displays=len(result.displays),
-            files=len(result.files),
-            lost=len(result.lost),
-        )
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _status(stopper: Stopper) -> Status | None:
-    """The status of a cell that was stopped."""
-    return "interrupted" if stopper.reason == "disk_full" else stopper.reason
-
-
-def output_uri(execution_id: str) -> str:
-    """Where the whole output of an execution is."""
-    return f"execution://{execution_id}/output"

@@ -14,6 +14,7 @@ from belljar.files.removal import remove_tree
 from belljar.kernels.custody import Custody
 from belljar.kernels.slate import Note
 from belljar.kernels.starting import KernelStarter
+from belljar.sessions import returns
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.recovery import broken_off
 from belljar.sessions.registry import Registry
@@ -67,10 +68,10 @@ def _go_on(session: Session, note: Note) -> None:
     for record in session.journal.unfinished(session.id):
         if record.id == note.execution_id:
             is_busy = True
-            session.follow(record, note.timeout_s, max(0.0, note.deadline - time.time()))
+            returns.follow(session, record, note.timeout_s, max(0.0, note.deadline - time.time()))
             continue
         budget_chars = session.settings.output_budget_chars
         unrun = broken_off(session.journal, record, (), budget_chars)
         session.journal.finish(unrun.model_copy(update={"state": "kept"}))
     if not is_busy:
-        session.catch_up()
+        returns.catch_up(session)

@@ -12,8 +12,8 @@ from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
 from belljar.kernels.base import Copyable, Keepable, Kernel
 from belljar.kernels.custody import Custody
+from belljar.kernels.folders import Folders
 from belljar.kernels.ipython import IPythonKernel
-from belljar.kernels.starting import Folders
 from belljar.outputs.events import Finished
 from belljar.sandboxes.base import Incident
 from belljar.sessions.beginnings import Beginning

@@ -8,9 +8,9 @@ from belljar.files.removal import remove_tree
 from belljar.models import ExecutionResult
 from belljar.outputs.summary import Summary
 from belljar.sessions.causes import KILLED
-from belljar.sessions.execution import output_uri
 from belljar.sessions.journal import Journal, Record
 from belljar.sessions.roll import Roll
+from belljar.sessions.transcript import output_uri
 
 ZYGOTE = "zygote-"
 

@@ -28,7 +28,7 @@ async def vet(
             guard.vetted(execution_id, inspection, "denied")
             raise CodeRejected(f"the code did not run: {in_words(inspection)}", hint=HINT)
         case "ask":
-            reply = await ask(Question(f"May this code run? {in_words(inspection)}\n\n{_excerpt(code)}"))
+            reply = await ask(Question(f"May this code run? {in_words(inspection)}\n\n{_excerpt(code)}", is_ours=True))
             is_approved = reply is not None and reply.action == "accept"
             guard.vetted(execution_id, inspection, "approved" if is_approved else "declined")
             if not is_approved:

@@ -76,12 +76,12 @@ def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
     if result.result is not None:
         parts.append(f"Out[{result.execution_count}]: {result.result}")
     parts += [_display_line(display, result.result) for display in result.displays]
-    if result.traceback:
-        parts.append("\n".join(_shown(result.traceback)))
-    if result.error is not None and (not result.traceback or result.error not in result.traceback[-1]):
+    traceback = "\n".join(_shown(result.traceback))
+    parts.append(traceback)
+    if result.error is not None and result.error not in traceback:
         parts.append(f"Error: {result.error}")
     if result.calls:
-        parts.append(_calls_line(result.calls))
+        parts.append(_calls_line(result.calls, told="\n".join(parts)))
     if result.files:
         parts.append("\n".join(["Files:", *_file_lines(result)]))
     if result.truncated is not None:
@@ -91,17 +91,17 @@ def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
     return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
 
 
-def _calls_line(calls: Sequence[ToolCall]) -> str:
-    """What a cell that did not end well had called: what is done already, and what may be."""
+def _calls_line(calls: Sequence[ToolCall], told: str) -> str:
+    """What a cell that did not end well had called: what is done already, and what may be; no reason is told twice."""
     groups: dict[str, Counter[str]] = {}
     for call in calls:
-        why = f" ({call.reason})" if call.reason else ""
+        why = f" ({call.reason})" if call.reason and call.reason not in told else ""
         groups.setdefault(_CALL_STATES[call.state], Counter())[f"{call.server}.{call.tool}{why}"] += 1
-    told = [
+    listed = [
         f"{state}: {', '.join(name if count == 1 else f'{name} ×{count}' for name, count in names.items())}"
         for state, names in groups.items()
     ]
-    return f"Calls made: {'; '.join(told)}"
+    return f"Calls made: {'; '.join(listed)}"
 
 
 def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:

@@ -61,7 +61,7 @@ async def follow(
                 return None
             sent, told = sent + 1, execution.sequence
             await ctx.report_progress(sent, None, " ".join(execution.latest_text()[-PROGRESS_CHARS:].split()))
-            await execution.settle(min(PROGRESS_INTERVAL_S, max(left, 0)))
+            await execution.wait(min(PROGRESS_INTERVAL_S, max(left, 0)))
     return None
 
 

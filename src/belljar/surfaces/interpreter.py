@@ -107,7 +107,7 @@ class InterpreterSurface:
         network. A cell that takes longer than wait_s goes on in the background: get_execution returns the rest.
         """
         if ctx.request_state is not None:
-            execution = self._sessions.execution(asked_execution(ctx), current_principal())
+            execution = self._sessions.executions.find(asked_execution(ctx), current_principal())
             if execution is None:
                 gone = ExecutionNotFound("the execution that asked is gone with its session", hint=NEW_SESSION_HINT)
                 return self._rejected(session_id, gone, ctx)
@@ -115,7 +115,7 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
-            if (known := self._sessions.submitted(idempotency_key, current_principal())) is not None:
+            if (known := self._sessions.executions.submitted(idempotency_key, current_principal())) is not None:
                 return await self._answer_again(known, ctx, wait_s)
             cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
             session = chosen_session(self._sessions, session_id)
@@ -136,16 +136,16 @@ class InterpreterSurface:
         wait_s: Wait = 0,
     ) -> Answer:
         """The result of an execution, or what there is of it so far: status is `running` until it has ended."""
-        execution = self._sessions.execution(execution_id, current_principal())
+        execution = self._sessions.executions.find(execution_id, current_principal())
         if execution is not None:
             execution.span.link()
             if ctx.request_state is not None:
                 resume(execution, ctx)
-            if wants(ctx, "belljar/events", True) and self._sessions.has_events(execution_id, since):
+            if wants(ctx, "belljar/events", True) and self._sessions.executions.has_events(execution_id, since):
                 wait_s = 0  # there is news already: whoever streams wants it now
             elif question := await follow(execution, ctx, wait_s, is_streaming=wants(ctx, "belljar/events", True)):
                 return question
-        return self._shown(self._sessions.result(execution_id, current_principal(), since), ctx, since)
+        return self._shown(self._sessions.executions.result(execution_id, current_principal(), since), ctx, since)
 
     @refusals_as_results
     async def interrupt_execution(self, execution_id: str = "", session_id: str = "") -> Answer:
@@ -157,9 +157,9 @@ class InterpreterSurface:
         if session_id:
             running = self._sessions.get(session_id, current_principal()).running()
         else:
-            execution = self._sessions.execution(execution_id, current_principal())
+            execution = self._sessions.executions.find(execution_id, current_principal())
             if execution is None:
-                self._sessions.result(execution_id, current_principal())
+                self._sessions.executions.result(execution_id, current_principal())
             running = [execution] if execution is not None and not execution.is_finished else []
         for execution in reversed(running):
             execution.span.link()
@@ -216,10 +216,10 @@ class InterpreterSurface:
 
     async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:
         """To a call that was made before: it runs or has ended, and is not run again."""
-        execution = self._sessions.execution(execution_id, current_principal())
+        execution = self._sessions.executions.find(execution_id, current_principal())
         if execution is not None:
             return await self._answer(execution, ctx, wait_s)
-        return self._shown(self._sessions.result(execution_id, current_principal()), ctx)
+        return self._shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
 
     async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
         question = await follow(execution, ctx, wait_s)
@@ -247,13 +247,13 @@ class InterpreterSurface:
         return self._shown(result, ctx)
 
     def _shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
-        principal = current_principal()
+        principal, executions = current_principal(), self._sessions.executions
         answer = execution_blocks(
             result,
-            self._sessions.display_reader(result.session_id),
+            executions.display_reader(result.session_id),
             image_budget_bytes=self._settings.image_budget_bytes,
             structured=asked_structure(ctx, self._settings.structured),
-            has_checkpoint=result.state == "lost" and self._sessions.has_checkpoint(result.execution_id, principal),
+            has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:
             events = list(islice(self._sessions.journal.events(result.execution_id, since), MAX_EVENTS))

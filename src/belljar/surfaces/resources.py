@@ -56,7 +56,7 @@ class InterpreterResources:
     async def display(self, execution_id: str, name: str) -> str | bytes:
         """One of an execution's displays."""
         try:
-            content = self._sessions.display(execution_id, name, current_principal())
+            content = self._sessions.executions.display(execution_id, name, current_principal())
         except BelljarError as error:
             raise _as_resource_error(error) from error
         return decoded(content, mime_type_of(name))
@@ -64,7 +64,8 @@ class InterpreterResources:
     async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
         """All stream text, in order, however long."""
         try:
-            return await self._sessions.whole_output(execution_id, current_principal(), max(offset, 0), max(limit, 0))
+            executions = self._sessions.executions
+            return await executions.whole_output(execution_id, current_principal(), max(offset, 0), max(limit, 0))
         except BelljarError as error:
             raise _as_resource_error(error) from error
 
@@ -72,7 +73,7 @@ class InterpreterResources:
         """The session as a notebook."""
         try:
             session = self._sessions.get(session_id, current_principal())
-            return await self._sessions.notebook(session)
+            return await self._sessions.executions.notebook(session)
         except BelljarError as error:
             raise _as_resource_error(error) from error
 

@@ -10,11 +10,12 @@ from contextlib import AsyncExitStack
 from belljar.errors import KernelDied
 from belljar.kernels.base import Completeness, Completion
 from belljar.kernels.imports import ImportProof, proof_expression, read_proof
-from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_PATIENCE_S, plain_text
+from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_PATIENCE_S
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
 from belljar.kernels.launching import cause_of
+from belljar.kernels.translating import plain_text
 from belljar.kernels.usage import Usage
 from belljar.outputs.events import (
     ClearOutput,

@@ -1,0 +1,55 @@
+"""Requests to a runner, numbered, and the answers to them. Between cells nothing else is read from it.
+
+Knows nothing of processes, nor of what the requests are about.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from belljar.kernels.frames import Message, Wire
+from belljar.outputs.events import Stream
+
+Answer = TypeVar("Answer", bound=Message)
+
+MOST_EARLY_CHARS = 4_000_000
+
+
+class Exchange:
+    """One kernel's, over its wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.last_id = 0
+        """The number of the latest request."""
+        self._wire = wire
+        self._early: list[Stream] = []
+
+    def number(self) -> int:
+        """For a request that is about to be made."""
+        self.last_id += 1
+        return self.last_id
+
+    async def send(self, request: Mapping[str, object]) -> None:
+        """Make a request."""
+        await self._wire.send({**request, "id": self.number()})
+
+    async def answer(self, kind: type[Answer], *, keeps_output: bool = True) -> Answer:
+        """The answer to the last request; output that comes meanwhile is the next cell's, or nobody's."""
+        while True:
+            for item in await self._wire.receive():
+                if isinstance(item, Stream):
+                    if keeps_output:
+                        self.keep(item)
+                elif isinstance(item, kind) and item.id == self.last_id:
+                    return item
+
+    # Output that came too early
+
+    def keep(self, stream: Stream) -> None:
+        """It waits for the next cell; of a flood only the beginning does."""
+        if sum(len(kept.text) for kept in self._early) < MOST_EARLY_CHARS:
+            self._early.append(stream)
+
+    def take_early(self) -> list[Stream]:
+        """What waited for the cell that begins now."""
+        early, self._early = self._early, []
+        return early

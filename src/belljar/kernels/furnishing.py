@@ -1,0 +1,111 @@
+"""What every session's sandbox is furnished with: what it shows, may use and reach, and the hatches it calls us by.
+
+Knows nothing of kernels.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from belljar.egress.listening import Door
+from belljar.egress.rules import PACKAGES, parse_rules
+from belljar.environments import Environment
+from belljar.environments.index import index_variables
+from belljar.kernels.folders import Folders
+from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
+from belljar.kernels.launching import RUNNER
+from belljar.kernels.workshop import Workshop
+from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
+from belljar.settings import Settings
+from belljar.toolbox.opening import Toolbox
+
+
+class Furnishing:
+    """What the settings, the workshop and the toolbox have for every sandbox of a provider."""
+
+    def __init__(self, settings: Settings, provider: Provider, workshop: Workshop, toolbox: Toolbox | None) -> None:
+        self._settings = settings
+        self._provider = provider
+        self._workshop = workshop
+        self._toolbox = toolbox
+
+    def spec(self, folders: Folders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
+        """What a session's sandbox is to be like."""
+        if self._toolbox is not None and has_tools:
+            self._toolbox.show_in(folders.workspace, folders.identity)
+            readable = (*readable, *self._toolbox.readable)
+        return SandboxSpec(
+            session_id=folders.session_id,
+            workspace=folders.workspace,
+            scratch=folders.scratch,
+            home=folders.home,
+            readable=readable,
+            limits=limits_of(self._settings),
+            identity=folders.identity,
+        )
+
+    def zygote_spec(self, environment: Environment, name: str, folder: Path) -> SandboxSpec:
+        """The same for what sessions are forked from."""
+        return SandboxSpec(
+            session_id=name,
+            workspace=folder / "workspace",
+            scratch=folder / "scratch",
+            home=folder / "home",
+            # A branch can be shown only what its trunk was.
+            readable=(*environment.readable, RUNNER, *(self._toolbox.readable if self._toolbox else ())),
+            limits=limits_of(self._settings),
+        )
+
+    async def hatched(
+        self,
+        sandbox: Sandbox,
+        folders: Folders,
+        python: Path,
+        packages: Environment | None,
+        doors: Mapping[str, Door] | None = None,
+        *,
+        has_tools: bool = True,
+    ) -> HatchedSandbox:
+        """A sandbox with its hatches open: at new doors, or at those that an earlier server opened."""
+        return await open_hatches(
+            sandbox,
+            session_id=folders.session_id,
+            scratch=folders.scratch,
+            python=python,
+            environment=packages,
+            layer=folders.layer,
+            egress=await self._egress(),
+            open_uv=self._workshop.uv_for(folders.session_id),
+            toolbox=self._toolbox if has_tools else None,
+            doors=doors,
+        )
+
+    async def _egress(self) -> Egress:
+        """What the settings let sessions reach; nothing of it where the provider could not hold them to it."""
+        if not self._provider.isolates:
+            return Egress()
+        rules, variables = parse_rules(self._settings.egress), dict[str, str]()
+        if PACKAGES in self._settings.egress:
+            rules += await self._workshop.index_rules()
+            variables = await asyncio.to_thread(index_variables)
+        return Egress(rules, self._settings.egress_allow_private, variables)
+
+
+def thread_count(limits: Limits) -> int:
+    """How many threads a session can make use of."""
+    available = len(os.sched_getaffinity(0))
+    return min(available, math.ceil(limits.cpus)) if limits.cpus else available
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What each session may use."""
+    return Limits(
+        memory_mb=settings.memory_mb or 0,
+        cpus=settings.cpus or 0,
+        processes=settings.max_processes or 0,
+        disk_mb=settings.disk_mb or 0,
+        temporary_mb=settings.temporary_mb or 0,
+        open_files=settings.max_open_files or 0,
+    )

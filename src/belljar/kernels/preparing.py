@@ -1,0 +1,62 @@
+"""Environments by their name: each prepared once, however many sessions wait for it.
+
+Knows nothing of sandboxes.
+"""
+
+import asyncio
+import logging
+
+from belljar.environments import Environment, check_name, open_environment
+from belljar.environments.selection import KERNEL_PREFIX
+from belljar.errors import InvalidArgument
+from belljar.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Environments:
+    """Those of a runtime."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tasks: dict[str, asyncio.Task[Environment]] = {}
+
+    def check(self, name: str) -> None:
+        """Refuse a name that no kernel can be started for, before a session is made for it."""
+        if "\0" in name or len(name) > 4096:
+            raise InvalidArgument(
+                f"environment {name[:80]!r} is not a name",
+                hint="Use 'default', or 'kernel:NAME' for an installed Jupyter kernel",
+            )
+        if not name.startswith(KERNEL_PREFIX):
+            check_name(self._settings, name)
+
+    async def get(self, name: str) -> Environment:
+        """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
+        task = self._tasks.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            opening = open_environment(self._settings, name, on_progress=log.info)
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(opening)
+        return await asyncio.shield(task)
+
+    async def for_packages(self, name: str) -> Environment:
+        """The environment that packages for a session are chosen for: of a Jupyter kernel, its own interpreter's."""
+        if not name.startswith(KERNEL_PREFIX):
+            return await self.get(name)
+        from belljar.kernels import jupyter
+
+        default = await self.get("default")
+        kernel_name = name.removeprefix(KERNEL_PREFIX)
+        spec = jupyter.find_kernelspec(kernel_name, [default.python.parent.parent / "share/jupyter/kernels"])
+        environment = await asyncio.to_thread(jupyter.kernel_environment, spec)
+        if environment is None:
+            raise InvalidArgument(
+                f"kernel {kernel_name} is not Python", hint="Packages can be installed for Python sessions only"
+            )
+        return environment
+
+    async def aclose(self) -> None:
+        """Stop preparing."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,0 +1,41 @@
+"""How a session that is older than its server comes back: from disk, or alive with the kernel of an earlier server."""
+
+from belljar.kernels.base import Kernel
+from belljar.sessions.cells import Cell
+from belljar.sessions.execution import Execution
+from belljar.sessions.hibernation import Waking
+from belljar.sessions.journal import Record
+from belljar.sessions.roll import Entry
+from belljar.sessions.session import Session
+
+
+def wake(session: Session, entry: Entry) -> None:
+    """It was asleep on disk: what it was goes on, with the first kernel."""
+    session.restore(entry)
+    session.life.waking = Waking(session.folders, entry)
+    session.veil.restore(session.folders.vault)
+
+
+def take_over(session: Session, entry: Entry, kernel: Kernel) -> None:
+    """It lives on with the kernel that an earlier server left."""
+    session.restore(entry)
+    session.folders.state.unlink(missing_ok=True)
+    session.life.checkpoints.refusal = "they ended with the server that kept them"
+    session.life.adopt(kernel)
+
+
+def follow(session: Session, record: Record, timeout_s: float, left_s: float) -> None:
+    """Go on with an execution that its kernel was given by an earlier server; so much of its time is left."""
+    execution = Execution(record.id, session, Cell(record.code, timeout_s), session.count)
+    execution.resume(session.journal.events(record.id), left_s)
+    session.queue.add(execution)
+
+
+def catch_up(session: Session) -> None:
+    """Nothing ran when the earlier server ended: hear what was said since, before anything else is done."""
+    session.queue.run_aside(_catch_up(session))
+
+
+async def _catch_up(session: Session) -> None:
+    async with session.turn:
+        await session.life.catch_up()

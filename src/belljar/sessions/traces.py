@@ -1,0 +1,64 @@
+"""What one cell leaves in its session's folder: the folder before and after it, and its part that outlives the session.
+
+Knows nothing of kernels.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from belljar.files.changes import Snapshot, changes, snapshot
+from belljar.files.workspace import Workspace
+from belljar.models import FileReference
+from belljar.sessions.quota import DiskQuota
+from belljar.sessions.sharing import Sharing
+
+SMALL_FOLDER = 100
+
+
+class Traces:
+    """One cell's; `uri_of` tells where a caller gets a file."""
+
+    def __init__(
+        self, workspace: Workspace, quota: DiskQuota, sharing: Sharing | None, uri_of: Callable[[str], str]
+    ) -> None:
+        self._workspace = workspace
+        self._quota = quota
+        self._sharing = sharing
+        self._uri_of = uri_of
+        self._before = self._after = Snapshot({}, is_complete=True, taken_ns=0)
+
+    async def bring_in(self) -> list[str]:
+        """What other sessions of the owner have kept; returns what is to be said of it."""
+        return [] if self._sharing is None else await self._sharing.bring_in(self._quota.room_bytes)
+
+    async def begin(self) -> None:
+        """Look before the cell."""
+        self._before = await self._look()
+
+    async def end(self) -> list[str]:
+        """Look after the cell, and keep what outlives the session; returns what is to be said of that."""
+        self._after = await self._look()
+        return [] if self._sharing is None else await self._sharing.take_out(self._after)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files there are after the cell."""
+        return sum(fingerprint[1] for fingerprint in self._after.files.values())
+
+    def files(self) -> list[FileReference]:
+        """What the cell created or changed."""
+        return [
+            FileReference(
+                uri=self._uri_of(change.name),
+                name=change.name,
+                mime_type=change.mime_type,
+                size=change.size,
+                change=change.change,
+            )
+            for change in changes(self._before, self._after)
+        ]
+
+    async def _look(self) -> Snapshot:
+        """The session folder now. A small one is read here in 50 µs; a thread for it would cost four times that."""
+        small = snapshot(self._workspace, limit=SMALL_FOLDER)
+        return small if small.is_complete else await asyncio.to_thread(snapshot, self._workspace)

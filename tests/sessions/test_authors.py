@@ -1,0 +1,25 @@
+"""What is said of cells that are not the owner's."""
+
+from belljar.sessions.authors import Authors
+
+
+def test_a_cell_of_somebody_else_says_whose_it_is() -> None:
+    assert Authors().begin("ann") == "run by ann, who shares this session"
+
+
+def test_the_owner_is_told_once_who_ran_cells_meanwhile() -> None:
+    authors = Authors()
+    for name in ("ann", "bob", "ann"):
+        authors.begin(name)
+    assert authors.begin("") == "ann and bob ran 3 cells in this session since your last one"
+    assert authors.begin("") == ""
+
+
+def test_one_cell_is_a_cell() -> None:
+    authors = Authors()
+    authors.begin("ann")
+    assert authors.begin("") == "ann ran a cell in this session since your last one"
+
+
+def test_an_owner_alone_is_told_nothing() -> None:
+    assert Authors().begin("") == ""

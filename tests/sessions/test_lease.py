@@ -1,0 +1,31 @@
+"""How long a session may stay."""
+
+from belljar.sessions.lease import Lease, iso
+
+
+def test_the_first_caller_is_told_how_long_it_stays_and_nobody_else_is() -> None:
+    lease = Lease("a session", idle_s=90, is_in_use=lambda: False)
+    notice = lease.notice()
+    assert notice is not None
+    assert notice.session_id == "a session"
+    assert "after 1.5 minutes without use" in notice.instructions
+    assert lease.notice() is None
+
+
+def test_a_session_that_is_older_than_its_server_was_told_of() -> None:
+    lease = Lease("a session", idle_s=90, is_in_use=lambda: False)
+    lease.restore(1_000.0)
+    assert (lease.created_at, lease.notice()) == (1_000.0, None)
+
+
+def test_what_is_in_use_has_all_its_time_left() -> None:
+    lease = Lease("a session", idle_s=0, is_in_use=lambda: True)
+    assert lease.left_s == 0
+    idle = Lease("a session", idle_s=0, is_in_use=lambda: False)
+    while idle.left_s == 0:  # until the clock has gone on
+        pass
+    assert idle.left_s < 0
+
+
+def test_times_are_told_in_universal_time() -> None:
+    assert iso(0.9) == "1970-01-01T00:00:00Z"

@@ -1,0 +1,59 @@
+"""Which execution a caller means, and what is taken back with it."""
+
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import NoCheckpoint
+from belljar.sessions.journal import Journal, Record, open_journal
+from belljar.sessions.timeline import Timeline
+
+SESSION = "a session"
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
+    with open_journal(tmp_path / "journal.sqlite") as journal:
+        yield journal
+
+
+def timeline_of(journal: Journal, *ids: str) -> Timeline:
+    timeline = Timeline(SESSION, journal)
+    for identifier in ids:
+        journal.begin(Record(identifier, SESSION, "somebody", "1", None), time.time())
+        journal.start(identifier)
+        timeline.add(identifier)
+    return timeline
+
+
+@pytest.mark.parametrize(("to", "target"), [(1, "c"), ("1", "c"), (3, "a"), ("b", "b")])
+async def test_an_execution_is_meant_by_its_id_or_by_a_number(journal: Journal, to: str | int, target: str) -> None:
+    assert timeline_of(journal, "a", "b", "c").target(to) == target
+
+
+async def test_an_id_of_digits_is_an_id_first(journal: Journal) -> None:
+    assert timeline_of(journal, "2", "b", "c").target("2") == "2"
+
+
+@pytest.mark.parametrize("to", [0, 4, "0", "d", "-1", "1" * 40])
+async def test_what_is_no_execution_of_the_session_is_refused(journal: Journal, to: str | int) -> None:
+    with pytest.raises(NoCheckpoint):
+        timeline_of(journal, "a", "b", "c").target(to)
+
+
+async def test_what_is_taken_back_is_undone_with_all_that_came_after_it(journal: Journal) -> None:
+    timeline = timeline_of(journal, "a", "b", "c")
+    assert timeline.take_back("b") == ["b", "c"]
+    assert {record.id: record.is_undone for record in journal.of_session(SESSION)} == {"a": False, "b": True, "c": True}
+    assert timeline.target(1) == "a"
+    assert timeline.take_back("b") == []
+
+
+async def test_the_next_server_knows_what_was_not_taken_back(journal: Journal) -> None:
+    timeline_of(journal, "a", "b", "c").take_back("c")
+    restored = Timeline(SESSION, journal)
+    restored.restore()
+    assert restored.target(2) == "a"
