@@ -9,6 +9,7 @@ from belljar.policy.base import Verdict
 from belljar.policy.decisions import DecisionLog
 from belljar.policy.guard import Guard, Rulebook, rulebook
 from belljar.policy.loading import parse_policy
+from belljar.policy.memory import Memory
 
 
 def book(text: str) -> Rulebook:
@@ -68,6 +69,12 @@ def test_the_first_rule_that_decides_wins(name: str, expected: tuple[str, str]) 
 
 def test_a_dot_in_a_tools_name_does_not_make_it_another_servers() -> None:
     verdict = guard(FIRST_WINS).judge("git.get_x", "y", {}, read_only=False, destructive=True)
+    assert verdict.decision == "deny"
+
+
+def test_a_server_with_a_dot_in_its_name_is_not_passed_by() -> None:
+    rules = guard('[[tools]]\nmatch = "acme.crm.delete_*"\ndecision = "deny"')
+    verdict = rules.judge("acme.crm", "delete_all", {}, read_only=False, destructive=True)
     assert verdict.decision == "deny"
 
 
@@ -214,3 +221,45 @@ def test_counts_yeses_and_names_outlive_the_guard_and_go_to_forks(tmp_path: Path
     assert judged(Guard(shared, "3", "me"), "a.b").decision == "allow"
     fork.inherit(woken)
     assert judged(fork, "a.b").decision == "deny"
+
+
+def test_no_number_of_names_makes_a_guard_forget_what_it_counted(tmp_path: Path) -> None:
+    shared = rulebook(parse_policy('[[tools]]\nmatch = "*"\nmax_calls = 1', "p").policy, log=DecisionLog(tmp_path))
+    memory = Memory(tmp_path)
+    names = memory.names.copy()
+    names.origins |= {f"name_{number}": {f"{'x' * 190}{each}" for each in range(16)} for number in range(5_000)}
+    memory.learn(names)
+    judged(Guard(shared, "1", "me", tmp_path), "a.b")
+    woken = Guard(shared, "1", "me", tmp_path)
+    assert judged(woken, "a.b").decision == "deny"
+    assert len(Memory(tmp_path).names.origins) == 5_000
+
+
+UNIQUE = """
+[[tools]]
+match = "a.b"
+[tools.arguments.properties.items]
+uniqueItems = true
+[tools.arguments.properties.amount]
+multipleOf = 0.5
+[tools.arguments.properties.shape]
+format = "regex"
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_allowed"),
+    [
+        ({"items": [{"number": number} for number in range(30_000)]}, True),
+        ({"items": [{"number": number} for number in range(30_000)] + [{"number": 5.0}]}, False),
+        ({"items": [1, True, "1", [1], {"1": 1}, None]}, True),
+        ({"items": [{"x": 1, "y": 2}, {"y": 2, "x": 1}]}, False),
+        ({"amount": 10**400}, False),
+        ({"shape": "(" * 5_000 + ")" * 5_000}, False),
+    ],
+    ids=["many", "one twice", "other types", "other order", "a number without end", "a shape without end"],
+)
+def test_values_that_are_hard_to_check_neither_stall_nor_break_the_guard(
+    arguments: dict[str, Any], is_allowed: bool
+) -> None:
+    assert judged(guard(UNIQUE), "a.b", arguments).decision == ("allow" if is_allowed else "deny")

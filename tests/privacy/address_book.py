@@ -1,5 +1,6 @@
 """A server with people in it: it tells who they are, and notes down what it is told. Run as a program, over stdio."""
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, ResourceLink, TextContent
 
 NOTES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("notes")
 PERSON = {"full_name": "Ann Example", "email": "ann@example.com", "card": "4111 1111 1111 1111", "age": 41}
@@ -29,6 +31,28 @@ def person() -> dict[str, Any]:
 def letter() -> str:
     """A text that mentions someone."""
     return f"Dear {PERSON['email']}, your card is {PERSON['card']}. [EMAIL_1] ${{secret:TOKEN}}"
+
+
+@server.tool()
+def papers() -> CallToolResult:
+    """Someone as a link, and in files."""
+    email = PERSON["email"]
+    blob = base64.b64encode(f"mail\n{email}\n".encode()).decode()
+    return CallToolResult(
+        content=[
+            ResourceLink(type="resource_link", uri=f"mailto:{email}", name=f"{email}"),
+            EmbeddedResource(
+                type="resource",
+                resource=BlobResourceContents(uri=f"file:///{email}.csv", blob=blob, mime_type="application/x-table"),
+            ),
+        ]
+    )
+
+
+@server.tool()
+def refuse() -> CallToolResult:
+    """Fail, with someone's fields."""
+    return CallToolResult(content=[TextContent(type="text", text=json.dumps(PERSON))], is_error=True)
 
 
 @server.tool()

@@ -1,5 +1,6 @@
 """What executions say, behind the veil: in pieces, in all forms, and in sessions as users have them."""
 
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from personal_data import mixed_texts
 import belljar
 from belljar.environments import Environment
 from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
+from belljar.outputs.screening import Screens
+from belljar.privacy import screen as screen_module
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.screen import MOST_CHARS, VeilScreen
 from belljar.privacy.veil import Veil
@@ -83,6 +86,33 @@ def test_output_without_end_is_not_shown_unsearched() -> None:
     assert len(said) == 2
     assert said[0] == Stream("stdout", line)
     assert "is not shown" in str(said[1])
+
+
+def test_output_that_takes_too_long_to_search_is_not_shown_unsearched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen_module, "MOST_S", 0.001)
+    numbers = "+123456" * 500
+    screen = VeilScreen(Veil(RULES))
+    said = shown(screen, Stream("stdout", f"{numbers}\n"), Stream("stdout", "more\n"), DisplayData({"text/plain": "x"}))
+    assert len(said) == 2
+    assert "takes too long" in str(said[1])
+    (raised,) = screen.screen(Raised("E", "ann@example.com", []))
+    assert raised == Raised("E", "[EMAIL_1]", [])
+
+
+@pytest.mark.anyio
+async def test_what_may_take_long_to_search_is_not_searched_in_the_loop() -> None:
+    places: list[int] = []
+
+    class Notes:
+        def screen(self, event: Event) -> list[Event]:
+            places.append(threading.get_ident())
+            return [event]
+
+        def flush(self) -> list[Event]:
+            return []
+
+    await Screens([Notes()]).passed(Stream("stdout", "+123456" * 100))
+    assert places != [threading.get_ident()]
 
 
 @pytest.fixture(scope="module")

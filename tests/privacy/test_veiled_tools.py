@@ -26,6 +26,15 @@ kinds = ["email", "field"]
 
 [privacy.secrets]
 TOKEN = ["book.send"]
+
+[[tools]]
+match = "book.send"
+require = "arguments.text != 'careful' || !arguments.to.endsWith('@example.com')"
+
+[[tools]]
+match = "book.publish"
+when = "arguments.text.startsWith('ask')"
+decision = "ask"
 """
 SECRET = "hunter2-hunter2"
 
@@ -103,6 +112,15 @@ async def test_a_tool_that_may_have_them_gets_the_values_and_says_tokens(
     assert '"to": "[EMAIL_1]"' in answer
 
 
+async def test_rules_hold_for_what_tokens_stand_for(session: belljar.SessionHandle, folder: Path) -> None:
+    code = "try:\n    send(to=person()['email'], text={!r})\nexcept ToolError as error:\n    print(error)"
+    assert "noted" not in await told(session, code.format("before"))
+    before = noted(folder)
+    said = await told(session, code.format("careful"))
+    assert "does not allow it with what the tokens in its arguments stand for" in said
+    assert noted(folder) == before
+
+
 async def test_a_number_that_was_hidden_comes_back_as_one(session: belljar.SessionHandle, folder: Path) -> None:
     await told(session, "send(to='x', age=someone['age'])")
     assert noted(folder)["age"] == PERSON["age"]
@@ -113,6 +131,20 @@ async def test_a_tool_that_may_not_have_them_gets_tokens(session: belljar.Sessio
     assert noted(folder) == {"tool": "publish", "text": "[EMAIL_1]"}
 
 
+async def test_a_question_about_a_call_is_on_record_with_its_tokens(session: belljar.SessionHandle) -> None:
+    asked: list[str] = []
+
+    async def agree(prompt: str) -> str:
+        asked.append(prompt)
+        return "yes"
+
+    stream = session.stream("publish(text='ask ' + someone['email'])", on_input=agree)
+    record = "".join([event.model_dump_json() async for event in stream])
+    assert "[EMAIL_1]" in asked[0]
+    assert "ask [EMAIL_1]" in record
+    assert "[TEXT_" not in record
+
+
 async def test_errors_of_tools_have_tokens_too(session: belljar.SessionHandle) -> None:
     code = "try:\n    fail(before={})\nexcept ToolError as error:\n    print(error)"
     assert "[EMAIL_1], [CARD_1]" in await told(session, code.format(0))
@@ -121,6 +153,22 @@ async def test_errors_of_tools_have_tokens_too(session: belljar.SessionHandle) -
         said = await told(session, code.format(before))
         assert "4111" not in said
         assert "ann@" not in said
+
+
+async def test_names_addresses_and_bytes_of_media_have_tokens_too(session: belljar.SessionHandle) -> None:
+    said = await told(
+        session,
+        "link, file = papers()\nprint(link.uri, link.name, file.uri, file.text)\nprint(link.uri.count('ann'))",
+    )
+    assert "ann@" not in said
+    assert said.splitlines()[0].startswith("mailto:[EMAIL_1] [EMAIL_1] ")
+    assert said.splitlines()[-1] == "0"
+
+
+async def test_fields_in_an_error_have_tokens_too(session: belljar.SessionHandle) -> None:
+    said = await told(session, "try:\n    refuse()\nexcept ToolError as error:\n    print(str(error))")
+    assert "Ann Example" not in said
+    assert "[FIELD_" in said
 
 
 async def test_a_secret_reaches_its_tool_and_nothing_else(session: belljar.SessionHandle, folder: Path) -> None:

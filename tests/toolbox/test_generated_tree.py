@@ -14,10 +14,11 @@ from mcp_servers import awkward, node_server, python_server
 
 from belljar.toolbox.base import Annotations, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import ServerConfig
-from belljar.toolbox.generating import generate, signature
-from belljar.toolbox.opening import INSIDE
+from belljar.toolbox.generating import generate, parameters, signature
+from belljar.toolbox.opening import INSIDE, open_toolbox
 from belljar.toolbox.tree import Tree
 from belljar.toolbox.upstreams import open_upstreams
+from shared_environment import settings_with
 
 RECORDS: JsonObject = {
     "type": "array",
@@ -245,6 +246,21 @@ def test_a_schema_becomes_a_type(schema: Any, written: str):
     assert f"def t(*, x: {shown} = None) -> Any:" in text
 
 
+def test_references_that_lead_to_each_other_are_not_followed_by_the_million():
+    loop: JsonObject = {"anyOf": [{"$ref": "#/properties/loop"}] * 8}
+    own: JsonObject = {"type": "object", "properties": {f"f{n}": {"$ref": "#/properties/own"} for n in range(100)}}
+    long: JsonObject = {"$ref": "#/" + "a/" * 50_000}
+    hostile = tool(loop=loop, own=own, long=long)
+    assert parameters(hostile)[0] == "loop?: Any"
+    assert "loop: Any = None" in generate(catalogue_of(hostile), no_shape)["servers/awk_ward/t.py"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_default_that_python_has_no_word_for_is_not_written(number: float):
+    text = generate(catalogue_of(tool(x={"type": "number", "default": number})), no_shape)["servers/awk_ward/t.py"]
+    assert "def t(*, x: float | None = None) -> Any:" in text
+
+
 def test_a_schema_without_end_costs_no_more_than_one_that_ends():
     deep: JsonObject = {"type": "string"}
     for _ in range(500):
@@ -279,6 +295,26 @@ def test_a_link_in_a_session_folder_is_made_again_but_never_in_place_of_somethin
     (workspace / "servers").symlink_to("/etc")
     tree.show_in(workspace, None)
     assert (workspace / "servers").readlink() == Path("/etc")
+
+
+def test_a_folder_of_the_operators_keeps_its_files_and_its_mode(tmp_path: Path):
+    mine = tmp_path / "servers"
+    (mine / "github").mkdir(parents=True)
+    (mine / "github" / "mine.py").write_text("x = 1")
+    mine.chmod(0o711)
+    server = {"command": sys.executable, "args": ["-c", ""]}
+    settings = settings_with(data_directory=tmp_path / "data", servers_directory=str(mine), mcp_servers={"s": server})
+
+    async def opened() -> None:
+        for _ in range(2):
+            async with open_toolbox(settings, "run", {"run"}) as toolbox:
+                assert toolbox is not None
+                assert toolbox.tree.servers.is_relative_to(mine)
+                assert (toolbox.tree.servers / "__init__.py").exists()
+
+    anyio.run(opened)
+    assert (mine / "github" / "mine.py").read_text() == "x = 1"
+    assert mine.stat().st_mode & 0o777 == 0o711
 
 
 def test_what_runs_in_sessions_is_python_3_9(tmp_path: Path):

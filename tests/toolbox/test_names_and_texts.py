@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.toolbox.naming import assigned
-from belljar.toolbox.texts import docstring, one_line, visible
+from belljar.toolbox.texts import docstring, one_line, plain_arguments, visible
 
 # Mostly what makes trouble in source code; sometimes anything at all.
 TROUBLE = st.text(st.sampled_from("\"'\\\n\r\t #{}%\x00\u2028\ud800ab"), max_size=40) | st.text(max_size=40)
@@ -57,3 +57,13 @@ def test_every_name_is_pythons_and_no_two_are_alike(names: list[str]):
 def test_the_order_in_which_they_are_listed_does_not_matter(names: list[str], chance: object):
     shuffled = sorted(names, key=lambda name: hash((name, str(chance))))
     assert assigned(shuffled, fallback="tool") == assigned(names, fallback="tool")
+
+
+def test_a_person_who_is_asked_sees_every_argument_and_what_is_left_out():
+    shown = plain_arguments({"padding": "x" * 9_000, "to": "evil\u200b\u202e\n.example"}, 2_000)
+    assert '"to": "evil\\u200b\\u202e\\n.example"' in shown
+    assert "8,002 more characters that are not shown here" in shown
+    assert len(shown) < 3_000
+    many = plain_arguments({f"{'n' * 5_000}{number}": number for number in range(1_000)}, 2_000)
+    assert many.endswith("… and 960 more arguments that are not shown here")
+    assert len(many) < 10_000

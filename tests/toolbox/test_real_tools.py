@@ -11,7 +11,7 @@ from mcp_servers import node_server, python_server
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.execution import Cell
+from belljar.sessions.cells import Cell
 from belljar.sessions.session import Session
 from belljar.toolbox.config import StdioServer
 from shared_environment import settings_with

@@ -94,7 +94,7 @@ def test_a_shape_is_bounded_whatever_is_sent(tmp_path: Path) -> None:
     deep: Any = 1
     for _ in range(200):
         deep = {"a": [deep]}
-    wide = [{f"k{n}": {f"f{m}": [1] for m in range(40)} for n in range(MOST_FIELDS)} for _ in range(30)]
+    wide = [{f"k{n}": {f"f{n}_{m}": [1] for m in range(40)} for n in range(MOST_FIELDS)} for _ in range(30)]
     assert len(json.dumps(shape_of(deep))) < 1_000
     assert len(json.dumps(shape_of(wide))) < 200_000
     shapes = Shapes(tmp_path)
@@ -102,3 +102,21 @@ def test_a_shape_is_bounded_whatever_is_sent(tmp_path: Path) -> None:
     assert shapes.shape("s", "t") is None
     mixed = merged(shape_of({f"name{letter}{n}": 1 for n in range(40)}) for letter in "abcdef")
     assert mixed == {"type": "object", "additionalProperties": NUMBER}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"alice": {"balance": 1}, "bob": {"balance": 2}}],
+        [{"alice": 1}, {"bob": 2}],
+        [[{"alice": 1}, {"bob": 2}]],
+        [{"accounts": {"alice": {"balance": 1}, "bob": {"balance": 2}}}],
+    ],
+    ids=["rows", "one after the other", "in a list", "below"],
+)
+def test_names_of_people_are_not_learnt_as_names_of_fields(tmp_path: Path, answers: list[Any]) -> None:
+    shapes = Shapes(tmp_path)
+    for answer in answers:
+        shapes.learn("bank", "balances", answer)
+    assert "bob" not in str(shapes.shape("bank", "balances"))
+    assert "alice" not in str(shapes.shape("bank", "balances"))

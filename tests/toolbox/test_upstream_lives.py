@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from mcp.types import ElicitRequestFormParams
 from mcp_servers import awkward, awkward_http
 from upstream_calls import Held, Person, call, connected, said, told, until
 
 from belljar.errors import UpstreamFailed
+from belljar.toolbox import connection
 from belljar.toolbox.base import Question, Reply
 from belljar.toolbox.config import HttpServer, StdioServer
+from belljar.toolbox.questions import _question  # pyright: ignore[reportPrivateUsage]
+from belljar.toolbox.stdio import _read  # pyright: ignore[reportPrivateUsage]
 from belljar.toolbox.upstreams import Connections
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +57,7 @@ async def test_nothing_is_started_before_it_is_needed(tmp_path: Path) -> None:
 async def test_a_server_that_cannot_start_is_told_and_harms_no_other(upstreams: Connections) -> None:
     catalogue = await upstreams.catalogue()
     assert {name: server.error for name, server in catalogue.servers.items()} == {
-        "missing": "MCP server missing cannot be started: Cannot start /nowhere/at-all: No such file or directory",
+        "missing": "MCP server missing cannot be started: /nowhere/at-all: No such file or directory",
         "awkward": "",
         "crashing": "MCP server crashing ended with status 1",
     }
@@ -132,12 +137,46 @@ async def test_a_silent_call_is_given_up_and_a_question_stops_the_clock(tmp_path
         assert await said(upstreams, "ask_name", ask=ask) == 'accept {"name": "Ann"}'
 
 
+async def test_a_server_that_never_stops_talking_leaves_time_for_others() -> None:
+    """Like its pipe when it writes faster than we read."""
+    never_empty = os.open("/dev/zero", os.O_RDONLY)
+
+    async def listen() -> None:
+        while await _read(never_empty):
+            pass
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    finally:
+        os.close(never_empty)
+
+
 async def test_a_list_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(awkward("both", "--endless")) as upstreams:
         tools = (await upstreams.catalogue()).tools()
     assert [tool.name for tool in tools[:2]] == ["tool_0", "tool_1"]
     assert 2 <= len(tools) <= 2_000
-    assert "never stops listing tools" in caplog.text
+    assert "lists more tools than it may" in caplog.text
+
+
+async def test_a_server_that_says_too_much_of_its_tools_is_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "MOST_CHARACTERS", 2_000)
+    async with connected(awkward()) as upstreams:
+        tools = (await upstreams.catalogue()).tools()
+    assert 1 <= len(tools) <= 20
+    assert "lists more tools than it may" in caplog.text
+
+
+def test_a_form_has_nothing_in_it_that_a_person_does_not_see() -> None:
+    field = {"type": "string", "title": "Na\u202eme", "description": "your\u200b name", "enum": ["a\u200b"]}
+    question = _question(ElicitRequestFormParams(message="?", requested_schema={"properties": {"title": field}}))
+    assert question is not None
+    assert question.schema["properties"]["title"] == {**field, "title": "Name", "description": "your name"}
 
 
 async def test_a_question_that_could_be_two_peoples_waits_until_it_is_clear_whose_it_is(

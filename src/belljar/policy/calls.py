@@ -98,6 +98,10 @@ def refusal(call: Call, reason: str, rule: str) -> Verdict:
 def _is_match(pattern: str, call: Call) -> bool:
     if pattern == "*":
         return True
-    # Apart from each other: a dot in a tool's name must not make it another server's.
-    server, _, tool = pattern.partition(".")
-    return fnmatchcase(call.server, server) and fnmatchcase(call.tool, tool)
+    # Apart from each other, so that a * does not reach over the dot. Names may have dots too, so any may part the two:
+    # a rule that forbids would else be passed by.
+    return any(
+        fnmatchcase(call.server, pattern[:dot]) and fnmatchcase(call.tool, pattern[dot + 1 :])
+        for dot, character in enumerate(pattern)
+        if character == "."
+    )

@@ -75,6 +75,30 @@ class Guard:
         self._count(key, rules)
         return verdict
 
+    def allows(
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        read_only: bool,
+        destructive: bool,
+        is_approved: bool,
+    ) -> bool:
+        """Whether a judged call may go out with these arguments instead. It counts nothing, and says no reasons.
+
+        The code gave tokens; these are the values, which it must not learn of.
+        """
+        call = Call(server, tool, arguments, read_only, destructive, self._memory.count(_key(server, tool)) - 1)
+        rules = [rule for rule in self._book.tools if rule.matches(call)]
+        if not rules:
+            return True
+        values = call.values()
+        rules = [rule for rule in rules if rule.holds(call, values)]
+        decision = self._decision(call, rules).decision
+        is_decided = decision == "allow" or (decision == "ask" and is_approved)
+        return is_decided and unfit_verdict(call) is None and not any(rule.fault(call, values) for rule in rules)
+
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
         """What became of a judged call: `allowed`, `denied`, `approved` or `declined`."""
         if outcome == "approved" and any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools):

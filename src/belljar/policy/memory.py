@@ -12,7 +12,9 @@ from typing import Any
 from belljar.policy.names import Names
 
 FILE = "guard.json"
-MOST_BYTES = 4 * 1024 * 1024
+NAMES_FILE = "guard-names.json"
+"""Apart from the rest: names are as many as cells like, and must not cost what counts and yeses are kept for."""
+MOST_BYTES = 32 * 1024 * 1024
 MOST_COUNTED = 10_000
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ class Memory:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._path = folder / FILE if folder else None
+        self._names_path = folder / NAMES_FILE if folder else None
         self.names = Names()
         self._counts: dict[str, int] = {}
         self._approved: set[str] = set()
@@ -35,7 +38,8 @@ class Memory:
     def note(self, *keys: str) -> None:
         """Once more, for each."""
         for key in keys:
-            if key in self._counts or len(self._counts) < MOST_COUNTED:
+            # Rules are few, and theirs are limits; a server may have as many tools as it likes.
+            if key in self._counts or len(self._counts) < MOST_COUNTED or key.startswith("tools."):
                 self._counts[key] = self._counts.get(key, 0) + 1
         self._write()
 
@@ -52,37 +56,49 @@ class Memory:
         """The names are these now."""
         if names != self.names:
             self.names = names
-            self._write()
+            self._write_names()
 
     def inherit(self, other: "Memory") -> None:
         """A fork knows what its origin did."""
         self.names = other.names.copy()
         self._counts, self._approved = dict(other._counts), set(other._approved)
         self._write()
+        self._write_names()
 
     def _write(self) -> None:
-        if self._path is None:
-            return
-        kept = {
-            "names": {name: sorted(origins) for name, origins in self.names.origins.items()},
-            "starred": sorted(self.names.starred),
-            "bound": sorted(self.names.bound),
-            "counts": self._counts,
-            "approved": sorted(self._approved),
-        }
-        try:
-            self._path.write_text(json.dumps(kept), "utf-8")
-            self._path.chmod(0o600)
-        except OSError as error:
-            log.warning("%s is not kept: %s", FILE, error.strerror)
+        _keep(self._path, {"counts": self._counts, "approved": sorted(self._approved)})
+
+    def _write_names(self) -> None:
+        names = {name: sorted(origins) for name, origins in self.names.origins.items()}
+        starred, bound = sorted(self.names.starred), sorted(self.names.bound)
+        _keep(self._names_path, {"names": names, "starred": starred, "bound": bound})
 
     def _read(self) -> None:
         try:
-            if self._path is None or not self._path.exists() or self._path.stat().st_size > MOST_BYTES:
-                return
-            kept: Mapping[str, Any] = json.loads(self._path.read_text("utf-8"))
-            names = {name: set(origins) for name, origins in kept["names"].items()}
-            self.names = Names(names, set(kept["starred"]), set(kept["bound"]))
-            self._counts, self._approved = dict(kept["counts"]), set(kept["approved"])
+            if kept := _kept(self._path):
+                self._counts, self._approved = dict(kept["counts"]), set(kept["approved"])
+            if kept := _kept(self._names_path):
+                names = {name: set(origins) for name, origins in kept["names"].items()}
+                self.names = Names(names, set(kept["starred"]), set(kept["bound"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read and is begun anew: %s", FILE, type(error).__name__)
+
+
+def _keep(path: Path | None, values: Mapping[str, Any]) -> None:
+    """Whole or not at all: half a file after a full disk would be no memory."""
+    if path is None:
+        return
+    draft = path.with_suffix(".new")
+    try:
+        draft.write_text(json.dumps(values), "utf-8")
+        draft.chmod(0o600)
+        draft.replace(path)
+    except OSError as error:
+        log.warning("%s is not kept: %s", path.name, error.strerror)
+
+
+def _kept(path: Path | None) -> Mapping[str, Any] | None:
+    if path is None or not path.exists() or path.stat().st_size > MOST_BYTES:
+        return None
+    kept: Any = json.loads(path.read_text("utf-8"))
+    return kept

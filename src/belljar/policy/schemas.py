@@ -43,12 +43,17 @@ class ArgumentSchema:
 
         # With a registry of its own it fetches nothing, whatever a schema refers to.
         registry: Registry[Any] = Registry()
-        kind = cast("Any", validators).extend(Draft202012Validator, {"pattern": _check_pattern})
+        own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
+        kind = cast("Any", validators).extend(Draft202012Validator, own)
         return kind(self._schema, registry=registry, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
     def fault(self, arguments: Mapping[str, Any]) -> str:
         """Where the arguments do not fit and what is asked for; the value itself is not repeated. Empty: they fit."""
-        error = next(iter(self._validator.iter_errors(dict(arguments))), None)
+        try:
+            error = next(iter(self._validator.iter_errors(dict(arguments))), None)
+        except (ArithmeticError, RecursionError, ValueError):
+            # Numbers that no float holds, and what else the library was not written for.
+            return "the arguments hold a value that cannot be checked"
         if error is None:
             return ""
         place = ".".join(["arguments", *map(str, error.absolute_path)])
@@ -94,6 +99,28 @@ def _check_pattern(_validator: object, pattern: str, value: object, _schema: obj
 
     if isinstance(value, str) and compiled(pattern, may_be_empty=True).search(value) is None:
         yield ValidationError("the pattern does not match")
+
+
+def _check_unique(_validator: object, is_wanted: bool, value: object, _schema: object) -> Iterator[Exception]:
+    """The library's own compares each with each: a few thousand objects would keep the server busy for a minute."""
+    from jsonschema.exceptions import ValidationError
+
+    if is_wanted and isinstance(value, list):
+        items = cast("list[object]", value)
+        if len({_canonical(item) for item in items}) < len(items):
+            yield ValidationError("two of the items are the same")
+
+
+def _canonical(value: object) -> str:
+    """The same text for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        entries = cast("dict[str, object]", value).items()
+        return "{" + ",".join(f"{key!r}:{_canonical(item)}" for key, item in sorted(entries)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_canonical, cast("list[object]", value))) + "]"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return repr(value)
+    return hex(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
 
 
 def _under(schema: object, key: str) -> list[str]:

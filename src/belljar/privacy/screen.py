@@ -1,5 +1,6 @@
 """The output of one execution behind its session's veil: streams, results, displays, errors and questions."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -11,9 +12,12 @@ from belljar.privacy.veil import Veil
 
 MOST_CHARS = 4_000_000
 """Of the streams of one execution: looking through a million takes a second, and longer when it is all numbers."""
+MOST_S = 30.0
+"""Of our processor for one execution: code may choose what it says so that looking through it takes long."""
 _ENOUGH = (
     f"\n[belljar: output past {MOST_CHARS:,} characters is not shown, because it is not searched for personal data]\n"
 )
+_TOO_SLOW = "\n[belljar: the rest is not shown, because searching it for personal data takes too long]\n"
 
 # Forms that come as base64: there is no text in them to read.
 _BINARY = ("audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
@@ -26,9 +30,18 @@ class VeilScreen:
         self._veil = veil
         self._tails: dict[Literal["stdout", "stderr"], TailKeeper] = {}
         self._seen_chars = 0
+        self._spent_s = 0.0
 
     def screen(self, event: Event) -> list[Event]:
         """The event with tokens for personal data; the end of a stream that may go on is held back."""
+        if self._spent_s > MOST_S:
+            return [] if isinstance(event, Stream | DisplayData | ExecuteResult) else self._screened(event)
+        started_s = time.thread_time()
+        passed = self._screened(event)
+        self._spent_s += time.thread_time() - started_s
+        return [*passed, Stream("stderr", _TOO_SLOW)] if self._spent_s > MOST_S else passed
+
+    def _screened(self, event: Event) -> list[Event]:
         if isinstance(event, Stream):
             if self._seen_chars > MOST_CHARS:
                 return []

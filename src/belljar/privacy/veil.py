@@ -24,6 +24,7 @@ _HOSTS_OWN = "host:"
 # Deeper values are not JSON that anyone wrote.
 MOST_DEPTH = 200
 TOO_DEEP = "[TOO DEEP]"
+NO_VALUE = "[FIELD]"
 # A shorter secret would be found in ordinary text.
 SHORTEST_SECRET = 6
 # No number of a person is longer, and turning one into text takes time that grows with its square.
@@ -105,6 +106,8 @@ class Veil:
     def _hide_named(self, value: Any) -> Any:
         if not isinstance(value, str | int | float) or value == "" or self._is_lent(value):
             return value
+        if isinstance(value, int) and value.bit_length() > _WIDEST_BITS:
+            return NO_VALUE  # too wide to be written down, so nothing brings it back
         return self.vault.token(FIELD, self._without_secrets(value) if isinstance(value, str) else value)
 
     def _hide_leaf(self, value: Any, depth: int) -> Any:

@@ -49,6 +49,11 @@ def definition(server: str, tool: Tool) -> ToolDefinition | None:
     )
 
 
+def weight(tool: ToolDefinition) -> int:
+    """How many characters a tool is made of."""
+    return len(tool.description) + len(_dumped(tool.input_schema)) + len(_dumped(tool.output_schema))
+
+
 def instructions(text: str | None) -> str:
     """What a server says of itself."""
     return _text(text, _INSTRUCTIONS_CHARACTERS)

@@ -88,5 +88,5 @@ def _mismatch(value: Any, schema: JsonObject) -> str:
 def _is_kind(value: Any, kind: str) -> bool:
     if kind in ("integer", "number"):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and (kind == "number" or float(value).is_integer())
+        return is_number and (kind == "number" or isinstance(value, int) or value.is_integer())
     return isinstance(value, _KINDS[kind]) if kind in _KINDS else True

@@ -90,6 +90,8 @@ class Question:
     """A flat JSON Schema of the answer, as elicitation has it; empty for plain consent."""
     url: str = ""
     """An address the person should open instead of filling in a form."""
+    is_ours: bool = False
+    """Whether the words are ours and the session's, so that tokens in them are tokens; a server's may only look so."""
     is_password: bool = False
     """Whether what is typed must not be seen."""
 

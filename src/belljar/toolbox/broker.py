@@ -5,20 +5,20 @@ bottom. Knows nothing of sockets.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from belljar.errors import BelljarError
+from belljar.policy.base import Verdict
 from belljar.toolbox.arguments import BadArguments, checked
 from belljar.toolbox.base import Answer, Catalogue, JsonObject, OnProgress, Question, Reply, ToolDefinition, Upstreams
 from belljar.toolbox.generating import parameters
 from belljar.toolbox.guarding import AllowAll, Guard, HideNothing, Veil
 from belljar.toolbox.ledger import End, Ledger
 from belljar.toolbox.spilling import Keep, spilled
-from belljar.toolbox.texts import one_line, visible
+from belljar.toolbox.texts import one_line, plain_arguments, visible
 from belljar.toolbox.values import Value, error_text, value_of
 
 MOST_AT_ONCE = 32
@@ -140,6 +140,10 @@ class Broker:
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise
             return await self._told(Refusal("cancelled", "cancelled, because its cell was stopped"), server, tool)
+        except BaseException:
+            # A fault of ours: what became of the call is not known, but it is under way no longer.
+            ledger.end(number, "failed")
+            raise
         ledger.end(number, "returned")
         return outcome
 
@@ -148,9 +152,9 @@ class Broker:
             raise Refusal("refused", "the session is nobody's yet")
         definition = await self._look_up(server, tool)
         arguments = self._checked(definition, arguments)
-        await self._judge(turn, definition, arguments)
+        is_approved = await self._judge(turn, definition, arguments)
         async with self._room:
-            arguments = self._revealed(definition, arguments)
+            arguments = self._revealed(definition, arguments, is_approved=is_approved)
             answer = await self._answered(turn, definition, arguments)
             value = await self._value(answer, definition)
             if value.learnable and not definition.output_schema:
@@ -159,6 +163,8 @@ class Broker:
                 return await spilled(value, self._keep, folder, definition, limit_bytes=self._limit_bytes)
             except BelljarError as error:
                 raise Refusal("limit", str(error), "failed") from error
+            except (RecursionError, ValueError) as error:
+                raise Refusal("limit", "the answer is too deep, or has too long a number", "failed") from error
 
     async def _look_up(self, server: str, tool: str) -> ToolDefinition:
         catalogue = await self._desk.catalogue(server, tool)
@@ -177,7 +183,8 @@ class Broker:
         except BadArguments as error:
             raise Refusal("arguments", str(error)) from error
 
-    async def _judge(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> None:
+    async def _judge(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> bool:
+        """Refuse what may not be called; tells whether a person allowed it."""
         verdict = self._guard.judge(
             tool.server,
             tool.name,
@@ -193,31 +200,45 @@ class Broker:
         self._guard.decided(tool.server, tool.name, verdict, outcome)
         if reason:
             raise Refusal("refused", reason)
+        return outcome == "approved"
 
     async def _approved(
         self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject, why: str
     ) -> tuple[str, str]:
         """The person's word, as the guard keeps it, and what the code is told when it is a no."""
-        shown = visible(json.dumps(arguments, ensure_ascii=False, indent=1), _QUESTION_CHARS)
+        shown = plain_arguments(arguments, _QUESTION_CHARS)
         message = f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
-        reply = await turn.caller.ask(Question(f"{message}\n{why}".strip())) if turn else None
+        reply = await turn.caller.ask(Question(f"{message}\n{why}".strip(), is_ours=True)) if turn else None
         if reply is None:
             return "declined", f"a person has to allow it, and nobody can be asked here{f' ({why})' if why else ''}"
         if reply.action != "accept":
             return "declined", "the person was asked and did not allow it"
         return "approved", ""
 
-    def _revealed(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+    def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
         try:
-            return self._veil.reveal(arguments, server=tool.server, tool=tool.name)
+            revealed = self._veil.reveal(arguments, server=tool.server, tool=tool.name)
         except BelljarError as error:
             raise Refusal("refused", str(error)) from error
+        claims = tool.annotations
+        if revealed != arguments and not self._guard.allows(
+            tool.server,
+            tool.name,
+            revealed,
+            read_only=claims.read_only,
+            destructive=claims.destructive,
+            is_approved=is_approved,
+        ):
+            # Without the rule's words, which could tell something of the values.
+            self._guard.decided(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
+            raise Refusal("refused", "the policy does not allow it with what the tokens in its arguments stand for")
+        return revealed
 
     async def _answered(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> Answer:
         questions = _Questions(turn, tool.server, self._hidden)
         try:
             answer = await self._desk.upstreams.call(
-                tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions.ask
+                tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
             )
         except BelljarError as error:
             raise Refusal("upstream", f"{self._veil.hide_text(str(error))}{questions.unasked}", "failed") from error
@@ -235,7 +256,7 @@ class Broker:
 
     def _hidden(self, text: str, limit: int) -> str:
         """A server's words, cut after they were hidden: of a value that is cut in two, the first half is no value."""
-        return visible(self._veil.hide_text(visible(text, _HIDDEN_AHEAD * limit)), limit)
+        return visible(self._veil.hide(visible(text, _HIDDEN_AHEAD * limit)), limit)
 
     def _progress(self, turn: _Turn | None, tool: ToolDefinition) -> OnProgress:
         def note(done: float, total: float | None, message: str) -> None:
@@ -272,7 +293,14 @@ class _Questions:
         self.unasked = ""
         """Said beside an error: the server takes what nobody answered for a no."""
 
-    async def ask(self, question: Question) -> Reply:
+    def __eq__(self, other: object) -> bool:
+        """Calls of one execution ask one person."""
+        return self is other or (isinstance(other, _Questions) and self._turn is not None and self._turn is other._turn)
+
+    def __hash__(self) -> int:
+        return hash(id(self._turn))
+
+    async def __call__(self, question: Question) -> Reply:
         """Put it to the person, who is told whose it is."""
         message = visible(question.message, _QUESTION_CHARS)
         told = Question(f"{self._server} asks: {message}", question.schema, question.url)

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 import httpx2
 from mcp import Client
 from mcp.client.session import IncomingMessage
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 MODERN: Final = "2026-07-28"
 MOST_TOOLS: Final = 2_000
 MOST_PAGES: Final = 200
+MOST_CHARACTERS: Final = 16_000_000
+"""Of one server's tools with all they say of themselves: the host keeps them in memory, and sessions as files."""
 _DRAIN_S: Final = 2.0
 _RELISTEN_S: Final = 5.0
 # What the SDK raises for a message that is not as the protocol has it, and for an address that cannot be one.
@@ -189,19 +192,22 @@ class Connection:
         found: dict[str, ToolDefinition] = {}
         cursor: str | None = None
         seen: set[str] = set()
+        left = MOST_CHARACTERS
         for _ in range(MOST_PAGES):
             page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
+            for tool in page.tools[:MOST_TOOLS]:
                 known = answers.definition(self._server.name, tool)
-                if known is not None and len(found) < MOST_TOOLS:
+                left -= answers.weight(known) if known is not None else 0
+                if known is not None and len(found) < MOST_TOOLS and left >= 0:
                     found.setdefault(known.name, known)
+                await anyio.lowlevel.checkpoint()
             cursor = page.next_cursor
-            if cursor is None:
+            if cursor is None and left >= 0:
                 return tuple(found.values())
-            if cursor in seen or len(found) >= MOST_TOOLS:
+            if cursor is None or cursor in seen or len(found) >= MOST_TOOLS or left < 0:
                 break
             seen.add(cursor)
-        log.warning("MCP server %s never stops listing tools: the first %d are taken", self._server.name, len(found))
+        log.warning("MCP server %s lists more tools than it may: the first %d are taken", self._server.name, len(found))
         return tuple(found.values())
 
     async def _listen(self, client: Client) -> None:

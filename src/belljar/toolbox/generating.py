@@ -149,8 +149,9 @@ class _Signature:
 
     def briefly(self) -> list[str]:
         """The parameters with types in short."""
-        needed = [f"{self.name(wire)}: {brief(self.fields[wire], self._root)}" for wire in self.required]
-        choices = [f"{self.name(wire)}?: {brief(self.fields[wire], self._root)}" for wire in self.optional]
+        writer = TypeWriter()
+        needed = [f"{self.name(wire)}: {brief(self.fields[wire], self._root, writer)}" for wire in self.required]
+        choices = [f"{self.name(wire)}?: {brief(self.fields[wire], self._root, writer)}" for wire in self.optional]
         return [*needed, *choices, *(["**more"] if self.is_open else [])]
 
 
@@ -165,7 +166,7 @@ def _default(schema: JsonObject, written: str) -> str | None:
     default = schema.get("default")
     kinds: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
     text = repr(default)
-    if len(text) > _DEFAULT_CHARS or default is None:
+    if len(text) > _DEFAULT_CHARS or default is None or default != default or text in ("inf", "-inf"):
         return None
     if written.startswith("Literal["):
         return text if text in written.removeprefix("Literal[").removesuffix("]").split(", ") else None
@@ -210,21 +211,23 @@ def _told(wire: str, signature: _Signature) -> str:
     return f"{name}{sent}: {about}" if about else f"{name}{sent}" if sent else ""
 
 
-def brief(schema: JsonObject, root: JsonObject, depth: int = 0) -> str:
+def brief(schema: JsonObject, root: JsonObject, writer: TypeWriter | None = None, depth: int = 0) -> str:
     """A schema in a few characters: `{name: str, tags: [str]}`; `?` marks fields that may be missing."""
     schema = resolved(schema, root)
-    if depth > 3:
+    writer = writer or TypeWriter()
+    writer.steps_left -= 1
+    if depth > 3 or writer.steps_left < 0:
         return "…"
     if schema.get("type") == "array":
-        return f"[{brief(as_schema(schema.get('items')), root, depth + 1)}]"
+        return f"[{brief(as_schema(schema.get('items')), root, writer, depth + 1)}]"
     fields = properties_of(schema)
     if fields:
         required = required_of(schema)
         shown = [
-            f"{one_line(name, 40)}{'' if name in required else '?'}: {brief(field, root, depth + 1)}"
+            f"{one_line(name, 40)}{'' if name in required else '?'}: {brief(field, root, writer, depth + 1)}"
             for name, field in list(fields.items())[:20]
         ]
         return f"{{{', '.join([*shown, *(['…'] if len(fields) > 20 else [])])}}}"
-    writer = TypeWriter()
+    known = len(writer.classes)
     written = writer.write(schema, root, "Value")
-    return written if not writer.classes else "dict"
+    return written if len(writer.classes) == known else "dict"

@@ -18,6 +18,19 @@ class Guard(Protocol):
         """Whether a call may go out. Asked once for each, before anything of it leaves the host."""
         ...
 
+    def allows(
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        read_only: bool,
+        destructive: bool,
+        is_approved: bool,
+    ) -> bool:
+        """Whether it may also go out with the values that its tokens stand for. Asked where there are some."""
+        ...
+
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
         """What became of it: `allowed`, `denied`, `approved`, `declined`. Told once for each."""
         ...
@@ -47,6 +60,19 @@ class AllowAll:
     ) -> Verdict:
         """Yes."""
         return Verdict("allow")
+
+    def allows(
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        read_only: bool,
+        destructive: bool,
+        is_approved: bool,
+    ) -> bool:
+        """Yes."""
+        return True
 
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
         """Nobody keeps it."""

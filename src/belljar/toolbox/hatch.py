@@ -6,8 +6,8 @@ What may be asked is not decided here.
 
 import asyncio
 import contextlib
-import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,14 +18,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from belljar.egress.listening import Conversations, serving
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
+from belljar.toolbox.encoding import encoded
 
 LINE_BYTES = 4 * 1024 * 1024
 """The longest request, arguments and all."""
+MOST_VALUES = 100_000
+"""In one request: four megabytes of empty lists take a second to read, and every session waits for that."""
 _MOST_CONNECTIONS = 16
 # Of one session, over all its connections: what it asks and what it does not fetch is in the server's memory.
 _MOST_IN_FLIGHT = 64
 _MOST_WAITING_BYTES = 4 * LINE_BYTES
 _WRITE_S = 60
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NUMBER = re.compile(rb'\{"id": ?(\d{1,15}),')
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +139,8 @@ class _Conversation:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _take(self, line: bytes) -> bool:
+        if _has_too_many_values(line):
+            return await self._refuse_size(line)
         try:
             request = _REQUEST.validate_json(line)
         except ValidationError:
@@ -161,6 +168,14 @@ class _Conversation:
         await self._write({"id": 0, "outcome": "error", "kind": "form", "message": message})
         return False
 
+    async def _refuse_size(self, line: bytes) -> bool:
+        """The question is not looked at, but who asked it is answered where its number can be told."""
+        message = f"the arguments have more than {MOST_VALUES:,} values"
+        if (found := _NUMBER.match(line)) is None:
+            return await self._refuse(message)
+        await self._write({"id": int(found[1]), "outcome": "error", "kind": "arguments", "message": message})
+        return True
+
     async def _serve(self, request: _Call | Search) -> None:
         try:
             outcome = await self._hatch.answer(request)
@@ -171,13 +186,29 @@ class _Conversation:
         await self._write({"id": request.id, **outcome})
 
     async def _write(self, message: JsonObject) -> None:
-        line = json.dumps(message).encode() + b"\n"
+        line = encoded(message) + b"\n"
+        if not self._writing.locked() and not self._writer.transport.get_write_buffer_size():
+            self._writer.write(line)
+            if not self._writer.transport.get_write_buffer_size():
+                return  # it went out whole, and nobody has to wait
+            line = b""
         try:
             async with self._writing, asyncio.timeout(_WRITE_S):
                 self._writer.write(line)
                 await self._writer.drain()
         except (OSError, TimeoutError):
             self._writer.transport.abort()
+
+
+def _has_too_many_values(line: bytes) -> bool:
+    """Told by the signs between values. Most lines have too few even with those that stand in texts."""
+    if _signs(line) <= MOST_VALUES:
+        return False
+    return _signs(_TEXT.sub(b"", line, count=MOST_VALUES)) > MOST_VALUES
+
+
+def _signs(line: bytes) -> int:
+    return line.count(b",") + line.count(b"[") + line.count(b"{")
 
 
 @asynccontextmanager

@@ -29,6 +29,8 @@ from belljar.toolbox.upstreams import open_upstreams
 
 INSIDE = Path(__file__).parent / "inside"
 """What sessions import; on their path."""
+TREES = "trees"
+"""The folder with a tree for each server that runs. Whatever else is in there is a leftover, so it is ours alone."""
 READY_S = 30.0
 MEBIBYTE = 1024 * 1024
 
@@ -79,11 +81,14 @@ class Toolbox:
     async def search(self, query: str, *, detail: Detail, limit: int, server: str = "") -> tuple[str, JsonObject]:
         """What was found, as text and for programs."""
         await self.ready()
-        if self._index is None:
-            self._index = Index(self._known)
-        found = self._index.search(query, limit=limit, server=self._server_named(server))
-        text = show(found, detail, self._names, self._shapes.shape)
-        return text, {"tools": [as_fields(tool, self._names) for tool in found]}
+        known, names = self._known, self._names
+        if (index := self._index) is None:
+            # In a thread: servers may say a lot of their tools.
+            index = await asyncio.to_thread(Index, known)
+            self._index = index if known is self._known else None
+        found = index.search(query, limit=limit, server=self._server_named(server))
+        text = show(found, detail, names, self._shapes.shape)
+        return text, {"tools": [as_fields(tool, names) for tool in found]}
 
     def _server_named(self, name: str) -> str:
         """A server by its own name, or by that of its package."""
@@ -170,8 +175,9 @@ async def open_toolbox(settings: Settings, run: str, living: Collection[str]) ->
         yield None
         return
     folder = settings.data_directory / "toolbox"
-    trees = Path(settings.servers_directory) if settings.servers_directory else folder / "trees"
-    tree = Tree(_own_folder(trees, run, living))
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    tree = Tree(_own_folder(Path(settings.servers_directory or folder) / TREES, run, living))
     limits = Limits(
         start_s=settings.upstream_start_s,
         silence_s=settings.upstream_silence_s,
@@ -192,12 +198,14 @@ async def open_toolbox(settings: Settings, run: str, living: Collection[str]) ->
 
 def _own_folder(trees: Path, run: str, living: Collection[str]) -> Path:
     """Made, with the leftovers of servers that are gone removed; open to be read by the users of sessions."""
+    # A folder that the operator made keeps the mode that they chose.
+    made = [trees.parent] if not trees.parent.exists() else []
     trees.mkdir(parents=True, exist_ok=True)
     for leftover in trees.iterdir():
         if leftover.name not in living:
             remove_tree(leftover)
     own = trees / run
     own.mkdir()
-    for folder in (trees.parent, trees, own):
+    for folder in (*made, trees, own):
         folder.chmod(0o755)
     return own

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 from mcp.client import ClientRequestContext
@@ -29,6 +29,7 @@ from mcp.types import (
 
 from belljar.errors import BelljarError
 from belljar.toolbox.base import Ask, OnProgress, Question, Reply
+from belljar.toolbox.texts import visible
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ _MESSAGE_CHARACTERS: Final = 4_000
 _SCHEMA_CHARACTERS: Final = 50_000
 _URL_CHARACTERS: Final = 4_000
 _LATE_S: Final = 2.0
+_READ: Final = ("title", "description")
 
 
 class Call:
@@ -176,11 +178,24 @@ class Calls:
 def _question(params: ElicitRequestParams) -> Question | None:
     message = params.message[:_MESSAGE_CHARACTERS]
     if isinstance(params, ElicitRequestFormParams):
-        schema: dict[str, Any] = dict(params.requested_schema)
+        schema: dict[str, Any] = _readable(dict(params.requested_schema))
         return Question(message, schema) if len(json.dumps(schema)) <= _SCHEMA_CHARACTERS else None
     url = params.url
     is_address = url.startswith(("https://", "http://")) and len(url) <= _URL_CHARACTERS and url.isprintable()
     return Question(message, url=url) if is_address else None
+
+
+def _readable(value: Any) -> Any:
+    """A form without characters that nobody sees in what people read of it; what goes back to the server stays."""
+    if isinstance(value, list):
+        return [_readable(each) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return {
+        name: visible(each, _MESSAGE_CHARACTERS) if name in _READ and isinstance(each, str) else _readable(each)
+        for name, each in fields.items()
+    }
 
 
 _Primitive = str | int | float | bool | list[str] | None

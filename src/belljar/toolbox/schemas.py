@@ -16,10 +16,13 @@ ANY = "Any"
 MOST_DEPTH = 8
 MOST_CLASSES = 40
 MOST_FIELDS = 100
+# Unions of unions that refer to each other would be walked by the millions.
+MOST_STEPS = 2_000
 _MOST_PARTS = 8
 _MOST_LITERALS = 24
 _LITERAL_CHARS = 200
 _COMMENT_CHARS = 100
+_REFERENCE_CHARS = 500
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _RESERVED = frozenset({"Any", "Literal", "NotRequired", "TypedDict", "None", "True", "False"})
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -53,7 +56,7 @@ def resolved(schema: JsonObject, root: JsonObject) -> JsonObject:
 
 
 def _target(reference: object, root: JsonObject) -> JsonObject:
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or not reference.startswith("#") or len(reference) > _REFERENCE_CHARS:
         return {}
     found: object = root
     for part in filter(None, reference[1:].split("/")):
@@ -69,13 +72,15 @@ class TypeWriter:
         self.classes: list[str] = []
         self.used: set[str] = set()
         """Names of `typing` that the text needs."""
+        self.steps_left = MOST_STEPS
         self._taken = {*_RESERVED, *taken}
-        self._named: dict[int, str] = {}
-        """Classes by the identity of their schema: one that refers to itself finds its own name."""
+        self._named: dict[int, tuple[str, JsonObject]] = {}
+        """Classes by the identity of their schema, which is kept with them: one that refers to itself finds its own."""
 
     def write(self, schema: JsonObject, root: JsonObject, name: str, depth: int = 0) -> str:
         """The type of a schema; `name` is for the class, if it takes one."""
-        if depth > MOST_DEPTH:
+        self.steps_left -= 1
+        if depth > MOST_DEPTH or self.steps_left < 0:
             return self._any()
         schema = resolved(schema, root)
         if literal := self._literal(schema):
@@ -131,8 +136,9 @@ class TypeWriter:
             values = as_schema(schema.get("additionalProperties"))
             return f"dict[str, {self.write(values, root, f'{name}Value', depth + 1)}]"
         if id(schema) in self._named:
-            return self._named[id(schema)]
-        self._named[id(schema)] = given = self._class_name(name)
+            return self._named[id(schema)][0]
+        given = self._class_name(name)
+        self._named[id(schema)] = given, schema
         place = len(self.classes)
         self.classes.append("")
         self.classes[place] = self._definition(given, fields, required_of(schema), root, depth)

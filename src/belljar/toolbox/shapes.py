@@ -65,7 +65,8 @@ class _Look:
         if depth >= MOST_DEPTH:
             return {"type": "object"}
         properties = {str(name): self.at(item, depth + 1) for name, item in value.items()}
-        return {"type": "object", "properties": properties, "required": sorted(names)}
+        shape: JsonObject = {"type": "object", "properties": properties, "required": sorted(names)}
+        return _table(shape) if _are_rows([*properties.values()]) else shape
 
     def _each(self, items: Iterable[Any], depth: int) -> Iterator[JsonObject]:
         if depth < MOST_DEPTH:
@@ -76,6 +77,12 @@ class _Look:
 
 def _is_field(name: str) -> bool:
     return bool(_FIELD.fullmatch(name)) and not _DATA.fullmatch(name)
+
+
+def _are_rows(shapes: list[JsonObject]) -> bool:
+    """Whether they are objects of one kind, so that what they stand under is more likely data than names."""
+    fields = [frozenset(_properties(shape) or ()) for shape in shapes]
+    return len(fields) > 1 and bool(fields[0]) and len({*fields}) == 1
 
 
 def merged(shapes: Iterable[JsonObject]) -> JsonObject:
@@ -104,6 +111,8 @@ def _both(one: JsonObject, other: JsonObject) -> JsonObject:
     fields, more = _properties(one), _properties(other)
     if fields is None or more is None or len({*fields, *more}) > MOST_FIELDS:
         return _table(one, other)
+    if fields and more and fields.keys().isdisjoint(more):
+        return _table(one, other)  # two answers without a name in common: those are no names
     names = [*fields, *(name for name in more if name not in fields)]
     both = {name: merged(shape[name] for shape in (fields, more) if name in shape) for name in names}
     required = sorted({*cast("list[str]", one["required"])} & {*cast("list[str]", other["required"])})

@@ -5,14 +5,20 @@ import json
 import mimetypes
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 from belljar.toolbox.base import JsonObject, ToolDefinition
+from belljar.toolbox.encoding import encoded
 from belljar.toolbox.naming import assigned
 from belljar.toolbox.values import Value
 
 FOLDER = "results"
 _SMALL_BYTES = 65_536
+_LOOKED_AT = 50
+# Two escapes of six bytes; a number, or a comma, a colon and quotes.
+_MOST_A_CHARACTER = 12
+_MOST_AROUND = 32
 
 Keep = Callable[[str, bytes], Awaitable[None]]
 """Puts a file into the session folder, if there is room."""
@@ -35,7 +41,27 @@ async def spilled(value: Value, keep: Keep, folder: str, tool: ToolDefinition, *
 
 def is_larger(value: Any, limit_bytes: int) -> bool:
     """Whether a value takes more than that as JSON."""
-    return len(json.dumps(value)) > limit_bytes
+    return not _surely_fits(value, limit_bytes) and len(encoded(value)) > limit_bytes
+
+
+def _surely_fits(value: Any, limit_bytes: int) -> bool:
+    """A quick look: most results are a few fields, and nowhere near the limit."""
+    left, waiting = _LOOKED_AT, [value]
+    while waiting and left > 0 and limit_bytes > 0:
+        left -= 1
+        one = waiting.pop()
+        if isinstance(one, str):
+            limit_bytes -= _MOST_A_CHARACTER * len(one)
+        elif isinstance(one, dict):
+            fields = cast("dict[str, Any]", one)
+            waiting += islice(fields, left + 1)
+            waiting += islice(fields.values(), left + 1)
+        elif isinstance(one, list):
+            waiting += islice(cast("list[Any]", one), left + 1)
+        elif isinstance(one, int):
+            limit_bytes -= one.bit_length()
+        limit_bytes -= _MOST_AROUND
+    return not waiting and limit_bytes > 0
 
 
 class _Spill:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
@@ -98,8 +99,9 @@ def _started(server: StdioServer) -> tuple[Child, _Pipes]:
     except BelljarError as error:
         for descriptor in (ours_in, ours_out, ours_error):
             os.close(descriptor)
+        why = error.message.removeprefix("Cannot start ")
         raise UpstreamFailed(
-            f"MCP server {server.name} cannot be started: {error.message}", hint="Check its command"
+            f"MCP server {server.name} cannot be started: {why}", hint="Install its command, or correct it"
         ) from error
     finally:
         for descriptor in (theirs_in, theirs_out, theirs_error):
@@ -239,6 +241,8 @@ def _in_words(status: int) -> str:
 
 async def _read(descriptor: int) -> bytes:
     """The next bytes; none when whoever wrote has gone."""
+    # A server that never stops writing must leave time for others.
+    await anyio.lowlevel.checkpoint()
     while True:
         try:
             return os.read(descriptor, _CHUNK)

@@ -4,15 +4,23 @@ What nobody can see is taken out: control characters could end a line of code, a
 what a person does not read.
 """
 
+import json
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 _HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
+_MOST_SHOWN = 40
+_FEWEST_SHOWN = 100
+_NAME_CHARS = 100
 
 
 def visible(text: object, limit: int) -> str:
     """Lines of printable text, no longer than `limit`; anything that is no text is none."""
     if not isinstance(text, str):
         return ""
+    if len(text) <= limit and text.isascii() and text.isprintable():
+        return text.strip()  # names of tools, thousands of times
     lines = text[: 2 * limit].replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
     shown = "".join(character for character in lines if character == "\n" or _is_shown(character))
     shown = "\n".join(line.rstrip() for line in shown.strip().split("\n"))
@@ -30,6 +38,35 @@ def first_sentence(text: object, limit: int) -> str:
     line = one_line(text, 4 * limit)
     end = line.find(". ")
     return one_line(line[: end + 1] if end > 0 else line, limit)
+
+
+def plain_arguments(arguments: Mapping[str, Any], limit: int) -> str:
+    """Arguments for a person who is to allow them: every name, of each value the beginning, and what is left out.
+
+    Characters that nobody can see are written as their codes: a person must not agree to what they do not see.
+    """
+    if not arguments:
+        return "no arguments"
+    whole = [(_cut(_unhidden(name), _NAME_CHARS), _unhidden(value)) for name, value in arguments.items()]
+    room = max(_FEWEST_SHOWN, limit // len(whole))
+    is_short = sum(len(name) + len(value) for name, value in whole) <= limit
+    lines = [f"{name}: {value if is_short else _cut(value, room)}" for name, value in whole[:_MOST_SHOWN]]
+    if (left_out := len(whole) - _MOST_SHOWN) > 0:
+        lines.append(f"… and {left_out:,} more arguments that are not shown here")
+    return "\n".join(lines)
+
+
+def _unhidden(value: Any) -> str:
+    """JSON in one line."""
+    text = json.dumps(value, ensure_ascii=False)
+    if text.isascii():
+        return text.replace("\x7f", "\\u007f")
+    return "".join(each if _is_shown(each) else f"\\u{ord(each):04x}" for each in text)
+
+
+def _cut(text: str, limit: int) -> str:
+    left_out = len(text) - limit
+    return f"{text[:limit]}… and {left_out:,} more characters that are not shown here" if left_out > 0 else text
 
 
 def docstring(text: str, indent: str) -> str:

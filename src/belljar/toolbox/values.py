@@ -93,9 +93,19 @@ def _unwrapped(structured: Any, output_schema: JsonObject | None) -> Any:
 def _part(block: Block, hide: Callable[[Any], Any]) -> Part:
     if block.kind == "text":
         return Part("json", {"value": hide(parsed(block.text))})
-    fields: JsonObject = {"mime": block.mime, "uri": block.uri, "name": block.name}
+    fields: JsonObject = {"mime": block.mime, "uri": hide(block.uri), "name": hide(block.name)}
     if block.kind == "resource" and block.text:
         fields["text"] = hide(block.text)
     elif block.data:
-        fields["data"] = base64.b64encode(block.data).decode()
+        fields["data"] = base64.b64encode(_hidden_bytes(block, hide)).decode()
     return Part(block.kind, {name: value for name, value in fields.items() if value})
+
+
+def _hidden_bytes(block: Block, hide: Callable[[Any], Any]) -> bytes:
+    """Text that came as bytes is text all the same; a server says what it is, so what reads as text is taken for it."""
+    try:
+        text = block.data.decode()
+    except UnicodeDecodeError:
+        return block.data
+    hidden = hide(text)
+    return block.data if hidden == text else str(hidden).encode(errors="replace")

@@ -157,6 +157,8 @@ class Connection:
                 self._read(sock)
             except (OSError, ValueError):
                 self._fail(sock, "the host has closed the connection")
+            except RecursionError:
+                self._fail(sock, "a result is nested too deeply to be read")
             except BaseException:
                 # What was read may be lost with the interrupt.
                 self._fail(sock, "the connection was interrupted")
