@@ -201,3 +201,15 @@ async def test_the_installer_of_a_killed_server_keeps_the_next_one_waiting(setti
 
     assert lines[0] == "another server is preparing the small environment: waiting for it"
     assert run(python, "import house") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sessions have users of their own")
+async def test_the_users_of_sessions_can_read_it_whatever_the_umask_is(settings: Settings, recipe: Recipe) -> None:
+    before = os.umask(0o077)
+    try:
+        await prepare(settings, recipe)
+    finally:
+        os.umask(before)
+
+    (package,) = folder(settings, recipe).glob("lib/*/site-packages/house.py")
+    assert all(path.stat().st_mode & 0o004 for path in (package, package.parent, folder(settings, recipe)))

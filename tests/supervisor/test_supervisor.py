@@ -1,6 +1,7 @@
 """The process that owns sandboxes: what it starts, keeps and ends, whoever its server is."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.errors import SandboxUnavailable
-from belljar.supervisor import Deposit, Supervisor, line, open_supervisor, process
+from belljar.errors import SandboxUnavailable, SettingsError
+from belljar.supervisor import Deposit, Supervisor, has_supervisor, line, open_supervisor, process
 from belljar.supervisor.line import SupervisedChild
 from serving_process import alive
 
@@ -130,6 +131,19 @@ async def test_it_ends_with_everything_when_nobody_comes_in_time(lines: Lines, f
     assert (folder / "keep" / "log").read_text() == ""
 
 
+async def test_whether_there_is_one_can_be_seen_from_outside(lines: Lines, folder: Path) -> None:
+    assert not has_supervisor(folder)
+    supervisor = lines.open()
+    assert has_supervisor(folder)
+    supervisor.keep("one", Deposit({}, is_session=True))
+    supervisor.close()
+    assert has_supervisor(folder)
+    (pid,) = supervisors(folder)
+    os.kill(pid, signal.SIGTERM)
+    await until_gone(pid)
+    assert not has_supervisor(folder)
+
+
 async def test_it_ends_at_once_when_there_is_no_session_to_keep(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
     supervisor.keep("trunk", Deposit({}))
@@ -224,3 +238,64 @@ async def test_what_is_dropped_can_take_its_children_along(lines: Lines) -> None
     supervisor.drop("one", ends=True)
     await until_gone(child.pid)
     child.leave()
+
+
+async def test_what_is_too_long_for_a_packet_is_refused_and_the_rest_stays(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    supervisor.keep("one", Deposit({}, is_session=True))
+    (pid,) = supervisors(folder)
+    supervisor.keep("two", Deposit({"words": "x" * process.PACKET_BYTES}, is_session=True))
+    with pytest.raises(SandboxUnavailable, match="is the most"):
+        start(supervisor, "/bin/true", "x" * process.PACKET_BYTES)
+    assert (supervisor.has("one"), supervisor.has("two")) == (True, False)
+    assert supervisors(folder) == {pid}
+
+
+async def test_it_keeps_more_descriptors_than_a_server_may_open(folder: Path) -> None:
+    code = (
+        "import os, pathlib, resource, subprocess, sys\n"
+        "from belljar.supervisor import Deposit, open_supervisor\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (48, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "with open_supervisor(pathlib.Path(sys.argv[1]), 1) as supervisor:\n"
+        "    for number in range(8):\n"
+        "        supervisor.keep(str(number), Deposit({}, [0] * 10, is_session=True))\n"
+        "    assert all(supervisor.has(str(number)) for number in range(8))\n"
+        "    for number in range(8):\n"
+        "        found = supervisor.take(str(number)).descriptors\n"
+        "        assert len(found) == 10, found\n"
+        "        for descriptor in found: os.close(descriptor)\n"
+        "    supervisor.keep('many', Deposit({}, [0] * 60, is_session=True))\n"
+        "    try: supervisor.take('many')\n"
+        "    except Exception as error: assert type(error).__name__ == 'SandboxUnavailable'\n"
+        "    else: raise AssertionError('there is no room')\n"
+        "    assert supervisor.is_there\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True) as server:
+        _, complaints = server.communicate(timeout=60)
+    assert (server.returncode, complaints) == (0, "")
+
+
+async def test_what_it_starts_has_the_limits_of_its_server(lines: Lines) -> None:
+    reading, writing = os.pipe()
+    look = f"import os, resource; os.write({writing}, str(resource.getrlimit(resource.RLIMIT_NOFILE)).encode())"
+    child = start(lines.open(), sys.executable, "-I", "-S", "-c", look, out=writing)
+    os.close(writing)
+    assert await child.wait() == 0
+    child.release()
+    with os.fdopen(reading) as said:
+        assert said.read() == str(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
+async def test_a_folder_of_somebody_elses_is_refused(folder: Path) -> None:
+    (folder / "keep").mkdir()
+    os.chown(folder / "keep", 12, 12)
+    with pytest.raises(SettingsError, match="belongs to user 12"), open_supervisor(folder, LONG):
+        pass
+
+
+async def test_a_link_in_place_of_the_folder_is_refused(folder: Path) -> None:
+    (folder / "real").mkdir()
+    (folder / "keep").symlink_to(folder / "real")
+    with pytest.raises(SettingsError, match="is no folder"), open_supervisor(folder, LONG):
+        pass

@@ -130,7 +130,7 @@ async def connected(runtime: Runtime, era: str = MODERN, **options: Any) -> Asyn
 
 async def until_said(runtime: Runtime, execution_id: str, text: str) -> None:
     """Until a running cell has printed something."""
-    execution = runtime.sessions.execution(execution_id, "local")
+    execution = runtime.sessions.executions.find(execution_id, "local")
     assert execution is not None
     with anyio.fail_after(60):
         while text not in "".join(execution.result().output):

@@ -138,6 +138,21 @@ async def test_a_path_from_a_traceback_means_the_same_file(executor: Executor) -
     assert (await executor.call("read_code_file", file_path=inside))["file_path"] == told["file_path"]
 
 
+async def test_a_program_runs_as_python_would_run_its_file(executor: Executor, storage: Path) -> None:
+    await executor.run("open('beside.py', 'w').write('here = 1')")
+    told = await executor.run(
+        "import beside, pickle, sys\nclass A: pass\nprint(__name__, sys.argv == [__file__.split('/')[-1]], sorted(\n"
+        "    n for n in globals() if n[0] != '_'), pickle.loads(pickle.dumps(A())).__class__ is A)\nsys.exit(4)"
+    )
+    assert told["output"] == "__main__ True ['A', 'beside', 'pickle', 'sys'] True\n"
+    assert "exit status 4" in told["error"]
+    broken = (await executor.run("x = (\n"))["error"]
+    assert "SyntaxError" in broken
+    raised = (await executor.run("def f():\n    1 / 0\nf()"))["error"]
+    assert raised.count("File ") == 2
+    assert "program.py" not in broken + raised
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../journal.sqlite", "/mnt/data/../etc/passwd", "nothing.py", ""])
 @pytest.mark.parametrize("tool", ["read_code_file", "execute_code_file", "append_to_code_file"])
 async def test_nothing_outside_the_folder_is_read_run_or_changed(executor: Executor, tool: str, path: str) -> None:
@@ -166,6 +181,26 @@ async def test_long_output_is_cut_and_kept_whole_in_a_file(executor: Executor) -
     assert told["output"].startswith("a")
     assert told["output"].endswith("z\n")
     assert Path(told["full_output"]).stat().st_size == 3_000_003
+
+
+async def test_output_that_cannot_be_kept_whole_is_no_error(executor: Executor) -> None:
+    begun = await executor.call("initialize_code_file", content="print('x' * 10_000)")
+    folder = begun["filename"].removesuffix(".py") + ".output.txt"
+    await executor.run(f"import os\nos.mkdir({folder!r})")
+    told = await executor.call("execute_code_file", file_path=begun["file_path"])
+    assert (told["status"], told["output"][:4]) == ("success", "xxxx")
+    assert "not kept" in told["full_output"]
+
+
+async def test_a_folder_behind_a_link_is_the_folder(
+    runtime: Runtime, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (storage.parent / "real").mkdir()
+    (storage.parent / "link").symlink_to(storage.parent / "real")
+    monkeypatch.setenv("CODE_STORAGE_DIR", str(storage.parent / "link"))
+    async with opened(runtime) as executor:
+        assert (await executor.run("print(open(__file__).read())"))["status"] == "success"
+    assert len([*(storage.parent / "real").glob("*.py")]) == 1
 
 
 async def test_code_that_does_not_end_is_ended(default_environment: Environment, storage: Path, tmp_path: Path) -> None:
@@ -274,3 +309,6 @@ async def test_the_policy_holds_for_programs_too(
         assert "code-rejected" in refused["error"]
         assert "line 1" in refused["error"]
         assert "hidden" not in (await executor.run("print('is hid' + 'den here')"))["output"]
+        # What is a comment to whoever reads it as UTF-8 is one to Python too.
+        told = await executor.run("# coding: utf-7\n#+AAo-import socket+AAo-print('ran')\n")
+        assert (told["status"], told["output"]) == ("success", "")

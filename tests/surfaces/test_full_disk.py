@@ -7,7 +7,7 @@ import pytest
 from calls import connected, opened_runtime
 
 from belljar.environments import Environment
-from belljar.sessions.execution import Cell
+from belljar.sessions.cells import Cell
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ async def test_results_are_told_while_the_journal_cannot_be_written(default_envi
             execution = session.submit(Cell(code, timeout_s=60))
             with anyio.fail_after(60):
                 await execution.wait(60)
-            result = runtime.sessions.result(execution.id, "local")
+            result = runtime.sessions.executions.result(execution.id, "local")
             assert (result.status, result.result, result.state) == ("ok", expected, "kept")
 
 
@@ -69,7 +69,7 @@ async def test_output_that_was_dropped_says_so_to_whoever_asks(default_environme
         whole = await caller.read_text(f"execution://{new.execution_id}/output")
         assert whole.count("y") == 10_000_000
         # Long ago, and from the journal alone.
-        runtime.sessions.get(old.session_id, "local")._executions.clear()
+        runtime.sessions.get(old.session_id, "local").queue._executions.clear()
         told = await caller.get(old.execution_id)
         assert (told.status, told.result, told.truncated) == ("ok", "'the end'", None)
         assert "was dropped at" in told.output[0]

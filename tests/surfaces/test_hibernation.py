@@ -87,7 +87,7 @@ async def test_a_server_that_stops_and_starts_again_has_its_sessions(
         woken = await caller.execute("x += 1\nx", made.session_id)
         assert (woken.result, woken.state, woken.execution_count) == ("2", "kept", 2)
         session = runtime.sessions.get(made.session_id, "local")
-        cells = json.loads(await runtime.sessions.notebook(session))["cells"]
+        cells = json.loads(await runtime.sessions.executions.notebook(session))["cells"]
         assert ["".join(cell["source"]) for cell in cells] == ["x = 1\nprint('said')", "x += 1\nx"]
 
 

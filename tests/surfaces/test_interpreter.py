@@ -16,7 +16,7 @@ from mcp.types import TextResourceContents
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
-from belljar.sessions.execution import Cell
+from belljar.sessions.cells import Cell
 
 pytestmark = pytest.mark.anyio
 TOOLS = {

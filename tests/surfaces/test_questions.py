@@ -10,7 +10,7 @@ from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, Inp
 
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.sessions.execution import Cell
+from belljar.sessions.cells import Cell
 
 pytestmark = pytest.mark.anyio
 
@@ -225,7 +225,7 @@ async def test_the_clock_stands_still_while_a_person_thinks(runtime: Runtime, sh
 
 
 async def until_asking(runtime: Runtime, execution_id: str) -> None:
-    execution = runtime.sessions.execution(execution_id, "local")
+    execution = runtime.sessions.executions.find(execution_id, "local")
     assert execution is not None
     with anyio.fail_after(60):
         while execution.question is None:

@@ -134,6 +134,12 @@ async def test_code_that_fails_is_a_result_with_the_error(caller: Caller, shared
     assert result.traceback
 
 
+async def test_an_error_of_several_lines_is_told_once(caller: Caller, shared_session: str):
+    answer = await caller.call("execute_code", code="raise ValueError('far too\\nlong')", session_id=shared_session)
+    assert text_of(answer).count("far too\nlong") == 1
+    assert "Error: ValueError" not in text_of(answer)
+
+
 async def test_an_exception_that_cannot_be_shown_is_an_error_all_the_same(caller: Caller, shared_session: str):
     code = "class Odd(Exception):\n  def __str__(self): raise TypeError\nraise Odd()"
     result = await caller.execute(code, shared_session)

@@ -16,9 +16,11 @@ from belljar.sessions import checkpoints
 
 pytestmark = pytest.mark.anyio
 # Says it is there, then holds on whatever is asked of it.
+# It says that it holds out when it already does: an interrupt just before that would end it.
 STUBBORN = (
-    "import time\nprint('held', flush=True)\nwhile True:\n"
-    "  try: time.sleep(60)\n  except KeyboardInterrupt: print('no', flush=True)"
+    "import time\nfirst = iter(['held'])\nwhile True:\n"
+    "  try:\n    for word in first: print(word, flush=True)\n    time.sleep(60)\n"
+    "  except KeyboardInterrupt: print('no', flush=True)"
 )
 
 

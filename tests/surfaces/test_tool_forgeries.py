@@ -86,6 +86,20 @@ async def test_a_request_without_end_is_hung_up_on(caller: Caller, shared_sessio
     assert await calls_made(caller, shared_session) > 0
 
 
+async def test_a_request_of_more_values_than_anyone_means_is_answered_unread(caller: Caller, shared_session: str):
+    many = 'b\'{"id": 7, "op": "call", "arguments": [\' + b"[]," * 1_300_000 + b"[]]}\\n"'
+    assert await spoken(caller, shared_session, many) == {
+        "id": 7,
+        "outcome": "error",
+        "kind": "arguments",
+        "message": "the arguments have more than 100,000 values",
+    }
+    query = {**ADD, "tool": "query", "arguments": {"from": "x", "since": None}}
+    text = f"({query!r} | {{'arguments': {{'from': '\\\\\",[' * 500_000, 'since': None}}}})"
+    result = await caller.execute(f"{SPEAK}\nspeak({text})['outcome']", shared_session)
+    assert result.result == "'value'", result.error
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -103,6 +117,11 @@ async def test_a_name_or_value_that_is_none_is_refused(
     assert isinstance(answer, dict)
     assert told in answer["message"]
     assert await calls_made(caller, shared_session) == before + 1
+
+
+async def test_a_number_that_no_float_holds_is_a_number(caller: Caller, shared_session: str):
+    answer = await spoken(caller, shared_session, repr(ADD | {"arguments": {"a": 10**400, "b": 0}}))
+    assert answer == {"id": 1, "outcome": "value", "value": {"sum": 10**400}}
 
 
 async def test_a_flood_of_connections_leaves_the_session_its_own(caller: Caller, shared_session: str):

@@ -76,6 +76,17 @@ async def test_questions_of_calls_side_by_side_are_asked_one_at_a_time(runtime: 
     assert '"b"' in str(result.result)
 
 
+async def test_a_server_that_has_asked_is_still_called_side_by_side_by_one_cell(runtime: Runtime, shared_session: str):
+    person = Person({"name": "a", "age": 1})
+    code = (
+        "import asyncio\nfrom servers.legacy import ask_name, meet\nask_name()\n"
+        "await asyncio.gather(meet.aio(count=2), meet.aio(count=2))"
+    )
+    async with connected(runtime, MODERN, elicitation_callback=person) as caller:
+        result = await caller.execute(code, shared_session, timeout_s=20)
+    assert result.status == "ok", result.error
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_person_may_decline(runtime: Runtime, shared_session: str, era: str):
     async with connected(runtime, era, elicitation_callback=Person("decline")) as caller:
@@ -160,7 +171,7 @@ async def test_an_interrupt_ends_a_cell_whose_tool_waits_for_a_person(runtime: R
     async with connected(runtime, MODERN, elicitation_callback=Person()) as caller:
         code = "from servers.modern import ask_name\nkept = 1\nask_name()"
         running = await caller.execute(code, shared_session, wait_s=0)
-        execution = runtime.sessions.execution(running.execution_id, "local")
+        execution = runtime.sessions.executions.find(running.execution_id, "local")
         assert execution is not None
         with anyio.fail_after(30):
             while execution.question is None:

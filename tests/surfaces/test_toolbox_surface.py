@@ -43,11 +43,13 @@ async def test_it_costs_the_model_a_few_hundred_tokens(caller: Caller):
     assert len(shown(tools)) < MOST_CHARACTERS
 
 
-async def test_beside_the_interpreter_it_adds_the_search_alone(runtime: Runtime):
-    async with Client(build_server(runtime, ["interpreter"])) as client:
-        alone = [tool.name for tool in (await client.list_tools()).tools]
-    async with Client(build_server(runtime, ["interpreter", "toolbox"])) as client:
-        assert [tool.name for tool in (await client.list_tools()).tools] == [*alone, "search_tools"]
+@pytest.mark.parametrize("surfaces", [["interpreter"], ["interpreter", "toolbox"]])
+async def test_the_interpreter_has_the_search_where_there_are_tools(runtime: Runtime, surfaces: list[str]):
+    async with Client(build_server(runtime, surfaces)) as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert "search_tools" in (client.instructions or "")
+    assert names[-1] == "search_tools"
+    assert len(names) == len(set(names)) == 14
 
 
 async def test_a_tool_is_found_imported_and_called(caller: Caller):
@@ -109,3 +111,5 @@ async def test_without_servers_it_says_so(default_environment: Environment, tmp_
         refused = await client.call_tool("search_tools", {"query": "x"})
         assert "no MCP servers are configured" in text_of(refused)
         assert not (folder / "toolbox").exists()
+        async with Client(build_server(bare, ["interpreter"])) as client:
+            assert "search_tools" not in {tool.name for tool in (await client.list_tools()).tools}

@@ -53,8 +53,7 @@ def _locate(name: str) -> Path:
     if not python.exists():
         raise EnvironmentBroken(
             f"no such environment: {name}" if python == path else f"{name} is not a virtual environment: no {python}",
-            hint="Set environment to default, to a name of environments, or to the path of a virtual environment or "
-            "interpreter",
+            hint="Give the folder of a virtual environment or an interpreter; in `environment`, also default or a name",
         )
     return python
 

@@ -105,6 +105,8 @@ async def run_uv(
         start_new_session=True,
         pass_fds=pass_fds,
         env={**os.environ, **variables} if variables else None,
+        # Root's sessions have users of their own, and read what is made here.
+        umask=0o022 if os.geteuid() == 0 else -1,
     )
     try:
         with anyio.fail_after(timeout_s):

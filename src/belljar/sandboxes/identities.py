@@ -11,6 +11,7 @@ import pwd
 import secrets
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
@@ -62,6 +63,18 @@ def find_identities() -> Identities | None:
     except OSError:
         return None
     return Identities(numbers) if numbers else None
+
+
+def is_given_out(uid: int) -> bool:
+    """Whether sessions get this number, of this server or of another one, and no account has it."""
+    numbers = _given_out()
+    return uid in numbers and (numbers == _FREE or not _has_account(uid))
+
+
+@cache
+def _given_out() -> range:
+    identities = find_identities()
+    return identities.numbers if identities else range(0)
 
 
 def hand_over(spec: SandboxSpec, identity: Identity) -> None:

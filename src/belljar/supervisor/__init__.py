@@ -4,6 +4,6 @@
 descriptors and keys; what they mean is known to those who hand them over.
 """
 
-from belljar.supervisor.line import Deposit, Supervisor, open_supervisor
+from belljar.supervisor.line import Deposit, Supervisor, has_supervisor, open_supervisor
 
-__all__ = ["Deposit", "Supervisor", "open_supervisor"]
+__all__ = ["Deposit", "Supervisor", "has_supervisor", "open_supervisor"]

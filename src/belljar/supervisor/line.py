@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -22,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import SandboxUnavailable
+from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.supervisor import process
-from belljar.supervisor.process import FORM, PACKET_BYTES, TAKEN, WELCOME, receive, widen
+from belljar.supervisor.process import FORM, LOG, PACKET_BYTES, TAKEN, WELCOME, receive, widen
 
 ANSWER_S = 10.0
 _NAME = "socket"
@@ -84,7 +85,7 @@ class Supervisor:
                     self._kept = set(self.found)
                     return True
         raise SandboxUnavailable(
-            "the supervisor for keep_alive does not answer", hint=f"Look into {self._folder / 'log'}"
+            "the supervisor for keep_alive does not answer", hint=f"Look into {self._folder / LOG}"
         )
 
     def _replace(self, pid: int) -> None:
@@ -199,14 +200,19 @@ class Supervisor:
     def _ask_in_turn(self, request: dict[str, Any], descriptors: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
         if self._sock is None:
             return {"error": "the supervisor is gone"}, []
+        packet = json.dumps(request).encode()
+        if len(packet) > PACKET_BYTES:
+            return {"error": f"{request['op']}: {len(packet):,} bytes, and {PACKET_BYTES:,} is the most"}, []
         try:
-            socket.send_fds(self._sock, [json.dumps(request).encode()], descriptors)
+            socket.send_fds(self._sock, [packet], descriptors)
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
                 return {"error": f"{request['op']}: {error.strerror}"}, []
         try:
             packet, received = receive(self._sock)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.EMSGSIZE):  # an answer came, and this server has no room for it
+                return {"error": f"{request['op']}: {error.strerror}"}, []
             packet, received = b"", []
             log.warning("the supervisor does not answer, sessions end with it: %s", error)
         if not packet:
@@ -261,12 +267,39 @@ def open_supervisor(data_directory: Path, patience_s: float) -> Generator[Superv
     """The line to the supervisor of a data directory; None when another server has it."""
     folder = data_directory / "keep"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_own(folder)
     folder.chmod(0o700)
     supervisor = Supervisor(folder, patience_s)
     try:
         yield supervisor if supervisor.attend() else None
     finally:
         supervisor.close()
+
+
+def has_supervisor(data_directory: Path) -> bool:
+    """Whether one lives there, with or without a server; it is not disturbed."""
+    try:
+        descriptor = os.open(data_directory / "keep" / LOG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _check_own(folder: Path) -> None:
+    """Whoever owns it answers there in the supervisor's place, and is told what to start."""
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is no folder"
+        raise SettingsError(
+            f"{folder} {whose}, so nothing can be kept alive there",
+            hint="Choose a data_directory of your own, or remove it",
+        )
 
 
 @contextmanager
@@ -299,7 +332,7 @@ def _greeting(sock: socket.socket | None) -> bytes:
 
 def _start(folder: Path) -> socket.socket | None:
     """Start one on a socket that is there before it is: who connects need not wait for it."""
-    with _new_socket() as listener, _short(folder) as reachable, (folder / "log").open("wb") as complaints:
+    with _new_socket() as listener, _short(folder) as reachable, (folder / LOG).open("wb") as complaints:
         with contextlib.suppress(FileNotFoundError):
             (folder / _NAME).unlink()
         listener.bind(str(reachable / _NAME))

@@ -9,9 +9,11 @@ no file of a session's and holds no secret.
 import array
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -27,6 +29,8 @@ FORM = 1
 PACKET_BYTES = 196_608
 BUFFER_BYTES = 1_048_576
 WELCOME, TAKEN = b"welcome", b"taken"
+LOG = "log"
+"""What it complains of, in its folder; it has a lock on the file."""
 MOST_DESCRIPTORS = 253
 """In one packet, as Linux has it."""
 _NUMBERS = array.array("i")
@@ -34,6 +38,8 @@ _CREDENTIALS = struct.Struct("3i")
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 5.0
 _RETRY_S = 0.01
+_USUAL_FILES: "list[tuple[int, int]]" = []
+"""The limit of descriptors that it was started with, where it has one of its own."""
 
 
 class Deposit:
@@ -138,19 +144,19 @@ class Supervisor:
         self._deadline = time.monotonic() + self._patience_s
 
     def _hear(self, server: socket.socket) -> None:
+        answered: tuple[dict[str, Any], list[int]]
         try:
             packet, descriptors = receive(server, socket.MSG_DONTWAIT)
+            if not packet:
+                self._lose()
+                return
+            request = json.loads(packet)
+            answered = getattr(self, f"_on_{request['op']}")(request, descriptors)
         except BlockingIOError:
             return
-        except OSError:
-            packet, descriptors = b"", []
-        if not packet:
+        except ConnectionError:
             self._lose()
             return
-        request = json.loads(packet)
-        try:
-            handler = getattr(self, f"_on_{request['op']}")
-            answered: tuple[dict[str, Any], list[int]] = handler(request, descriptors)
         except Exception as error:  # noqa: BLE001 - told to the server, which knows what to do about it
             answered = {"error": f"{type(error).__name__}: {error}"}, []
         with contextlib.suppress(OSError):  # it is gone: the next look tells
@@ -170,7 +176,12 @@ class Supervisor:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._children[pid] = os.pidfd_open(pid)
+        try:
+            self._children[pid] = os.pidfd_open(pid)
+        except OSError:
+            _kill_group(pid)
+            os.waitpid(pid, 0)
+            raise
         return {"pid": pid}, [self._children[pid]]
 
     def _on_find(self, request: "dict[str, Any]", _: "list[int]") -> "tuple[dict[str, Any], list[int]]":
@@ -241,14 +252,20 @@ class Supervisor:
 
 
 def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
-    """One packet with its descriptors, which no exec passes on; `socket.recv_fds` does not look at its flags."""
+    """One packet with its descriptors, which no exec passes on; EMFILE or EMSGSIZE when not all of it is there."""
     space = socket.CMSG_SPACE(MOST_DESCRIPTORS * _NUMBERS.itemsize)
-    packet, ancillary, _, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
+    packet, ancillary, found, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             whole = len(data) - len(data) % _NUMBERS.itemsize
             descriptors += array.array("i", data[:whole])
+    # Linux leaves out the descriptors that this process has no room for, and says nothing else about it.
+    for flag, number in ((socket.MSG_CTRUNC, errno.EMFILE), (socket.MSG_TRUNC, errno.EMSGSIZE)):
+        if found & flag:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError(number, os.strerror(number))
     return packet, descriptors
 
 
@@ -317,6 +334,8 @@ def _start(request: "dict[str, Any]", descriptors: "list[int]") -> int:
 
 def _become(request: "dict[str, Any]", descriptors: "list[int]") -> None:
     """The command: in a session of its own, with these descriptors and no others, which are all closed by an exec."""
+    if _USUAL_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _USUAL_FILES[0])
     for descriptor, target in zip(descriptors, request["targets"], strict=True):
         os.dup2(descriptor, target)
     os.setsid()
@@ -327,12 +346,23 @@ def _become(request: "dict[str, Any]", descriptors: "list[int]") -> None:
     os.execve(request["command"][0], request["command"], request["environment"])  # noqa: S606 - a list of words
 
 
+def _make_room() -> None:
+    """For the descriptors of all sessions together, ten or so of each; what it starts gets the limit of its server."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
+        _USUAL_FILES.append(usual)
+
+
 def main(descriptor: str, folder: str) -> None:
     """Leave the server that started it, and serve."""
     if os.fork():
         os._exit(0)
     os.setsid()
     os.chdir("/")
+    _make_room()
+    # For as long as it lives; others may look whether somebody has it.
+    fcntl.flock(os.open(Path(folder) / LOG, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
     listener.setblocking(False)

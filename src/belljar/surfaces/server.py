@@ -20,7 +20,7 @@ from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
 from belljar.surfaces.resources import resource_mime_type
-from belljar.surfaces.toolbox_tools import TOOLBOX_INSTRUCTIONS, ToolboxSurface
+from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 INSTRUCTIONS = (
     "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
@@ -71,11 +71,15 @@ class BelljarServer(MCPServer[Any]):
 def _instructions(surfaces: Sequence[str]) -> str:
     if "executor" in surfaces:
         return EXECUTOR_INSTRUCTIONS
-    return INSTRUCTIONS if "interpreter" in surfaces else TOOLBOX_INSTRUCTIONS
+    if "interpreter" not in surfaces:
+        return TOOLBOX_INSTRUCTIONS
+    return f"{INSTRUCTIONS} {BESIDE_INSTRUCTIONS}" if "toolbox" in surfaces else INSTRUCTIONS
 
 
 def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
-    """One MCP server with the given surfaces."""
+    """One MCP server with the given surfaces; beside the interpreter, tools that are there can be found."""
+    if runtime.toolbox is not None and "interpreter" in surfaces and "toolbox" not in surfaces:
+        surfaces = [*surfaces, "toolbox"]
     server = BelljarServer(
         "belljar",
         title="belljar",

@@ -21,6 +21,7 @@ TOOLBOX_INSTRUCTIONS = (
     "Tools of other servers are Python functions in sealed, stateful sessions. Find them with search_tools, call them "
     "in execute_code; results stay in variables, print only what you need."
 )
+BESIDE_INSTRUCTIONS = "Tools of other servers are Python functions there; search_tools finds them."
 
 
 class FoundTools(Model):

@@ -12,6 +12,7 @@ from pathlib import Path
 from belljar.errors import InvalidArgument, InvalidPath, TooLarge
 from belljar.files.workspace import SANDBOX_ROOT, Workspace
 from belljar.sandboxes.base import Identity
+from belljar.surfaces.executor.handover import hand_over_folder
 
 LARGEST_FILE_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -29,14 +30,8 @@ class Storage:
     def open(self) -> None:
         """Make the folder, and let the code that runs in it write there."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        if self._identity is None:
-            return
-        owner = (self._identity.uid, self._identity.gid)
-        os.chown(self.folder, *owner)
-        # What an earlier server's code left belongs to that code's user.
-        for _, folders, files, descriptor in os.fwalk(self.folder):
-            for name in (*folders, *files):
-                os.chown(name, *owner, dir_fd=descriptor, follow_symlinks=False)
+        if self._identity is not None:
+            hand_over_folder(self.folder, self._identity)
 
     def new_name(self, wanted: str) -> str:
         """A name that no file has yet, after the one that is wanted."""

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -73,10 +74,11 @@ class ExecutorSurface:
         if (entry := self._operators.entry()) is not None:
             find_entry(entry)
         given = os.environ.get("CODE_STORAGE_DIR", "")
-        self._storage = Path(given).expanduser().absolute() if given else self._settings.data_directory / "code"
+        self._storage = Path(given).expanduser().resolve() if given else self._settings.data_directory / "code"
         self._chosen: dict[tuple[str, str], Choice] = {}
         self._benches: dict[str, Workbench] = {}
         self._opened: dict[Choice, Environment] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
@@ -228,12 +230,21 @@ class ExecutorSurface:
             end = await asyncio.shield(running)
         except asyncio.CancelledError:
             # Whoever went away finds what it said beside the code.
-            running.add_done_callback(lambda task: _keep_output(bench, name, task))
+            self._keep_later(bench, name, running)
             raise
         fields = _told(end, self._settings.output_budget_chars, self._settings.execution_timeout_s)
         if "truncated" in fields:
-            fields["full_output"] = await asyncio.to_thread(_write_output, bench, name, end)
+            fields["full_output"] = await _keep_output(bench, name, end)
         return {**fields, "file_path": bench.storage.path(name)}
+
+    def _keep_later(self, bench: Workbench, name: str, running: "asyncio.Task[ProgramEnd]") -> None:
+        async def keep() -> None:
+            with suppress(BelljarError):
+                await _keep_output(bench, name, await running)
+
+        keeping = asyncio.get_running_loop().create_task(keep())
+        self._keeping.add(keeping)
+        keeping.add_done_callback(self._keeping.discard)
 
     async def _bench(self) -> Workbench:
         principal = current_principal()
@@ -300,12 +311,12 @@ def _reason(end: ProgramEnd, timeout_s: float) -> str:
     return f"the program ended with exit status {end.status}{hit}" if end.status else ""
 
 
-def _write_output(bench: Workbench, name: str, end: ProgramEnd) -> str:
+async def _keep_output(bench: Workbench, name: str, end: ProgramEnd) -> str:
+    """Where all of it is, or why it is nowhere: the program has run, so that is no reason to answer with an error."""
     kept = f"{name.removesuffix('.py')}.output.txt"
-    bench.storage.keep(kept, end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else ""))
+    text = end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else "")
+    try:
+        await asyncio.to_thread(bench.storage.keep, kept, text)
+    except BelljarError as error:
+        return f"not kept: {error}"
     return bench.storage.path(kept)
-
-
-def _keep_output(bench: Workbench, name: str, task: "asyncio.Task[ProgramEnd]") -> None:
-    if not task.cancelled() and task.exception() is None:
-        _write_output(bench, name, task.result())

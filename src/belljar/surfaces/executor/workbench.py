@@ -4,14 +4,18 @@ import asyncio
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from belljar.environments import Environment
 from belljar.environments.packages import InstallOutcome, OnStage, install
 from belljar.errors import Busy, TooLarge
-from belljar.kernels.programs import ProgramEnd, run_program
+from belljar.files.removal import remove_tree
+from belljar.kernels.programs import ProgramEnd, run_program, settle
 from belljar.kernels.starting import KernelStarter
 from belljar.outputs.events import Stream
 from belljar.outputs.screening import Screens
@@ -22,6 +26,9 @@ from belljar.sessions.registry import Registry
 from belljar.sessions.vetting import vet
 from belljar.surfaces.executor.storage import Storage
 from belljar.toolbox.base import Question
+
+SETTLED = "settled-"
+_FORGOTTEN_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,15 @@ class Workbench:
         """Before its first use."""
         if not self._is_open:
             await asyncio.to_thread(self.storage.open)
+            await asyncio.to_thread(self._tidy)
             self._is_open = True
+
+    def _tidy(self) -> None:
+        """Texts of programs whose server was killed; a younger one may be another server's that lives."""
+        for place in self._root.glob(f"{SETTLED}*"):
+            with suppress(OSError):
+                if place.stat().st_mtime < time.time() - _FORGOTTEN_S:
+                    remove_tree(place)
 
     async def check_room(self, environment: Environment, size: int) -> None:
         """Refuse what would not fit."""
@@ -98,9 +113,10 @@ class Workbench:
 
     async def run(self, environment: Environment, name: str) -> ProgramEnd:
         """Run a code file to its end, in a process of its own, if the policy lets it."""
+        # Read once: another program of this caller's may change the file while this one is looked at.
         code = await asyncio.to_thread(self.storage.read, name)
         warnings = await vet(self._guard, code, environment=environment.name, execution_id=name, ask=_nobody)
-        end = await self._run(environment, name)
+        end = await self._run(environment, name, code)
         return await self._screened(replace(end, stderr="".join(f"{line}\n" for line in warnings) + end.stderr))
 
     async def _screened(self, end: ProgramEnd) -> ProgramEnd:
@@ -115,7 +131,7 @@ class Workbench:
         }
         return replace(end, **said)
 
-    async def _run(self, environment: Environment, name: str) -> ProgramEnd:
+    async def _run(self, environment: Environment, name: str, code: str) -> ProgramEnd:
         if self._running >= self._settings.max_running:
             raise Busy(
                 f"{self._running} programs are running, the most that max_running allows",
@@ -126,18 +142,33 @@ class Workbench:
         await quota.check_room(0)
         self._running += 1
         try:
-            return await self._watched(environment, folders, name, quota)
+            with TemporaryDirectory(prefix=SETTLED, dir=self._root) as place:
+                arguments = settle(code, name, Path(place))
+                return await self._watched(environment, folders, arguments, Path(place), quota)
         finally:
             self._running -= 1
 
     async def _watched(
-        self, environment: Environment, folders: ProgramFolders, name: str, quota: DiskQuota
+        self,
+        environment: Environment,
+        folders: ProgramFolders,
+        arguments: Sequence[str],
+        place: Path,
+        quota: DiskQuota,
     ) -> ProgramEnd:
         """The program, ended when it fills the disk."""
         loop = asyncio.get_running_loop()
         timeout_s, cap = self._settings.execution_timeout_s, self._settings.output_cap_bytes
         program = loop.create_task(
-            run_program(self._starter, environment, folders, ["-u", name], timeout_s=timeout_s, output_cap_bytes=cap)
+            run_program(
+                self._starter,
+                environment,
+                folders,
+                arguments,
+                timeout_s=timeout_s,
+                output_cap_bytes=cap,
+                readable=[place],
+            )
         )
 
         def end() -> None:
