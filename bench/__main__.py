@@ -39,6 +39,8 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "forking": forking.measure,
     "toolbox": toolbox.measure,
 }
+ON_DEMAND = ("toolbox",)
+"""Measured when they are named: they install what they are compared with."""
 FULL_S = 285.0
 QUICK_S = 120.0
 
@@ -51,13 +53,17 @@ def main() -> int:
     figures: list[Figure] = []
     failures: list[str] = []
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_measure_all(arguments.names or list(MEASUREMENTS), arguments.quick, figures, failures))
+        asyncio.run(_measure_all(arguments.names or _always(), arguments.quick, figures, failures))
     print(table(figures))
     for failure in failures:
         print(f"not measured: {failure}", file=sys.stderr)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(as_json(figures), indent=2) + "\n")
     return 1 if failures else 0
+
+
+def _always() -> list[str]:
+    return [name for name in MEASUREMENTS if name not in ON_DEMAND]
 
 
 def _arguments() -> argparse.Namespace:

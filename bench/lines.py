@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.execution import Cell
+from belljar.sessions.cells import Cell
 from belljar.sessions.session import Session
 from bench.figures import Figure
 from bench.ipykernels import IPyKernel, open_ipykernel
@@ -66,7 +66,7 @@ async def _through_engine(runtime: Runtime, session: Session, count: int) -> tup
     took = time.perf_counter() - began
     if (status := execution.result().status) != "ok":
         raise RuntimeError(f"{count:,} lines ended with status {status}: {execution.result().cause}")
-    whole = await runtime.sessions.whole_output(execution.id, "bench", 0, 0)
+    whole = await runtime.sessions.executions.whole_output(execution.id, "bench", 0, 0)
     return took, whole.count("\n")
 
 

@@ -22,6 +22,8 @@ MONTHS = 12
 ORDERS_A_MONTH = 400
 CUSTOMERS = 300
 COMMITS = 60
+MEMORY = "MEMORY_FILE_PATH"
+"""Where that server keeps its graph: each side has one of its own."""
 REGIONS = ("north", "east", "south", "west")
 
 
@@ -52,7 +54,8 @@ class Place:
             log = stack.enter_context((self.folder / "direct.log").open("a"))
             clients: dict[str, Client] = {}
             for name, (program, *arguments) in self.servers.items():
-                parameters = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
+                variables = {**os.environ, MEMORY: str(self.folder / "memory-direct.jsonl")}
+                parameters = StdioServerParameters(command=program, args=arguments, env=variables)
                 clients[name] = await stack.enter_async_context(Client(stdio_client(parameters, errlog=log)))
             yield clients
 
@@ -73,7 +76,10 @@ def make_place(folder: Path, kept: Path) -> Place:
     _write_orders(place.orders)
     _write_customers(folder / "customers.db")
     _write_repository(place.repository)
-    entries = {name: {"command": program, "args": more} for name, (program, *more) in place.servers.items()}
+    variables = {MEMORY: str(folder / "memory.jsonl")}
+    entries = {
+        name: {"command": program, "args": more, "env": variables} for name, (program, *more) in place.servers.items()
+    }
     place.config.write_text(json.dumps({"mcpServers": entries}))
     return place
 

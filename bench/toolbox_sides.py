@@ -5,7 +5,6 @@ Each does so in its own way and tells how many seconds each call took.
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -43,8 +42,8 @@ class Side(Protocol):
         """Seconds of each call."""
         ...
 
-    async def at_once(self, call: Call, count: int) -> float:
-        """Seconds until all calls are back."""
+    async def at_once(self, call: Call, count: int, times: int) -> list[float]:
+        """Seconds until that many calls at once are all back, some times."""
         ...
 
 
@@ -57,10 +56,8 @@ class Direct:
     async def one_by_one(self, call: Call, count: int) -> list[float]:
         return await timed(lambda: self._called(call), count)
 
-    async def at_once(self, call: Call, count: int) -> float:
-        began = time.perf_counter()
-        await asyncio.gather(*(self._called(call) for _ in range(count)))
-        return time.perf_counter() - began
+    async def at_once(self, call: Call, count: int, times: int) -> list[float]:
+        return await timed(lambda: asyncio.gather(*(self._called(call) for _ in range(count))), times)
 
     async def _called(self, call: Call) -> None:
         answer = await self._clients[call.server].call_tool(call.tool, call.arguments)
@@ -84,9 +81,12 @@ _GATHER = """
 import asyncio, time
 from servers.{server} import {tool} as called
 
-began = time.perf_counter()
-await asyncio.gather(*(called.aio(**{arguments!r}) for _ in range({count})))
-print([time.perf_counter() - began])
+took = []
+for _ in range({times}):
+    began = time.perf_counter()
+    await asyncio.gather(*(called.aio(**{arguments!r}) for _ in range({count})))
+    took.append(time.perf_counter() - began)
+print(took)
 """
 
 
@@ -98,14 +98,12 @@ class Session:
         self._session_id = ""
 
     async def one_by_one(self, call: Call, count: int) -> list[float]:
-        return await self._run(_LOOP, call, count)
+        return await self._run(_LOOP.format(count=count, **asdict(call)))
 
-    async def at_once(self, call: Call, count: int) -> float:
-        [took] = await self._run(_GATHER, call, count)
-        return took
+    async def at_once(self, call: Call, count: int, times: int) -> list[float]:
+        return await self._run(_GATHER.format(count=count, times=times, **asdict(call)))
 
-    async def _run(self, code: str, call: Call, count: int) -> list[float]:
-        cell = code.format(count=count, **asdict(call))
+    async def _run(self, cell: str) -> list[float]:
         answer = await self._client.call_tool("execute_code", {"code": cell, "session_id": self._session_id})
         told: dict[str, Any] = answer.structured_content or {}
         if told.get("status") != "ok":
@@ -119,18 +117,19 @@ class Peer:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.version = ""
         self.definitions: list[dict[str, Any]] = []
 
     async def one_by_one(self, call: Call, count: int) -> list[float]:
         return await self._ask(PEER_ANSWER_S, op="one-by-one", count=count, **asdict(call))
 
-    async def at_once(self, call: Call, count: int) -> float:
-        [took] = await self._ask(PEER_ANSWER_S, op="at-once", count=count, **asdict(call))
-        return took
+    async def at_once(self, call: Call, count: int, times: int) -> list[float]:
+        return await self._ask(PEER_ANSWER_S, op="at-once", count=count, times=times, **asdict(call))
 
     async def start(self) -> None:
-        """Until it has started, and said what a model sees of it."""
-        self.definitions = await self._ask(PEER_START_S, op="definitions")
+        """Until it has started, and said what it is and what a model sees of it."""
+        told = await self._ask(PEER_START_S, op="describe")
+        self.version, self.definitions = told["version"], told["definitions"]
 
     async def _ask(self, within_s: float, **question: Any) -> Any:
         assert self._process.stdin is not None

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from typing import Any
 
 
@@ -20,9 +21,9 @@ async def answer_all(answer: Callable[[dict[str, Any]], Awaitable[Any]]) -> None
         print(json.dumps(told), file=out)
 
 
-def described(tools: Any) -> list[dict[str, Any]]:
-    """What a model is told of each tool."""
-    return [
+def described(package: str, tools: Any) -> dict[str, Any]:
+    """Which version this is, and what a model is told of each tool."""
+    definitions = [
         {
             "name": tool.name,
             "description": tool.description,
@@ -31,3 +32,4 @@ def described(tools: Any) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
+    return {"version": version(package), "definitions": definitions}

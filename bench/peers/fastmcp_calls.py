@@ -39,14 +39,17 @@ async def main(servers: dict[str, Any]) -> None:
         client = await stack.enter_async_context(Client(server))
 
         async def answer(question: dict[str, Any]) -> Any:
-            op, count = question.pop("op"), question.get("count", 1)
-            if op == "definitions":
-                return described(await client.list_tools())
-            code = (_LOOP if op == "one-by-one" else _GATHER).format(**question)
+            op = question.pop("op")
+            if op == "describe":
+                return described("fastmcp", await client.list_tools())
+            if op == "one-by-one":
+                return [await timed(_LOOP, question) / question["count"]]
+            return [await timed(_GATHER, question) for _ in range(question["times"])]
+
+        async def timed(code: str, question: dict[str, Any]) -> float:
             began = time.perf_counter()
-            await client.call_tool("execute", {"code": code})
-            took = time.perf_counter() - began
-            return [took / count] * count if op == "one-by-one" else [took]
+            await client.call_tool("execute", {"code": code.format(**question)})
+            return time.perf_counter() - began
 
         await answer_all(answer)
 

@@ -27,10 +27,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from mcptools.{server} import {tool} as called
 
+took = []
 with ThreadPoolExecutor({count}) as threads:
-    began = time.perf_counter()
-    list(threads.map(lambda _: called.run(called.Params(**{arguments!r})), range({count})))
-    took = [time.perf_counter() - began]
+    for _ in range({times}):
+        began = time.perf_counter()
+        list(threads.map(lambda _: called.run(called.Params(**{arguments!r})), range({count})))
+        took.append(time.perf_counter() - began)
 print(took)
 """
 
@@ -43,8 +45,8 @@ async def main(servers: dict[str, Any]) -> None:
 
         async def answer(question: dict[str, Any]) -> Any:
             op = question.pop("op")
-            if op == "definitions":
-                return described(await MCPServer()._mcp.list_tools())
+            if op == "describe":
+                return described("ipybox", await MCPServer()._mcp.list_tools())
             result = await executor.execute((_LOOP if op == "one-by-one" else _THREADS).format(**question))
             return json.loads(result.text or "")
 

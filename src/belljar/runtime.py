@@ -15,10 +15,11 @@ from typing import Literal
 from belljar.attachments import serve_attachments
 from belljar.control import serve_control
 from belljar.environments import check_configured
+from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.removal import remove_tree
 from belljar.kernels.custody import Custody
-from belljar.kernels.starting import KERNEL_PREFIX, KernelStarter
+from belljar.kernels.starting import KernelStarter
 from belljar.policy.opening import Guardrails, read_guardrails
 from belljar.privacy.opening import SECTION, Veils
 from belljar.privacy.rules import PrivacyRules
@@ -67,7 +68,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     """Open the engine; everything it made is gone or released when it closes."""
     # An environment that the settings name and this host does not have is said now, not to a session later.
     await check_configured(settings)
-    guardrails = read_guardrails(settings, {SECTION: PrivacyRules})
+    guardrails = configured_guardrails(settings)
     settings = guardrails.settings
     veils = Veils(guardrails.sections, settings.secrets_file)
     provider = open_provider(settings)
@@ -108,6 +109,25 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                     warming.cancel()
 
 
+def configured_guardrails(settings: Settings) -> Guardrails:
+    """What the policy of the settings says, privacy included."""
+    return read_guardrails(settings, {SECTION: PrivacyRules})
+
+
+def keep_alive_gap(guardrails: Guardrails, provider: Provider) -> tuple[str, str]:
+    """Why sessions cannot outlive their server with these settings, and what to do; empty where they can."""
+    gap = keeping_gap(provider)
+    if gap:
+        return gap, "Set keep_alive to false, or sandbox to namespace"
+    # Tools are called through this server's own files, and what tokens stand for is in its memory alone.
+    if load_servers(guardrails.settings):
+        return "sessions with tools of other servers end with theirs", "Set keep_alive to false, or name no MCP servers"
+    if SECTION in guardrails.sections:
+        gap = "what the tokens of privacy stand for is lost with the server"
+        return gap, "Set keep_alive to false, or take [privacy] out of the policy"
+    return "", ""
+
+
 @contextmanager
 def _supervisor(guardrails: Guardrails, provider: Provider) -> Generator[Supervisor | None]:
     """Who keeps the sandboxes beyond the end of this server; None where they end with it."""
@@ -115,14 +135,7 @@ def _supervisor(guardrails: Guardrails, provider: Provider) -> Generator[Supervi
     if not settings.keep_alive:
         yield None
         return
-    gap, hint = keeping_gap(provider), "Set keep_alive to false, or sandbox to namespace"
-    if not gap:
-        # Tools are called through this server's own files, and what tokens stand for is in its memory alone.
-        gap = "sessions with tools of other servers end with theirs" if load_servers(settings) else ""
-        gap = gap or (
-            "what the tokens of privacy stand for is lost with the server" if SECTION in guardrails.sections else ""
-        )
-        hint = "Set keep_alive to false"
+    gap, hint = keep_alive_gap(guardrails, provider)
     if gap:
         raise SettingsError(f"keep_alive cannot be used: {gap}", hint=hint)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:

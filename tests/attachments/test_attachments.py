@@ -109,7 +109,7 @@ async def test_a_persons_cell_is_on_record_as_theirs_and_the_agent_is_told_once(
     assert first.kind == "notice"
     author = str(first.data["author"])
     assert first.text == f"[belljar: run by {author}, who shares this session]\n"
-    assert runtime.sessions.result(execution_id, AGENT).status == "ok"
+    assert runtime.sessions.executions.result(execution_id, AGENT).status == "ok"
     assert (await _ran(session, "2")).result().output[0].startswith(f"[belljar: {author} ran a cell in this session")
     assert "[belljar" not in "".join((await _ran(session, "2")).result().output)
 
@@ -185,7 +185,7 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
         agents = _submitted(session, "input('agent? ')", allow_input=True)
         while agents.question is None:
             await agents.wait_for_change(DEADLINE_S)
-        await attached.answer(agents.id, "not yours to answer")
+        await attached.answer(agents.id, "not yours to answer", agents.questions)
         agents.answer("yes")
         assert not any(isinstance(item, Asks) for item in await _until_end(news))
         own = await attached.execute("input('person? ')", allow_input=True)
@@ -193,10 +193,24 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
         while not isinstance(item := await anext(news), Ended):
             told.append(item)
             if isinstance(item, Asks):
-                await attached.answer(own, "me")
+                await attached.answer(own, "me", item.question)
     assert agents.result().result == "'yes'"
-    assert Asks(execution_id=own, prompt="person? ", is_password=False) in told
+    assert Asks(execution_id=own, prompt="person? ", is_password=False, question=1) in told
     assert _outputs(told)[-1] == ("execute_result", {"text/plain": "'me'"})
+
+
+async def test_an_answer_to_a_question_that_is_over_is_none_to_the_next(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        own = await attached.execute("input('first? ')\ninput('second? ')", allow_input=True)
+        told: list[News] = []
+        while not isinstance(item := await anext(news), Ended):
+            told.append(item)
+            if isinstance(item, Asks) and item.question == 1:
+                await attached.answer(own, "one", 1)
+            elif isinstance(item, Asks):
+                await attached.answer(own, "one", 1)
+                await attached.answer(own, "two", 2)
+    assert _outputs(told)[-1] == ("execute_result", {"text/plain": "'two'"})
 
 
 async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, session: Session) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ran_sessions import ran
 
 from belljar.environments import Environment
+from belljar.supervisor import Deposit, open_supervisor
 from live_server import live_server
 from local_index import LocalIndex, add_support
 
@@ -91,6 +92,19 @@ def test_none_is_removed_under_a_running_server(belljar: Belljar, town: Path, ve
 
     assert outcome.code == 2
     assert outcome.err.startswith("error: a server that may use it is running: pid ")
+
+
+def test_none_is_removed_while_sessions_are_kept_for_the_next_server(belljar: Belljar, town: Path) -> None:
+    with open_supervisor(town, 60) as supervisor:
+        assert supervisor is not None
+        supervisor.keep("session:one", Deposit({}, is_session=True))
+        supervisor.close()
+        outcome = belljar("env", "remove", "made")
+        assert supervisor.attend()
+        supervisor.drop("session:one")
+
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: sessions that may use it are kept alive")
 
 
 def test_those_that_no_setting_names_any_more_can_be_removed(belljar: Belljar, town: Path, place: Path) -> None:

@@ -39,6 +39,7 @@ def test_check_tells_line_and_reason_of_every_table(belljar: Run) -> None:
     outcome = belljar("policy", "check", policy(POLICY.replace('"ask"', '"aks"')))
     assert (outcome.code, outcome.out) == (2, "")
     assert "line 4: tools.1.decision: it should be 'allow', 'ask' or 'deny'" in outcome.err
+    assert "hint:" not in outcome.err
     assert belljar("policy", "check", policy(POLICY.replace("hide", "hied"))).err.startswith(
         "error: policy policy.toml, line 15: privacy.hied: no such key"
     )

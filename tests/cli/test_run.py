@@ -201,7 +201,7 @@ def test_a_timeout_may_be_longer_than_the_configured_one(
 
 
 def test_the_first_interrupt_reaches_the_code(started: Run) -> None:
-    code = "import time\nprint('on', flush=True)\ntry:\n    time.sleep(60)\nfinally:\n    print('tidied up')"
+    code = "import time\ntry:\n    print('on', flush=True)\n    time.sleep(60)\nfinally:\n    print('tidied up')"
     with started("-c", code) as process:
         assert process.stdout.readline() == "on\n"
         process.send_signal(signal.SIGINT)

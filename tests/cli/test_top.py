@@ -21,7 +21,7 @@ from belljar.cli.board import Board, Look
 from belljar.control import ServerAnswer, SessionLine
 from belljar.environments import Environment
 from belljar.models import SessionInfo
-from belljar.sessions.session import iso
+from belljar.sessions.lease import iso
 from live_server import clean_environment
 
 Run = Callable[..., Any]

@@ -46,8 +46,8 @@ class Finding:
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Check what this host can do.
 
-    Looks at the sandbox, cgroups and environments, and forks a session; exits with 1 if something that the settings
-    need fails.
+    Looks at the sandbox, cgroups, environments, the toolbox's servers and the policy, and forks a session; exits with 1
+    if something that the settings need fails.
     """
     from belljar.settings import load_settings
 
@@ -68,6 +68,8 @@ def examine(settings: "Settings") -> Iterator[Finding]:
         "cgroups": _control_groups,
         "environments": _environments,
         "forks": _forks,
+        "toolbox": _toolbox,
+        "guardrails": _guardrails,
         "node": _node,
     }
     for name, check in sections.items():
@@ -132,13 +134,13 @@ def _sandboxes(settings: "Settings") -> Iterator[Finding]:
 
 
 def _keep_alive(settings: "Settings", provider: "Provider") -> Finding:
-    from belljar.runtime import keeping_gap
+    from belljar.runtime import configured_guardrails, keep_alive_gap, keeping_gap
 
-    gap = keeping_gap(provider)
     if not settings.keep_alive:
+        gap = keeping_gap(provider)
         return Finding("sandbox", "ok", "keep_alive", f"off; it cannot be used here: {gap}" if gap else "off")
+    gap, hint = keep_alive_gap(configured_guardrails(settings), provider)
     if gap:
-        hint = "Set keep_alive to false, or sandbox to namespace"
         return Finding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", hint)
     return Finding("sandbox", "ok", "keep_alive", f"sessions wait {settings.keep_alive_s:g} s for the next server")
 
@@ -188,6 +190,22 @@ def _forks(settings: "Settings") -> Iterator[Finding]:
 
     for check in check_forks(settings, providers(settings)[settings.sandbox]):
         yield _finding("forks", check.name, check, is_needed=False)
+
+
+def _toolbox(settings: "Settings") -> Iterator[Finding]:
+    from belljar.toolbox.config import load_servers
+
+    names = ", ".join(load_servers(settings))
+    if names:
+        yield Finding("toolbox", "ok", "servers", f"{names}; `belljar toolbox list` connects to them")
+
+
+def _guardrails(settings: "Settings") -> Iterator[Finding]:
+    from belljar.runtime import configured_guardrails
+
+    configured_guardrails(settings)
+    if settings.policy:
+        yield Finding("guardrails", "ok", "policy", f"{settings.policy} is in order")
 
 
 def _node(settings: "Settings") -> Iterator[Finding]:

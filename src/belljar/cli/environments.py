@@ -28,6 +28,7 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.removal import remove_tree
 from belljar.sessions.archive import open_archive
 from belljar.settings import EnvironmentEntry, Settings
+from belljar.supervisor import has_supervisor
 
 _TITLES = ("environment", "kind", "python", "packages", "size", "state", "interpreter")
 _MEGABYTE = 1_000_000
@@ -177,6 +178,11 @@ def _check_free(settings: Settings) -> None:
     if servers:
         raise InvalidArgument(
             f"a server that may use it is running: pid {servers[0].pid}", hint="Stop it first, then remove"
+        )
+    if has_supervisor(settings.data_directory):
+        raise InvalidArgument(
+            "sessions that may use it are kept alive for the next server",
+            hint="Start a server and clear them, or wait until keep_alive_s is over",
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from belljar.errors import InvalidArgument
+from belljar.errors import InvalidArgument, SettingsError
 
 if TYPE_CHECKING:
     from belljar.policy.loading import LoadedPolicy
@@ -62,7 +62,11 @@ def _loaded(file: Path) -> "LoadedPolicy":
     from belljar.policy.loading import load_policy
     from belljar.privacy.rules import PrivacyRules
 
-    return load_policy(file, {"privacy": PrivacyRules})
+    try:
+        return load_policy(file, {"privacy": PrivacyRules})
+    except SettingsError as error:
+        # Its hint names this very command.
+        raise SettingsError(error.message) from None
 
 
 def _of_call(policy: "Policy", name: str, text: str, *, read_only: bool) -> dict[str, Any]:

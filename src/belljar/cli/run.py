@@ -19,8 +19,11 @@ def command(
 
     The exit status is the code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
     """
-    from belljar.cli.running import Job, read_code, run, spared
-    from belljar.settings import load_settings
+    from belljar.cli.importing import at_once
+
+    with at_once():
+        from belljar.cli.running import Job, read_code, run, spared
+        from belljar.settings import load_settings
 
     flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
     job = Job(read_code(file, code), out=out, as_json=as_json, is_stdin_free=file != "-")

@@ -17,8 +17,11 @@ def command(
     """Serve MCP over stdio, or over HTTP with --http HOST:PORT."""
     import asyncio
 
-    from belljar.cli.serving import serve
-    from belljar.settings import load_settings
+    from belljar.cli.importing import at_once
+
+    with at_once():
+        from belljar.cli.serving import serve
+        from belljar.settings import load_settings
 
     flags = {
         "http": http,

@@ -158,7 +158,8 @@ class _Console:
     async def _answer(self, asks: Asks) -> None:
         await _show_on(sys.stderr, asks.prompt)
         with contextlib.suppress(BelljarError):
-            await self._attached.answer(asks.execution_id, await self._input.answer(asks.prompt))
+            text = await self._input.answer(asks.prompt)
+            await self._attached.answer(asks.execution_id, text, asks.question)
 
 
 async def _show_on(stream: TextIO, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-ABOUT = "The MCP servers whose tools sessions can call: list, search, call, write as Python."
+ABOUT = "The MCP servers that sessions can call: list, search, call, sync."
 
 Config = Annotated[str | None, typer.Option("--mcp-config", help="File that lists the servers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

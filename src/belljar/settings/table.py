@@ -94,7 +94,7 @@ class Settings(BaseSettings):
         min_length=1,
         description="The sets of tools that clients see: `interpreter` has all that sessions can do, `toolbox` only "
         "what it takes to find and call the tools of other MCP servers, `executor` runs code files, each in a fresh "
-        "process.",
+        "process, and is served alone.",
     )
     mcp_config: Annotated[str, AfterValidator(absolute_file)] = Field(
         "",
@@ -110,7 +110,8 @@ class Settings(BaseSettings):
     )
     servers_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
         "",
-        description="Where the Python files of their tools are written while the server runs; `SERVERS_DIR` works too.",
+        description="The folder in which `trees` is made, and nothing else touched, for the Python files of their "
+        "tools while the server runs; `SERVERS_DIR` works too.",
         json_schema_extra={"default": "`toolbox` in the data directory", "allowed": "the path of a folder"},
     )
     upstream_start_s: Seconds = Field(
@@ -238,7 +239,8 @@ class Settings(BaseSettings):
     keep_alive: bool = Field(
         False,
         description="Let the processes of sessions outlive the server, killed or stopped, so that the next one on the "
-        "same data directory goes on with their variables and running cells; sandbox `namespace` only.",
+        "same data directory goes on with their variables and running cells; sandbox `namespace` only, and "
+        "neither with MCP servers nor with privacy.",
     )
     keep_alive_s: Seconds = Field(
         600, description="How long they wait for the next server under `keep_alive`; then they are ended."
