@@ -87,7 +87,7 @@ async def test_doctor_hears_what_is_wrong_and_what_to_do(tmp_path: Path) -> None
     _, check = check_environments(settings_with(environment=str(tmp_path / "absent")))
 
     assert (check.is_ok, check.detail) == (False, f"no such environment: {tmp_path}/absent")
-    assert check.hint.startswith("Set environment to ")
+    assert check.hint.startswith("Give the folder of a virtual environment")
 
 
 async def test_doctor_hears_that_ipython_is_brought_along(venv: Path) -> None:

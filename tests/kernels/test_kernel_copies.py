@@ -11,7 +11,7 @@ import pytest
 from cells import ForkingPlace, interrupt_when_started, run
 
 from belljar.errors import BelljarError, CopyRefused, KernelDied
-from belljar.kernels import ipython
+from belljar.kernels import ipython, sleepers
 from belljar.kernels.base import Asleep, Kernel
 from belljar.kernels.ipython import IPythonKernel
 
@@ -398,7 +398,8 @@ _HOSTILE = {
 async def test_a_hostile_session_is_copied_or_refused_in_bounded_time(
     place: ForkingPlace, wake: Wake, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr(ipython, "COPY_PATIENCE_S", 1.0)
+    for room in (ipython, sleepers):
+        monkeypatch.setattr(room, "COPY_PATIENCE_S", 1.0)
     async with asyncio.timeout(PATIENCE_S), place.open("ipython", "origin") as origin:
         await run(origin, code)
         # Anything else would be a fault of ours, for which a person gets no clear word.
