@@ -10,7 +10,7 @@ from functools import partial
 
 from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
-from belljar.kernels.base import Copyable, Keepable, Kernel
+from belljar.kernels.base import Keepable, Kernel, is_copyable
 from belljar.kernels.custody import Custody
 from belljar.kernels.folders import Folders
 from belljar.kernels.ipython import IPythonKernel
@@ -128,7 +128,7 @@ class Life:
         self._let_go()
         if kernel is None:
             return
-        if isinstance(kernel, Copyable) and self.checkpoints.are_of(kernel):
+        if is_copyable(kernel) and self.checkpoints.are_of(kernel):
             await kernel.discard()
         else:
             await kernel.aclose()
@@ -176,7 +176,7 @@ class Life:
     async def keep(self) -> None:
         """Put a copy of the session as it is now to sleep, unless that was done since the last cell."""
         is_fresh, self._is_fresh = self._is_fresh, False
-        if isinstance(self.kernel, Copyable):
+        if is_copyable(self.kernel):
             beginning = Beginning(partial(self._start_kernel, self._folders)) if is_fresh else None
             await self.checkpoints.take(self.kernel, self.variables, beginning)
         elif self.kernel is not None:
