@@ -162,7 +162,7 @@ async def _memory(stage: Stage, lean: Server, default: Server, alone: Figures, c
     for what, server in (("no checkpoints", lean), ("checkpoints on", default)):
         sessions = [await server.run(CELL) for _ in range(count)]
         if server is default:
-            # A second cell, before which the state after the first is kept; the next is not due for a second.
+            # A second cell, before which the state after the first is kept.
             await asyncio.gather(*(server.run("1+1", session) for session in sessions))
         held[f"PSS of an idle session, {what}"] = server.memory_mb() / count
         await server.clear(*sessions)
@@ -212,7 +212,7 @@ async def _clone(stage: Stage, server: Server) -> list[Figure]:
 async def _rewind(stage: Stage, server: Server) -> Figure:
     session = await server.run(HOLD_500_MB)
     async with asyncio.timeout(PATIENCE_S):
-        # Cells that follow each other within a second share a checkpoint: there may be none after the first one yet.
+        # Cells within a tenth of a second share a checkpoint: there may be none after the first one yet.
         while await _undone(server, session, "1+1") is None:
             pass
     samples = [await _undone(server, session, "held[0] = 5\n1+1") or 0.0 for _ in range(stage.pick(8, 4))]
