@@ -63,7 +63,7 @@ class Registry:
         self._folder = folder
         self._starter = starter
         self.pool = Pool(starter, folder, roll, environment=settings.environment, size=settings.pool_size)
-        self._admission = Admission(
+        self.admission = Admission(
             most_running=settings.max_running,
             most_waiting=settings.max_waiting,
             headroom_mb=settings.memory_headroom_mb,
@@ -136,7 +136,7 @@ class Registry:
                 f"{len(self._sessions)} sessions are open, the most that max_sessions allows",
                 hint="Clear one with clear_session, or try again when an idle one has expired",
             )
-        self._admission.check_memory()
+        self.admission.check_memory()
 
     def _open(
         self, folders: SessionFolders, principal: str, environment: str, reason: str, veil: Veil | None = None
@@ -150,7 +150,7 @@ class Registry:
             settings=self.settings,
             journal=self.journal,
             roll=self.roll,
-            admission=self._admission,
+            admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
             veil=veil or self._veils.veil(),

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 from belljar.environments import Environment
 from belljar.environments.packages import InstallOutcome, OnStage, install
-from belljar.errors import Busy, TooLarge
+from belljar.errors import TooLarge
 from belljar.files.removal import remove_tree
-from belljar.kernels.programs import ProgramEnd, run_program, settle
+from belljar.kernels.programs import OUTPUT_CAP_BYTES, ProgramEnd, run_program, settle
 from belljar.kernels.starting import KernelStarter
 from belljar.outputs.events import Stream
 from belljar.outputs.screening import Screens
@@ -69,8 +69,9 @@ class Workbench:
         self._identity = starter.take_identity()
         self.storage = Storage(storage, self._identity)
         self._guard, self._veil = sessions.guard(f"executor-{root.name}", principal, root)
+        self._admission = sessions.admission
+        self._principal = principal
         self._is_open = False
-        self._running = 0
         self.writing = asyncio.Lock()
 
     async def open(self) -> None:
@@ -132,21 +133,15 @@ class Workbench:
         return replace(end, **said)
 
     async def _run(self, environment: Environment, name: str, code: str) -> ProgramEnd:
-        if self._running >= self._settings.max_running:
-            raise Busy(
-                f"{self._running} programs are running, the most that max_running allows",
-                hint="Try again when one of them has ended",
-            )
-        folders = self._folders(environment)
-        quota = self._quota(folders.layer)
-        await quota.check_room(0)
-        self._running += 1
-        try:
+        self._admission.check_queue()
+        async with self._admission.slot(self._principal):
+            self._admission.check_memory()
+            folders = self._folders(environment)
+            quota = self._quota(folders.layer)
+            await quota.check_room(0)
             with TemporaryDirectory(prefix=SETTLED, dir=self._root) as place:
                 arguments = settle(code, name, Path(place))
                 return await self._watched(environment, folders, arguments, Path(place), quota)
-        finally:
-            self._running -= 1
 
     async def _watched(
         self,
@@ -158,14 +153,15 @@ class Workbench:
     ) -> ProgramEnd:
         """The program, ended when it fills the disk."""
         loop = asyncio.get_running_loop()
-        timeout_s, cap = self._settings.execution_timeout_s, self._settings.output_cap_bytes
+        # In memory until it has ended, unlike what cells say: a flood of the settings' full cap would cost gigabytes.
+        cap = min(self._settings.output_cap_bytes, OUTPUT_CAP_BYTES)
         program = loop.create_task(
             run_program(
                 self._starter,
                 environment,
                 folders,
                 arguments,
-                timeout_s=timeout_s,
+                timeout_s=self._settings.execution_timeout_s,
                 output_cap_bytes=cap,
                 readable=[place],
             )
