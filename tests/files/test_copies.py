@@ -2,13 +2,11 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hostile_trees import (
     RAW,
-    SECRET,
     build_deep,
     build_shapes,
     build_specials,
@@ -23,15 +21,6 @@ from belljar.files import copies, descent, reflink
 from belljar.files.copies import CopyReport, copy_tree
 
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(params=["root", "ordinary"])
-def place(request: pytest.FixtureRequest) -> Generator[Path]:
-    with place_of(request.param) as folder:
-        (folder / "session").mkdir()
-        (folder / "outside").mkdir()
-        (folder / "outside" / "file").write_bytes(SECRET)
-        yield folder
 
 
 def copy(place: Path, limit_bytes: int = 100 * MEBIBYTE) -> CopyReport:

@@ -7,7 +7,6 @@ import shutil
 import stat
 import subprocess
 import threading
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,6 @@ from belljar.files import descent, reflink, restoring, stamps, taking
 from belljar.files.snapshots import Snapshots
 
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(params=["root", "ordinary"])
-def place(request: pytest.FixtureRequest) -> Generator[Path]:
-    with place_of(request.param) as folder:
-        (folder / "session").mkdir()
-        (folder / "outside").mkdir()
-        (folder / "outside" / "file").write_bytes(SECRET)
-        yield folder
 
 
 @pytest.fixture

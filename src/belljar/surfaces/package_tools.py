@@ -1,7 +1,6 @@
 """Tools that say which packages there are and bring more."""
 
 import asyncio
-import itertools
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -9,7 +8,6 @@ from pydantic import Field, JsonValue
 
 from belljar.environments.packages import (
     InstallOutcome,
-    OnStage,
     PackageStatus,
     as_fields,
     check_installed,
@@ -32,9 +30,8 @@ from belljar.surfaces.tools import (
     add_tools,
     chosen_session,
     refusals_as_results,
+    stage_reporter,
 )
-
-_STAGE_CHARS = 200
 
 
 class PackageReport(Model):
@@ -69,7 +66,7 @@ class PackageTools:
         check_requirements(packages)  # before a session is made for them
         session = chosen_session(self._sessions, session_id)
         try:
-            installation = await install_packages(self._starter, session, packages, on_stage=_reporter(ctx))
+            installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
         except BelljarError:
             if session.id != session_id:  # made for this call, and nobody was told of it
                 await self._sessions.clear(session.id, session.principal)
@@ -106,16 +103,6 @@ class PackageTools:
             session_id=session.id if session else None, packages=[as_fields(status) for status in statuses]
         )
         return model_blocks(report, "\n".join(map(_status_line, statuses)))
-
-
-def _reporter(ctx: Ctx) -> OnStage:
-    """Tells the client what an installation is busy with."""
-    counted = itertools.count(1)
-
-    async def report(stage: str) -> None:
-        await ctx.report_progress(next(counted), None, stage[:_STAGE_CHARS])
-
-    return report
 
 
 def _status_line(status: PackageStatus) -> str:

@@ -1,7 +1,8 @@
 """What the tools of all surfaces share: how they are added, which arguments recur, how refusals are told."""
 
 import inspect
-from collections.abc import Callable, Coroutine
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
 
@@ -25,6 +26,7 @@ CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_wor
 ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 FETCHES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 
+STAGE_CHARS = 200
 P = ParamSpec("P")
 Answer = CallToolResult | InputRequiredResult
 Ctx = Context[Any, Any]
@@ -36,6 +38,16 @@ def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> N
     for tool, annotations in tools:
         description = inspect.cleandoc(tool.__doc__ or "")  # the indentation of our source costs tokens
         server.add_tool(tool, description=description, annotations=annotations, structured_output=False)
+
+
+def stage_reporter(ctx: Ctx) -> Callable[[str], Awaitable[None]]:
+    """Tells the client what a long call is busy with."""
+    counted = itertools.count(1)
+
+    async def report(stage: str) -> None:
+        await ctx.report_progress(next(counted), None, stage[:STAGE_CHARS])
+
+    return report
 
 
 def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import itertools
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from pydantic import Field
 
 from belljar.environments import Environment, open_entry, open_environment
 from belljar.environments.installed import find_entry
-from belljar.environments.packages import OnStage, check_installed, check_requirements
+from belljar.environments.packages import check_installed, check_requirements
 from belljar.errors import BelljarError, TooLarge
 from belljar.kernels.programs import ProgramEnd
 from belljar.outputs.budget import clip
@@ -28,7 +27,7 @@ from belljar.surfaces.calls import note_refusal
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
 from belljar.surfaces.executor.workbench import Workbench
-from belljar.surfaces.tools import CHANGES, ENDS, FETCHES, READS, Answer, Ctx, add_tools
+from belljar.surfaces.tools import CHANGES, ENDS, FETCHES, READS, Answer, Ctx, add_tools, stage_reporter
 
 P = ParamSpec("P")
 Fields = dict[str, Any]
@@ -42,7 +41,6 @@ EXECUTOR_INSTRUCTIONS = (
     "directory do. Build long programs with initialize_code_file and append_to_code_file."
 )
 MOST_CONNECTIONS = 1_000
-_STAGE_CHARS = 200
 
 
 def answered(tool: Callable[P, Coroutine[Any, Any, Fields]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
@@ -143,7 +141,7 @@ class ExecutorSurface:
         """Install packages for your code, beside the environment."""
         check_requirements(packages)
         bench, environment = await self._bench(), await self._environment(ctx)
-        outcomes = await bench.install(environment, packages, _reporter(ctx))
+        outcomes = await bench.install(environment, packages, stage_reporter(ctx))
         failed = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
         there = [f"{outcome.name}=={outcome.installed_version}" for outcome in outcomes if not outcome.error]
         fields: Fields = {
@@ -277,15 +275,6 @@ class ExecutorSurface:
 def _connection(ctx: Ctx) -> tuple[str, str]:
     """Whose call it is, and on which connection; a protocol that has none leaves the caller."""
     return current_principal(), (ctx.headers or {}).get("mcp-session-id", "")
-
-
-def _reporter(ctx: Ctx) -> OnStage:
-    counted = itertools.count(1)
-
-    async def report(stage: str) -> None:
-        await ctx.report_progress(next(counted), None, stage[:_STAGE_CHARS])
-
-    return report
 
 
 def _told(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
