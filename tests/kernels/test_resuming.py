@@ -12,9 +12,10 @@ import pytest
 
 from belljar.environments import Environment
 from belljar.kernels.copies import KeptProcess
-from belljar.kernels.frames import BEGINS, GOES_ON, Ready, Wire
+from belljar.kernels.frames import BEGINS, GOES_ON, Wire
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.launching import runner_command
+from belljar.kernels.messages import Ready
 from belljar.kernels.runner.channel import Channel
 from belljar.kernels.slate import Slate
 from belljar.outputs.events import Event, ExecuteResult, Finished, InputRequest, Stream

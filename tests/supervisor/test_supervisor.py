@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import anyio
 import pytest
 
 from belljar.errors import SandboxUnavailable, SettingsError
-from belljar.supervisor import Deposit, Supervisor, has_supervisor, line, open_supervisor, process
-from belljar.supervisor.line import SupervisedChild
+from belljar.supervisor import Deposit, Supervisor, finding, has_supervisor, line, open_supervisor
+from belljar.supervisor.apart.packets import PACKET_BYTES
+from belljar.supervisor.children import SupervisedChild
 from serving_process import alive
 
 pytestmark = pytest.mark.anyio
@@ -59,9 +61,9 @@ class Lines:
         return supervisor
 
 
-def start(supervisor: Supervisor, *command: str, **more: int) -> SupervisedChild:
+async def start(supervisor: Supervisor, *command: str, **more: int) -> SupervisedChild:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return supervisor.start_child(command, environment={}, folder="/", pass_fds=[*more.values()], **streams)
+    return await supervisor.start_child(command, environment={}, folder="/", pass_fds=[*more.values()], **streams)
 
 
 async def until_gone(*pids: int) -> None:
@@ -73,7 +75,7 @@ async def until_gone(*pids: int) -> None:
 async def test_a_command_has_the_descriptors_it_was_promised_and_no_others(lines: Lines) -> None:
     reading, writing = os.pipe()
     look = f"import os; os.write({writing}, ' '.join(os.listdir('/proc/self/fd')).encode()); os._exit(3)"
-    child = start(lines.open(), sys.executable, "-I", "-S", "-c", look, out=writing)
+    child = await start(lines.open(), sys.executable, "-I", "-S", "-c", look, out=writing)
     os.close(writing)
     assert await child.wait() == 3
     child.release()
@@ -85,18 +87,18 @@ async def test_a_command_has_the_descriptors_it_was_promised_and_no_others(lines
 
 async def test_how_a_command_ended_is_told_and_what_cannot_start_is_refused(lines: Lines) -> None:
     supervisor = lines.open()
-    child = start(supervisor, "/bin/sh", "-c", "kill -SEGV $$")
+    child = await start(supervisor, "/bin/sh", "-c", "kill -SEGV $$")
     assert await child.wait() == -signal.SIGSEGV
     child.release()
     child.release()
     with pytest.raises(SandboxUnavailable, match=r"Cannot start /nowhere: .*No such file"):
-        start(supervisor, "/nowhere")
+        await start(supervisor, "/nowhere")
 
 
 async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(lines: Lines) -> None:
     first = lines.open()
     reading, writing = os.pipe()
-    kept, other = start(first, "/bin/sleep", "60"), start(first, "/bin/sleep", "60")
+    kept, other = await start(first, "/bin/sleep", "60"), await start(first, "/bin/sleep", "60")
     first.keep("one", Deposit({"word": "ü"}, [writing], [kept.pid], is_session=True))
     os.close(writing)
     kept.leave()
@@ -121,7 +123,7 @@ async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(
 
 async def test_it_ends_with_everything_when_nobody_comes_in_time(lines: Lines, folder: Path) -> None:
     supervisor = lines.open(patience_s=0.05)
-    child = start(supervisor, "/bin/sh", "-c", "trap '' TERM HUP; sleep 60 & wait")
+    child = await start(supervisor, "/bin/sh", "-c", "trap '' TERM HUP; sleep 60 & wait")
     supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
     child.leave()
     (pid,) = supervisors(folder)
@@ -154,7 +156,7 @@ async def test_it_ends_at_once_when_there_is_no_session_to_keep(lines: Lines, fo
 
 async def test_it_ends_when_it_is_told_to(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
-    child = start(supervisor, "/bin/sleep", "60")
+    child = await start(supervisor, "/bin/sleep", "60")
     supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
     (pid,) = supervisors(folder)
     os.kill(pid, signal.SIGTERM)
@@ -165,7 +167,7 @@ async def test_it_ends_when_it_is_told_to(lines: Lines, folder: Path) -> None:
 
 async def test_orphans_of_its_children_are_reaped(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
-    child = start(supervisor, "/bin/sh", "-c", "/bin/true & sleep 0.01 & exit 0")
+    child = await start(supervisor, "/bin/sh", "-c", "/bin/true & sleep 0.01 & exit 0")
     assert await child.wait() == 0
     child.release()
     (pid,) = supervisors(folder)
@@ -207,7 +209,7 @@ async def test_a_supervisor_that_was_killed_is_replaced_with_the_next_command(li
     await until_gone(pid)
     supervisor.drop("one")
     assert not supervisor.has("one")
-    child = start(supervisor, "/bin/true")
+    child = await start(supervisor, "/bin/true")
     assert await child.wait() == 0
     child.release()
     assert len(supervisors(folder) - {pid}) == 1
@@ -217,15 +219,15 @@ async def test_one_of_another_version_is_ended_and_replaced(
     lines: Lines, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = lines.open()
-    child = start(first, "/bin/sleep", "60")
+    child = await start(first, "/bin/sleep", "60")
     first.keep("one", Deposit({}, [], [child.pid], is_session=True))
     child.leave()
     (pid,) = supervisors(folder)
     first.close()
-    script = folder / "later.py"
-    script.write_text(Path(process.__file__).read_text().replace("FORM = 1\n", "FORM = 2\n"))
+    later = shutil.copytree(finding.APART, folder / "later")
+    (later / "packets.py").write_text((later / "packets.py").read_text().replace("FORM = 1\n", "FORM = 2\n"))
     monkeypatch.setattr(line, "FORM", 2)
-    monkeypatch.setattr(process, "__file__", str(script))
+    monkeypatch.setattr(finding, "APART", later)
     second = lines.open()
     assert second.found == []
     await until_gone(pid, child.pid)
@@ -233,7 +235,7 @@ async def test_one_of_another_version_is_ended_and_replaced(
 
 async def test_what_is_dropped_can_take_its_children_along(lines: Lines) -> None:
     supervisor = lines.open()
-    child = start(supervisor, "/bin/sleep", "60")
+    child = await start(supervisor, "/bin/sleep", "60")
     supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
     supervisor.drop("one", ends=True)
     await until_gone(child.pid)
@@ -244,9 +246,10 @@ async def test_what_is_too_long_for_a_packet_is_refused_and_the_rest_stays(lines
     supervisor = lines.open()
     supervisor.keep("one", Deposit({}, is_session=True))
     (pid,) = supervisors(folder)
-    supervisor.keep("two", Deposit({"words": "x" * process.PACKET_BYTES}, is_session=True))
+    supervisor.keep("two", Deposit({"words": "x" * PACKET_BYTES}, is_session=True))
     with pytest.raises(SandboxUnavailable, match="is the most"):
-        start(supervisor, "/bin/true", "x" * process.PACKET_BYTES)
+        await start(supervisor, "/bin/true", "x" * PACKET_BYTES)
+    await supervisor.settled()
     assert (supervisor.has("one"), supervisor.has("two")) == (True, False)
     assert supervisors(folder) == {pid}
 
@@ -275,10 +278,75 @@ async def test_it_keeps_more_descriptors_than_a_server_may_open(folder: Path) ->
     assert (server.returncode, complaints) == (0, "")
 
 
+async def test_one_that_is_stopped_holds_up_nobody_and_ends_what_it_starts_too_late(
+    lines: Lines, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "ANSWER_S", 0.2)
+    monkeypatch.setattr(line, "LOOK_S", 0.1)
+    supervisor = lines.open()
+    child = await start(supervisor, "/bin/sleep", "60")
+    (pid,) = supervisors(folder)
+    os.kill(pid, signal.SIGSTOP)
+    assert await supervisor.fault() == "the supervisor for keep_alive gives no answer"
+    with pytest.raises(SandboxUnavailable, match="gives no answer"):
+        await start(supervisor, "/bin/sleep", "60")
+    supervisor.keep("one", Deposit({}, is_session=True))
+    child.kill_group()
+    await until_gone(child.pid)
+    os.kill(pid, signal.SIGCONT)
+    assert await child.wait() == -signal.SIGKILL
+    child.release()
+    with anyio.fail_after(30):
+        while Path(f"/proc/{pid}/task/{pid}/children").read_text():
+            await anyio.sleep(0.01)
+    assert await supervisor.fault() == ""
+    assert supervisor.has("one")
+
+
+async def test_a_stopped_one_is_not_waited_for_without_end_by_a_server_that_starts(
+    lines: Lines, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = lines.open()
+    first.keep("one", Deposit({}, is_session=True))
+    (pid,) = supervisors(folder)
+    await first.settled()
+    os.kill(pid, signal.SIGSTOP)
+    # Said while nobody listens, by a server that is gone when somebody does.
+    for number in range(20):
+        first.keep(f"late-{number}", Deposit({}, is_session=True))
+    first.close()
+    monkeypatch.setattr(finding, "PATIENCE_S", 0.2)
+    with pytest.raises(SandboxUnavailable, match="gives no answer"):
+        lines.open()
+    os.kill(pid, signal.SIGCONT)
+    monkeypatch.undo()
+    assert lines.open().found == ["one", *(f"late-{number}" for number in range(20))]
+
+
+async def test_what_a_killed_server_said_last_is_heard_before_the_next_one_is_met(lines: Lines, folder: Path) -> None:
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from belljar.supervisor import Deposit, open_supervisor\n"
+        "with open_supervisor(pathlib.Path(sys.argv[1]), 60) as supervisor:\n"
+        "    os.kill(int(sys.stdin.readline()), signal.SIGSTOP)\n"
+        "    for number in range(20): supervisor.keep(str(number), Deposit({}, is_session=True))\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as server:
+        with anyio.fail_after(30):
+            while not has_supervisor(folder) or len(supervisors(folder)) != 1:
+                await anyio.sleep(0.01)
+        (pid,) = supervisors(folder)
+        server.communicate(f"{pid}\n", timeout=60)
+    os.kill(pid, signal.SIGCONT)
+    assert lines.open().found == [str(number) for number in range(20)]
+
+
 async def test_what_it_starts_has_the_limits_of_its_server(lines: Lines) -> None:
     reading, writing = os.pipe()
     look = f"import os, resource; os.write({writing}, str(resource.getrlimit(resource.RLIMIT_NOFILE)).encode())"
-    child = start(lines.open(), sys.executable, "-I", "-S", "-c", look, out=writing)
+    child = await start(lines.open(), sys.executable, "-I", "-S", "-c", look, out=writing)
     os.close(writing)
     assert await child.wait() == 0
     child.release()

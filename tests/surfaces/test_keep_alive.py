@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,101 +11,24 @@ from typing import Any
 import anyio
 import pytest
 from calls import Caller, connected, held, opened_runtime, until_said
-from mcp import Client
+from estates import Estate, Reign, an_estate
 
 from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.sandboxes.hierarchy import read_control_groups
-from serving_process import alive, http_server, serve_over_http, tree
+from belljar.sessions.checkpoints import SHORTEST_S
+from belljar.supervisor import open_supervisor
+from serving_process import alive
 
 pytestmark = pytest.mark.anyio
 
 RESUMED = "its server ended while it ran; it went on under the next one"
 
 
-class Estate:
-    """A data directory, and what belongs to it on the machine whichever server is at it."""
-
-    def __init__(self, environment: Environment, folder: Path) -> None:
-        self.folder = folder
-        self.environment = environment
-        self._command = serve_over_http(environment)
-        self._servers = {os.getpid()}
-        self.members: set[int] = set()
-        """Every process that was ever seen to belong to it."""
-
-    @contextmanager
-    def server(self, **variables: str) -> Generator["Reign"]:
-        chosen = {"BELLJAR_KEEP_ALIVE": "true", "BELLJAR_KEEP_ALIVE_S": "60", **variables}
-        with http_server(self._command, self.folder, **chosen) as (url, process):
-            self._servers.add(process.pid)
-            yield Reign(self, url, process)
-
-    def supervisors(self) -> set[int]:
-        return {
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if str(self.folder / "keep").encode() in _read(path).split(b"\0")
-        }
-
-    def look(self) -> set[int]:
-        for pid in self.supervisors():
-            self.members |= tree(pid)
-        return alive(self.members)
-
-    async def until_empty(self) -> None:
-        left: list[object] = [self]
-        with anyio.move_on_after(30):
-            while left := [*self.look(), *self.supervisors(), *self.groups()]:
-                await anyio.sleep(0.02)
-        assert left == []
-
-    def groups(self) -> list[Path]:
-        made = [path for base in read_control_groups().folders.values() for path in base.glob("belljar-*-*")]
-        return [path for path in made if int(path.name.split("-")[1]) in self._servers]
-
-
-class Reign:
-    """One server's time."""
-
-    def __init__(self, estate: Estate, url: str, process: Any) -> None:
-        self.url = url
-        self._estate = estate
-        self._process = process
-
-    def client(self) -> Client:
-        return Client(f"{self.url}/mcp")
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def kill(self) -> None:
-        self._estate.members |= tree(self._process.pid)
-        self._estate.look()
-        self._process.kill()
-        self._process.wait()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.fixture
 def estate(default_environment: Environment, tmp_path: Path) -> Generator[Estate]:
     yield from an_estate(default_environment, tmp_path)
-
-
-def an_estate(environment: Environment, folder: Path) -> Generator[Estate]:
-    made = Estate(environment, folder)
-    yield made
-    for pid in made.supervisors():
-        os.kill(pid, signal.SIGTERM)
 
 
 # One server is killed at its busiest, and the next one looked at from all sides.
@@ -134,6 +57,8 @@ class Heirs:
     waiting: ExecutionResult
     flooding: ExecutionResult
     early: ExecutionResult
+    jupyter: ExecutionResult
+    rewindable: tuple[ExecutionResult, ExecutionResult]
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +74,18 @@ def heirs(default_environment: Environment, tmp_path_factory: pytest.TempPathFac
         pass
 
 
-async def make_busy(reign: Reign) -> list[ExecutionResult]:
+async def make_busy(reign: Reign) -> list[Any]:
     async with reign.client() as client:
         caller = Caller(client)
         idle = await caller.execute("import threading\nlock, x = threading.Lock(), 1\nprint('said')")
         early = await caller.execute("y = 1")
+        made = await caller.fields("new_session", environment="kernel:python3")
+        jupyter = await caller.execute("y = 1", made["session_id"])
+        await reign.until_ready()  # a session that is forked can be rewound
+        one = await caller.execute("steps = [1]\nopen('file', 'w').write('one')")
+        # Of cells that follow each other too fast no state is kept.
+        await anyio.sleep(2 * SHORTEST_S)
+        two = await caller.execute("steps.append(2)\nopen('file', 'w').write('two')", one.session_id)
         running = await caller.execute(f"z = 1\n{held()}print('went on')\nz += 1\nz", wait_s=0)
         await until_told(caller, running, "held")
         waiting = await caller.execute("z = 'never'", running.session_id, wait_s=0)
@@ -161,7 +93,7 @@ async def make_busy(reign: Reign) -> list[ExecutionResult]:
         with anyio.fail_after(60):
             while (await caller.get(flooding.execution_id, wait_s=0)).sequence < 20:
                 await anyio.sleep(0.01)
-        return [idle, running, waiting, flooding, early]
+        return [idle, running, waiting, flooding, early, jupyter, (one, two)]
 
 
 async def until_told(caller: Caller, execution: ExecutionResult, text: str) -> None:
@@ -213,7 +145,7 @@ async def test_a_flood_that_was_cut_in_the_middle_flows_on_and_the_next_cell_is_
         assert (after.status, after.stdout, after.result) == ("ok", "True\n", "0")
 
 
-async def test_a_session_that_was_taken_over_can_be_forked_and_rewound_and_asks_for_packages(heirs: Heirs) -> None:
+async def test_a_session_that_was_taken_over_can_be_forked_and_asks_for_packages(heirs: Heirs) -> None:
     async with heirs.reign.client() as client:
         caller = Caller(client)
         session_id = heirs.early.session_id
@@ -221,8 +153,26 @@ async def test_a_session_that_was_taken_over_can_be_forked_and_rewound_and_asks_
         assert (await caller.execute("y", fork["session_id"])).result == "1"
         refused = await caller.execute("!pip install 'not a name'", session_id)
         assert "not a name" in "".join(refused.output)
-        gone = await caller.refusal("rewind_session", session_id=session_id, to=heirs.early.execution_id)
-        assert "no state was kept" in gone
+
+
+async def test_a_session_that_was_taken_over_goes_back_to_states_from_before_it(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        caller = Caller(client)
+        first, second = heirs.rewindable
+        session_id = first.session_id
+        await caller.fields("rewind_session", session_id=session_id, to=second.execution_id)
+        assert (await caller.execute("steps, open('file').read()", session_id)).result == "([1], 'one')"
+        await caller.fields("rewind_session", session_id=session_id, to=first.execution_id)
+        begun = await caller.execute("import os\n'steps' in globals(), os.listdir('.')", session_id)
+        assert begun.result == "(False, [])"
+
+
+async def test_a_session_of_a_jupyter_kernel_is_lost_and_says_why(heirs: Heirs) -> None:
+    async with heirs.reign.client() as client:
+        again = await Caller(client).execute("'y' in globals()", heirs.jupyter.session_id)
+        assert (again.result, again.state) == ("False", "lost")
+        told = "its server ended without notice, which a session of kernel:python3 does not outlive"
+        assert told in "".join(again.output)
 
 
 async def test_nothing_of_it_is_left_when_all_sessions_are_cleared_and_the_server_stops(heirs: Heirs) -> None:
@@ -332,6 +282,23 @@ async def test_a_second_server_at_the_same_time_works_and_its_sessions_end_with_
         assert (await one.execute("x", theirs.session_id)).lost == ["lock"]
         for result in (mine, theirs):
             await one.fields("clear_session", session_id=result.session_id)
+    await estate.until_empty()
+
+
+async def test_a_second_server_leaves_what_the_first_one_is_about_to_take_over(estate: Estate) -> None:
+    async with engine(estate) as (runtime, caller):
+        running = await caller.execute(f"{held()}print('went on')", wait_s=0)
+        await until_said(runtime, running.execution_id, "held")
+    # Somebody has the supervisor and has not come to the sessions yet.
+    with open_supervisor(estate.folder, 60) as taken:
+        assert taken is not None
+        async with engine(estate, pool_size=0):
+            pass
+    async with engine(estate) as (_, caller):
+        await caller.release(running.session_id)
+        done = await caller.ended(running.execution_id)
+        assert (done.status, done.stdout, done.cause) == ("ok", "held\nwent on\n", RESUMED)
+        await caller.fields("clear_session", session_id=running.session_id)
     await estate.until_empty()
 
 

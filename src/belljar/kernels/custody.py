@@ -13,6 +13,7 @@ from belljar.environments.base import Environment
 from belljar.errors import SandboxUnavailable
 from belljar.kernels.base import Kernel
 from belljar.kernels.copies import KeptProcess
+from belljar.kernels.copy_custody import CopyCustody
 from belljar.kernels.folders import Folders
 from belljar.kernels.frames import Wire
 from belljar.kernels.hatches import HatchedSandbox
@@ -22,9 +23,10 @@ from belljar.kernels.starting import KernelStarter
 from belljar.sandboxes.base import Identity, Keeping, Sandbox, SandboxProcess
 from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
 from belljar.supervisor import Deposit, Supervisor
+from belljar.toolbox.base import CallRecord
 
 PREFIX = "session:"
-FORM = 1
+FORM = 2
 """Of what is deposited, sandboxes included. Raised when an earlier or later server could not make sense of it."""
 _WIRE = 3
 
@@ -37,9 +39,15 @@ class Custody:
         self._provider = provider
         self._starter = starter
         self._slates: dict[str, Slate] = {}
+        self.copies = CopyCustody(supervisor)
+        self._entrusted: dict[str, int] = {}
+        """Of sessions that are being taken over."""
 
-    def keep(self, session_id: str, kernel: Kernel, identity: Identity | None) -> None:
-        """A session has this kernel from now on; one that cannot be kept ends with the server."""
+    def keep(self, session_id: str, kernel: Kernel, identity: Identity | None, entrusted: int = -1) -> None:
+        """A session has this kernel from now on; one that cannot be kept ends with the server.
+
+        `entrusted` is a descriptor that the next server is to have with it, negative for none.
+        """
         hatched = kernel.sandbox if isinstance(kernel, IPythonKernel) else None
         key = self._provider.keep(hatched.inner) if isinstance(hatched, HatchedSandbox) else ""
         if not isinstance(kernel, IPythonKernel) or not isinstance(hatched, HatchedSandbox) or not key:
@@ -57,12 +65,13 @@ class Custody:
             "pid": kernel.wire.peer_pid,
             "is_copy": isinstance(process, KeptProcess),
             "has_keeper": telling >= 0,
+            "has_entrusted": entrusted >= 0,
             "doors": [*hatched.doors],
             "identity": [identity.uid, identity.gid] if identity else None,
         }
         doors = [door.descriptor for door in hatched.doors.values()]
         descriptors = [*kernel.wire.descriptors, slate.descriptor, kernel.pidfd]
-        descriptors += [*([telling] if telling >= 0 else []), *doors]
+        descriptors += [*([telling] if telling >= 0 else []), *doors, *([entrusted] if entrusted >= 0 else [])]
         self._supervisor.keep(f"{PREFIX}{session_id}", Deposit(words, descriptors, is_session=True))
 
     def has(self, session_id: str) -> bool:
@@ -77,6 +86,11 @@ class Custody:
         """What its kernel was last given."""
         slate = self._slates.get(session_id)
         return slate.note if slate else Note()
+
+    def calls(self, session_id: str) -> list[CallRecord]:
+        """The tools that the execution has called which its kernel was last given."""
+        slate = self._slates.get(session_id)
+        return slate.calls() if slate else []
 
     def let_go(self, session_id: str) -> None:
         """Its kernel is gone, or will go with the server; may be called twice."""
@@ -109,6 +123,10 @@ class Custody:
         identity = deposit.words["identity"]
         return Identity(*identity) if identity else None
 
+    def entrusted(self, session_id: str) -> int:
+        """The descriptor that was kept with a session's kernel, for who closes it; negative for none. Told once."""
+        return self._entrusted.pop(session_id, -1)
+
     async def readopt(self, session_id: str, folders: Folders, environment: Environment) -> IPythonKernel:
         """The kernel of a session; SandboxUnavailable when it cannot be had any more, and then it is no more."""
         deposit = self._supervisor.take(f"{PREFIX}{session_id}")
@@ -123,8 +141,13 @@ class Custody:
             for descriptor in left:
                 os.close(descriptor)
 
+    async def settled(self) -> None:
+        """Until it is known what is kept."""
+        await self._supervisor.settled()
+
     async def settle(self) -> None:
         """Everything that is wanted is readopted: end the rest."""
+        self.copies.settle()
         await self._provider.settle()
 
     async def _rebuild(
@@ -150,6 +173,8 @@ class Custody:
             raise
         kernel = IPythonKernel(wire, hatched, process, environment)
         kernel.note_request(self._slates[session_id])
+        if words["has_entrusted"]:
+            self._entrusted[session_id] = left.pop(0)
         return kernel
 
 

@@ -1,15 +1,22 @@
-"""A few words of a session's that outlive its server: which execution its kernel was last given, and until when.
+"""A few words of a session's that outlive its server: which execution its kernel was last given, until when, and
+which tools it has called.
 
 In memory that a supervisor holds too, so that writing them costs microseconds and survives a kill. Nobody in the
 sandbox can read them or write them.
 """
 
+import contextlib
 import json
 import os
 import time
 from dataclasses import asdict, dataclass, replace
 
+from belljar.toolbox.base import CallRecord
+from belljar.toolbox.ledger import MOST_RECORDS
+
 _SIZE = 256
+_CALL_BYTES = 2_048
+"""The most that is noted of a call: two names of a hundred characters, and a reason of two hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +43,34 @@ class Slate:
             self.note = Note(**json.loads(text))
 
     def begin(self, execution_id: str, timeout_s: float) -> None:
-        """An execution has its turn."""
+        """An execution has its turn; it has called nothing yet."""
+        if self.descriptor >= 0 and os.fstat(self.descriptor).st_size > _SIZE:
+            os.ftruncate(self.descriptor, _SIZE)
         self._write(Note(execution_id, time.time() + timeout_s, timeout_s))
 
     def send(self, request: int) -> None:
         """It is about to be sent under this number."""
         self._write(replace(self.note, request=request))
+
+    def note_call(self, number: int, record: CallRecord) -> None:
+        """What is known of its call of that number; of very many, those of the last numbers stay."""
+        if self.descriptor < 0:
+            return
+        told = json.dumps({"number": number, **asdict(record)}, ensure_ascii=False).encode()
+        if len(told) <= _CALL_BYTES:
+            place = _SIZE + number % MOST_RECORDS * _CALL_BYTES
+            os.pwrite(self.descriptor, told.ljust(_CALL_BYTES), place)
+
+    def calls(self) -> list[CallRecord]:
+        """What was noted of its calls, in their order."""
+        noted: dict[int, CallRecord] = {}
+        for place in range(_SIZE, os.fstat(self.descriptor).st_size, _CALL_BYTES):
+            # One that a kill has cut in two is none.
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                told = json.loads(os.pread(self.descriptor, _CALL_BYTES, place).strip(b"\0 "))
+                number = told.pop("number")
+                noted[number] = CallRecord(**told)
+        return [noted[number] for number in sorted(noted)]
 
     def _write(self, note: Note) -> None:
         self.note = note

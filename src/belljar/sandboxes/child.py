@@ -43,7 +43,7 @@ class Started(Protocol):
 class StartChild(Protocol):
     """How a command is started: as a child of the server's, or of another's."""
 
-    def __call__(
+    async def __call__(
         self,
         command: Sequence[str],
         *,
@@ -54,7 +54,7 @@ class StartChild(Protocol):
         stderr: int,
         pass_fds: Sequence[int],
     ) -> Started:
-        """In a session and process group of its own; called from a coroutine."""
+        """In a session and process group of its own."""
         ...
 
 
@@ -88,6 +88,21 @@ def start_child(
             f"Cannot start {command[0]}: {error.strerror}", hint="Check that the file exists and may be executed"
         ) from error
     return Child(process)
+
+
+async def start_own_child(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: str,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int],
+) -> "Child":
+    """The same, for who does not know whose child it will be."""
+    streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+    return start_child(command, environment=environment, folder=folder, pass_fds=pass_fds, **streams)
 
 
 class Child:

@@ -6,20 +6,23 @@ What cannot be taken over is left to `recovery.py`, which puts on record that it
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError
 from belljar.files.removal import remove_tree
 from belljar.kernels.custody import Custody
 from belljar.kernels.slate import Note
 from belljar.kernels.starting import KernelStarter
+from belljar.privacy.strongbox import Strongbox
 from belljar.sessions import returns
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.recovery import broken_off
 from belljar.sessions.registry import Registry
 from belljar.sessions.roll import Entry
 from belljar.sessions.session import Session
+from belljar.toolbox.base import CallRecord
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ class Inheritance:
         self._custody = custody
         self._starter = starter
         self._folder = folder
+        self._failures: dict[str, str] = {}
 
     async def take(self, registry: Registry, living: Collection[str]) -> None:
         """Take over every session that nobody else has meanwhile; the rest is ended."""
@@ -44,31 +48,53 @@ class Inheritance:
             except (BelljarError, OSError) as error:
                 ids = {"session_id": session_id}
                 log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
+                self._failures[session_id] = getattr(error, "message", "") or str(error)
                 self._custody.let_go(session_id)
         await self._custody.settle()
+
+    def why_lost(self, entry: Entry) -> str:
+        """Why a session did not outlive its server."""
+        if failure := self._failures.get(entry.id):
+            return f"and it could not be taken over: {failure}"
+        if entry.environment.startswith(KERNEL_PREFIX):
+            return f"which a session of {entry.environment} does not outlive"
+        return "and nobody had kept its process"
 
     async def _take(self, registry: Registry, entry: Entry) -> None:
         identity = self._custody.identity_of(entry.id)
         folders = SessionFolders(entry.id, self._folder / entry.id, identity)
         environment = await self._starter.environment(entry.environment)
         kernel = await self._custody.readopt(entry.id, folders, environment)
-        note = self._custody.note(entry.id)
-        # The states it could be rewound to were processes of the sandbox, and ended with their server.
-        await asyncio.to_thread(remove_tree, folders.snapshots)
-        _go_on(registry.take_over(entry, folders, kernel), note)
+        note, calls = self._custody.note(entry.id), self._custody.calls(entry.id)
+        states = self._custody.copies.readopt(entry.id, kernel)
+        store = await asyncio.to_thread(_set_aside, folders.snapshots)
+        box = self._custody.entrusted(entry.id)
+        session = registry.take_over(entry, folders, kernel, Strongbox(box) if box >= 0 else None)
+        await session.life.inherit(states, store)
+        _go_on(session, note, calls)
+
+
+def _set_aside(store: Path) -> Path:
+    """What an earlier server has of the files of earlier states, out of the way of this one's."""
+    aside = store.with_name(f"{store.name}-left")
+    if aside.exists():  # of a server that ended while it took them over
+        remove_tree(aside)
+    if store.exists():
+        store.rename(aside)
+    return aside
 
 
 def _is_free(entry: Entry, living: Collection[str]) -> bool:
     return entry.state == "asleep" or (entry.state == "live" and entry.run not in living)
 
 
-def _go_on(session: Session, note: Note) -> None:
+def _go_on(session: Session, note: Note, calls: Sequence[CallRecord]) -> None:
     """Follow the execution that the kernel was given; those that waited behind it never ran."""
     is_busy = False
     for record in session.journal.unfinished(session.id):
         if record.id == note.execution_id:
             is_busy = True
-            returns.follow(session, record, note.timeout_s, max(0.0, note.deadline - time.time()))
+            returns.follow(session, record, note.timeout_s, max(0.0, note.deadline - time.time()), calls)
             continue
         budget_chars = session.settings.output_budget_chars
         unrun = broken_off(session.journal, record, (), budget_chars)

@@ -1,9 +1,10 @@
 """A small process that owns the sandboxes of a server, so that they outlive it, and the server's line to it.
 
-`process.py` is that process: it imports nothing of ours and nothing that is not Python's own. It knows numbers,
-descriptors and keys; what they mean is known to those who hand them over.
+`apart/` is that process: it imports nothing of ours and nothing that is not Python's own. It knows numbers, descriptors
+and keys; what they mean is known to those who hand them over.
 """
 
-from belljar.supervisor.line import Deposit, Supervisor, has_supervisor, open_supervisor
+from belljar.supervisor.finding import has_supervisor
+from belljar.supervisor.line import Deposit, Supervisor, open_supervisor
 
 __all__ = ["Deposit", "Supervisor", "has_supervisor", "open_supervisor"]

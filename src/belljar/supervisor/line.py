@@ -1,35 +1,34 @@
-"""The server's line to its supervisor: found or started, asked one thing at a time, and done without once it is gone.
+"""The server's line to its supervisor: found or started, asked for this and that, and done without once it is gone.
 
-Requests are answered within a fraction of a millisecond by a process that does nothing else, so they are made on the
-event loop's thread, as starting a child is.
+What needs no answer is sent and not waited for, and so is there for the next server whatever happens to this one; what
+needs one is awaited, for `ANSWER_S` at most. It blocks only at a server's start, where nobody else is kept waiting.
 """
 
 import asyncio
-import contextlib
-import errno
-import fcntl
-import json
 import logging
 import os
 import signal
-import socket
-import stat
 import subprocess
-import sys
-import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import SandboxUnavailable, SettingsError
-from belljar.supervisor import process
-from belljar.supervisor.process import FORM, LOG, PACKET_BYTES, TAKEN, WELCOME, receive, widen
+from belljar.errors import SandboxUnavailable
+from belljar.supervisor import finding
+from belljar.supervisor.apart.packets import FORM, LOG, TAKEN, WELCOME
+from belljar.supervisor.children import SupervisedChild
+from belljar.supervisor.exchange import GONE, Answer, Exchange, close_all
 
 ANSWER_S = 10.0
-_NAME = "socket"
+LOOK_S = 1.0
 _TRIES = 3
+_STOPPED = "the supervisor for keep_alive gives no answer"
+_STOPPED_HINT = "It may be stopped: let it go on (kill -CONT), or end it, and its sessions with it"
+
+OnLate = Callable[["Future[Answer]"], None]
 
 log = logging.getLogger(__name__)
 
@@ -54,50 +53,75 @@ class Supervisor:
     def __init__(self, folder: Path, patience_s: float) -> None:
         self._folder = folder
         self._patience_s = patience_s
-        self._sock: socket.socket | None = None
+        self._exchange: Exchange | None = None
         self._kept: set[str] = set()
-        # What is tried at the start of a server is tried in a thread of its own.
-        self._turn = threading.Lock()
         self.found: list[str] = []
         """The keys that an earlier server left."""
 
     @property
     def is_there(self) -> bool:
-        """Whether it was there when it was asked last."""
-        return self._sock is not None
+        """Whether somebody is at the other end."""
+        return self._exchange is not None and not self._exchange.is_over
 
     def attend(self) -> bool:
-        """Find the supervisor or start it; False when another server has it."""
-        with _alone(self._folder):
+        """Find the supervisor or start it; False when another server has it. Blocks."""
+        with finding.alone(self._folder):
+            if self.is_there:  # somebody else has just done it
+                return True
             for _ in range(_TRIES):
                 # One that is about to end may still be found, and hang up: then another one is started.
-                self._sock = _connect(self._folder) or _start(self._folder)
-                greeting = _greeting(self._sock)
-                if greeting != WELCOME:
-                    self.close()
-                if greeting == TAKEN:
+                sock = finding.connect(self._folder) or finding.start(self._folder)
+                if sock is None:
+                    continue
+                try:
+                    first = finding.greeting(sock)
+                except TimeoutError:
+                    sock.close()
+                    raise SandboxUnavailable(_STOPPED, hint=_STOPPED_HINT) from None
+                if first != WELCOME:
+                    sock.close()
+                if first == TAKEN:
                     return False
-                answer, _ = self._ask({"op": "attend", "patience_s": self._patience_s})
-                if "error" not in answer and answer.get("form") != FORM:
-                    self._replace(answer["pid"])
-                elif "error" not in answer:
-                    self.found = answer["keys"]
-                    self._kept = set(self.found)
+                if first == WELCOME and self._introduce(Exchange(sock)):
                     return True
         raise SandboxUnavailable(
             "the supervisor for keep_alive does not answer", hint=f"Look into {self._folder / LOG}"
         )
 
-    def _replace(self, pid: int) -> None:
-        """It speaks the words of another version: what it keeps cannot be taken over."""
-        log.warning("the supervisor is of another version of belljar, so the sessions that it keeps end")
-        os.kill(pid, signal.SIGTERM)
-        _greeting(self._sock)  # none comes: it hangs up when it has ended
-        self.close()
+    def _introduce(self, exchange: Exchange) -> bool:
+        answer, _ = self._waited(exchange.ask(self._introduction()))
+        if "error" in answer:
+            exchange.close()
+            return False
+        if answer.get("form") != FORM:
+            # It speaks the words of another version: what it keeps cannot be taken over.
+            log.warning("the supervisor is of another version of belljar, so the sessions that it keeps end")
+            os.kill(answer["pid"], signal.SIGTERM)
+            exchange.wait(ANSWER_S)
+            exchange.close()
+            return False
+        self._exchange, self.found = exchange, answer["keys"]
+        self._kept = set(self.found)
+        return True
+
+    def _introduction(self) -> dict[str, Any]:
+        return {"op": "attend", "patience_s": self._patience_s}
+
+    async def be_there(self) -> None:
+        """Start another one if there is none any more."""
+        if not self.is_there and not await asyncio.to_thread(self.attend):
+            raise SandboxUnavailable("the supervisor for keep_alive is another server's by now")
+
+    async def fault(self) -> str:
+        """Why nothing could be started by it now; empty where it answers, or is gone and will be replaced."""
+        if not self.is_there:
+            return ""
+        answer, _ = await self._answered(self._ask(self._introduction()), LOOK_S)
+        return str(answer.get("error", "")) if self.is_there else ""
 
     # Children
 
-    def start_child(
+    async def start_child(
         self,
         command: Sequence[str],
         *,
@@ -107,10 +131,8 @@ class Supervisor:
         stdout: int,
         stderr: int,
         pass_fds: Sequence[int],
-    ) -> "SupervisedChild":
+    ) -> SupervisedChild:
         """Start a command as a child of the supervisor, in a session and process group of its own."""
-        if self._sock is None and not self.attend():
-            raise SandboxUnavailable("the supervisor for keep_alive is another server's by now")
         request = {
             "op": "start",
             "command": [*command],
@@ -118,26 +140,43 @@ class Supervisor:
             "folder": folder,
             "targets": [0, 1, 2, *pass_fds],
         }
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            streams = [nothing if one == subprocess.DEVNULL else one for one in (stdin, stdout, stderr)]
-            answer, descriptors = self._ask(request, [*streams, *pass_fds])
-        finally:
-            os.close(nothing)
+        answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
+        if answer.get("error") == GONE:  # nobody had noticed so far
+            answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
         if "error" in answer:
-            raise SandboxUnavailable(f"Cannot start {command[0]}: {answer['error']}")
+            hint = _STOPPED_HINT if answer["error"] == _STOPPED else ""
+            raise SandboxUnavailable(f"Cannot start {command[0]}: {answer['error']}", hint=hint)
         return SupervisedChild(self, answer["pid"], descriptors[0])
 
-    def find_child(self, pid: int) -> "SupervisedChild":
-        """A child that an earlier server started."""
-        answer, descriptors = self._ask({"op": "find", "pid": pid})
+    async def _start(self, request: dict[str, Any], streams: Sequence[int], pass_fds: Sequence[int]) -> Answer:
+        await self.be_there()
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            given = [nothing if one == subprocess.DEVNULL else one for one in streams]
+            asked = self._ask(request, [*given, *pass_fds])
+        finally:
+            os.close(nothing)
+        return await self._answered(asked, on_late=self._end_late)
+
+    def _end_late(self, asked: "Future[Answer]") -> None:
+        """It was started after all, when nobody waited for it any more."""
+        answer, descriptors = asked.result()
+        close_all(descriptors)
+        if "pid" in answer:
+            self.kill_group_of(answer["pid"])
+            self.forget_child(answer["pid"])
+
+    def find_child(self, pid: int) -> SupervisedChild:
+        """A child that an earlier server started. Blocks."""
+        answer, descriptors = self._waited(self._ask({"op": "find", "pid": pid}))
         if "error" in answer:
             raise SandboxUnavailable(f"A kept process is gone: {answer['error']}")
         return SupervisedChild(self, pid, descriptors[0])
 
-    def status_of(self, pid: int) -> int:
+    async def status_of(self, pid: int) -> int:
         """How a child ended; with the supervisor, by its signal."""
-        status = self._ask({"op": "ask", "pid": pid})[0].get("status")
+        answer, _ = await self._answered(self._ask({"op": "ask", "pid": pid}))
+        status = answer.get("status")
         return -signal.SIGKILL if status is None else status
 
     def kill_group_of(self, pid: int) -> None:
@@ -151,7 +190,7 @@ class Supervisor:
     # Deposits
 
     def keep(self, key: str, deposit: Deposit) -> None:
-        """Keep something, in place of what was under this key."""
+        """Keep something, in place of what was under this key; it has the descriptors when this returns."""
         request = {
             "op": "keep",
             "key": key,
@@ -160,26 +199,32 @@ class Supervisor:
             "is_session": deposit.is_session,
             "folders": deposit.folders,
         }
-        if self._sock is None:
-            # The one that there was has ended. What it kept went with it; this is to outlive us all the same.
-            with contextlib.suppress(SandboxUnavailable, OSError):
-                self.attend()
-        answer, _ = self._ask(request, deposit.descriptors)
-        if "error" in answer:
-            log.warning("%s is not kept: %s", key, answer["error"])
-        else:
-            self._kept.add(key)
+        is_new = key not in self._kept
+        self._kept.add(key)
+
+        def note(asked: "Future[Answer]") -> None:
+            answer, _ = asked.result()
+            if "error" in answer:
+                log.warning("%s is not kept: %s", key, answer["error"])
+                if is_new:  # else there is what was under the key before
+                    self._kept.discard(key)
+
+        self._ask(request, deposit.descriptors).add_done_callback(note)
 
     def take(self, key: str) -> Deposit:
-        """What is kept under a key, with descriptors of the caller's own."""
-        answer, descriptors = self._ask({"op": "take", "key": key})
+        """What is kept under a key, with descriptors of the caller's own. Blocks."""
+        answer, descriptors = self._waited(self._ask({"op": "take", "key": key}))
         if answer.get("words") is None:
-            raise SandboxUnavailable(f"{key} is not kept")
+            raise SandboxUnavailable(f"{key} is not kept{': ' if 'error' in answer else ''}{answer.get('error', '')}")
         return Deposit(answer["words"], descriptors)
 
     def has(self, key: str) -> bool:
-        """Whether there is something under a key."""
-        return self._sock is not None and key in self._kept
+        """Whether there is something under a key, as far as is known; `settled` knows."""
+        return self.is_there and key in self._kept
+
+    def has_any(self, prefix: str) -> bool:
+        """Whether there is something under a key that begins so."""
+        return self.is_there and any(key.startswith(prefix) for key in [*self._kept])
 
     def drop(self, key: str, *, ends: bool = False) -> None:
         """Keep it no longer; on demand its children end with it. May be called twice."""
@@ -187,184 +232,61 @@ class Supervisor:
             self._kept.discard(key)
             self._ask({"op": "drop", "key": key, "ends": ends})
 
+    async def settled(self) -> None:
+        """Until everything so far is answered, or nothing will be."""
+        await self._answered(self._ask(self._introduction()))
+
     def close(self) -> None:
         """Hang up: the supervisor waits with what it keeps, and ends with nothing to keep. May be called twice."""
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
-    def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
-        with self._turn:
-            return self._ask_in_turn(request, descriptors)
+    # Questions
 
-    def _ask_in_turn(self, request: dict[str, Any], descriptors: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
-        if self._sock is None:
-            return {"error": "the supervisor is gone"}, []
-        packet = json.dumps(request).encode()
-        if len(packet) > PACKET_BYTES:
-            return {"error": f"{request['op']}: {len(packet):,} bytes, and {PACKET_BYTES:,} is the most"}, []
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> "Future[Answer]":
+        if self._exchange is not None and not self._exchange.is_over:
+            return self._exchange.ask(request, descriptors)
+        gone: Future[Answer] = Future()
+        gone.set_result(({"error": GONE}, []))
+        return gone
+
+    def _waited(self, asked: "Future[Answer]") -> Answer:
         try:
-            socket.send_fds(self._sock, [packet], descriptors)
-        except OSError as error:
-            if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
-                return {"error": f"{request['op']}: {error.strerror}"}, []
+            return asked.result(self._left_s())
+        except TimeoutError:
+            asked.add_done_callback(_discard)
+            return {"error": _STOPPED}, []
+
+    async def _answered(
+        self, asked: "Future[Answer]", limit_s: float = ANSWER_S, on_late: OnLate | None = None
+    ) -> Answer:
+        """The answer, or that there is none; one that comes when nobody waits any more is given to `on_late`."""
         try:
-            packet, received = receive(self._sock)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.EMSGSIZE):  # an answer came, and this server has no room for it
-                return {"error": f"{request['op']}: {error.strerror}"}, []
-            packet, received = b"", []
-            log.warning("the supervisor does not answer, sessions end with it: %s", error)
-        if not packet:
-            self.close()
-            self._kept.clear()
-            return {"error": "the supervisor is gone"}, []
-        return json.loads(packet), received
+            async with asyncio.timeout(min(limit_s, self._left_s())):
+                return await asyncio.shield(asyncio.wrap_future(asked))
+        except TimeoutError:
+            asked.add_done_callback(on_late or _discard)
+            return {"error": _STOPPED}, []
+        except asyncio.CancelledError:
+            asked.add_done_callback(on_late or _discard)
+            raise
+
+    def _left_s(self) -> float:
+        """How long an answer is waited for: who has been silent for long enough is not given as long again."""
+        silent_s = self._exchange.silent_s if self._exchange is not None else 0.0
+        return max(LOOK_S, ANSWER_S - silent_s)
 
 
-class SupervisedChild:
-    """A process whose parent is the supervisor, as `sandboxes/child.py` has those of the server's own."""
-
-    def __init__(self, supervisor: Supervisor, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self._supervisor = supervisor
-        self._pidfd = pidfd
-        self._loop = asyncio.get_running_loop()
-        self._status = 0
-        self._has_ended = asyncio.Event()
-        self._loop.add_reader(pidfd, self._on_exit)
-
-    async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
-        await self._has_ended.wait()
-        return self._status
-
-    def kill_group(self) -> None:
-        """Send SIGKILL to the child and to whoever stayed in its process group."""
-        self._supervisor.kill_group_of(self.pid)
-
-    def release(self) -> None:
-        """Have it reaped, once it has ended; may be called twice."""
-        if self._pidfd >= 0:
-            self.leave()
-            self._supervisor.forget_child(self.pid)
-
-    def leave(self) -> None:
-        """Look at it no longer; may be called twice."""
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def _on_exit(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        self._status = self._supervisor.status_of(self.pid)
-        self._has_ended.set()
+def _discard(asked: "Future[Answer]") -> None:
+    close_all(asked.result()[1])
 
 
 @contextmanager
 def open_supervisor(data_directory: Path, patience_s: float) -> Generator[Supervisor | None]:
     """The line to the supervisor of a data directory; None when another server has it."""
-    folder = data_directory / "keep"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_own(folder)
-    folder.chmod(0o700)
-    supervisor = Supervisor(folder, patience_s)
+    supervisor = Supervisor(finding.own_folder(data_directory), patience_s)
     try:
         yield supervisor if supervisor.attend() else None
     finally:
         supervisor.close()
-
-
-def has_supervisor(data_directory: Path) -> bool:
-    """Whether one lives there, with or without a server; it is not disturbed."""
-    try:
-        descriptor = os.open(data_directory / "keep" / LOG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _check_own(folder: Path) -> None:
-    """Whoever owns it answers there in the supervisor's place, and is told what to start."""
-    status = folder.lstat()
-    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
-        whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is no folder"
-        raise SettingsError(
-            f"{folder} {whose}, so nothing can be kept alive there",
-            hint="Choose a data_directory of your own, or remove it",
-        )
-
-
-@contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """While servers that start together look for a supervisor, one after the other."""
-    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _connect(folder: Path) -> socket.socket | None:
-    sock = _new_socket()
-    with _short(folder) as reachable:
-        try:
-            sock.connect(str(reachable / _NAME))
-        except OSError:
-            sock.close()
-            return None
-    return sock
-
-
-def _greeting(sock: socket.socket | None) -> bytes:
-    with contextlib.suppress(OSError):
-        return sock.recv(PACKET_BYTES) if sock else b""
-    return b""
-
-
-def _start(folder: Path) -> socket.socket | None:
-    """Start one on a socket that is there before it is: who connects need not wait for it."""
-    with _new_socket() as listener, _short(folder) as reachable, (folder / LOG).open("wb") as complaints:
-        with contextlib.suppress(FileNotFoundError):
-            (folder / _NAME).unlink()
-        listener.bind(str(reachable / _NAME))
-        (folder / _NAME).chmod(0o600)
-        listener.listen(8)
-        # Without `site`, and with none of the server's variables: it needs nothing but Python's own library.
-        command = [sys.executable, "-I", "-S", process.__file__, str(listener.fileno()), str(folder)]
-        subprocess.run(
-            command,
-            env={},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-            pass_fds=[listener.fileno()],
-            timeout=ANSWER_S,
-            check=True,
-        )
-    return _connect(folder)
-
-
-def _new_socket() -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(ANSWER_S)
-    widen(sock)
-    return sock
-
-
-@contextmanager
-def _short(folder: Path) -> Generator[Path]:
-    """The folder under a name that leaves room in a socket's address, which holds 107 bytes."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)

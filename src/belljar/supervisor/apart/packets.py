@@ -1,0 +1,43 @@
+"""What a server and a supervisor say to each other with: packets of JSON that carry descriptors, over a UNIX socket."""
+
+import array
+import errno
+import os
+import socket
+
+FORM = 1
+"""Of requests and answers. Raised when an earlier or later server could not make sense of them."""
+PACKET_BYTES = 196_608
+BUFFER_BYTES = 1_048_576
+WELCOME, TAKEN = b"welcome", b"taken"
+LOG = "log"
+"""What it complains of, in its folder; it has a lock on the file."""
+SOCKET = "socket"
+"""Where it listens, in its folder."""
+MOST_DESCRIPTORS = 253
+"""In one packet, as Linux has it."""
+_NUMBERS = array.array("i")
+
+
+def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
+    """One packet with its descriptors, which no exec passes on; EMFILE or EMSGSIZE when not all of it is there."""
+    space = socket.CMSG_SPACE(MOST_DESCRIPTORS * _NUMBERS.itemsize)
+    packet, ancillary, found, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            whole = len(data) - len(data) % _NUMBERS.itemsize
+            descriptors += array.array("i", data[:whole])
+    # Linux leaves out the descriptors that this process has no room for, and says nothing else about it.
+    for flag, number in ((socket.MSG_CTRUNC, errno.EMFILE), (socket.MSG_TRUNC, errno.EMSGSIZE)):
+        if found & flag:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError(number, os.strerror(number))
+    return packet, descriptors
+
+
+def widen(sock: socket.socket) -> None:
+    """Make room for whole packets."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)

@@ -1,0 +1,100 @@
+"""Data directories whose sessions outlive their servers, and the servers, one after the other."""
+
+import os
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+from mcp import Client
+
+from belljar.environments import Environment
+from belljar.sandboxes.hierarchy import read_control_groups
+from serving_process import alive, http_server, serve_over_http, tree
+
+
+class Estate:
+    """A data directory, and what belongs to it on the machine whichever server is at it."""
+
+    def __init__(self, environment: Environment, folder: Path) -> None:
+        self.folder = folder
+        self.environment = environment
+        self._command = serve_over_http(environment)
+        self._servers = {os.getpid()}
+        self.members: set[int] = set()
+        """Every process that was ever seen to belong to it."""
+
+    @contextmanager
+    def server(self, **variables: str) -> Generator["Reign"]:
+        chosen = {"BELLJAR_KEEP_ALIVE": "true", "BELLJAR_KEEP_ALIVE_S": "60", **variables}
+        with http_server(self._command, self.folder, **chosen) as (url, process):
+            self._servers.add(process.pid)
+            yield Reign(self, url, process)
+
+    def supervisors(self) -> set[int]:
+        return {
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if str(self.folder / "keep").encode() in _read(path).split(b"\0")
+        }
+
+    def look(self) -> set[int]:
+        for pid in self.supervisors():
+            self.members |= tree(pid)
+        return alive(self.members)
+
+    async def until_empty(self) -> None:
+        left: list[object] = [self]
+        with anyio.move_on_after(30):
+            while left := [*self.look(), *self.supervisors(), *self.groups()]:
+                await anyio.sleep(0.02)
+        assert left == []
+
+    def groups(self) -> list[Path]:
+        made = [path for base in read_control_groups().folders.values() for path in base.glob("belljar-*-*")]
+        return [path for path in made if int(path.name.split("-")[1]) in self._servers]
+
+
+class Reign:
+    """One server's time."""
+
+    def __init__(self, estate: Estate, url: str, process: Any) -> None:
+        self.url = url
+        self.estate = estate
+        self._process = process
+
+    def client(self) -> Client:
+        return Client(f"{self.url}/mcp")
+
+    async def until_ready(self) -> None:
+        async with httpx.AsyncClient() as client:
+            with anyio.fail_after(60):
+                while (await client.get(f"{self.url}/ready")).status_code != 200:
+                    await anyio.sleep(0.05)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def kill(self) -> None:
+        self.estate.members |= tree(self._process.pid)
+        self.estate.look()
+        self._process.kill()
+        self._process.wait()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def an_estate(environment: Environment, folder: Path) -> Generator[Estate]:
+    made = Estate(environment, folder)
+    yield made
+    for pid in made.supervisors():
+        os.kill(pid, signal.SIGTERM)
