@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from personal_data import mixed_texts
 
 import belljar
 from belljar.environments import Environment
-from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
+from belljar.outputs.events import (
+    ClearOutput,
+    CommMessage,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    InputRequest,
+    Raised,
+    Stream,
+)
 from belljar.outputs.screening import Screens
 from belljar.privacy import screen as screen_module
 from belljar.privacy.rules import PrivacyRules
@@ -51,6 +61,12 @@ def test_the_streams_do_not_hold_each_other_back_and_end_before_what_follows() -
         Stream("stdout", "[CARD_1]"),
         ClearOutput(),
     ]
+
+
+def test_what_widgets_say_is_covered() -> None:
+    said = CommMessage("comm_open", "id", {"state": {"value": "ann@example.com", "n": 1}}, metadata={"by": "bob@x.org"})
+    (covered,) = shown(VeilScreen(Veil(RULES)), said)
+    assert covered == replace(said, data={"state": {"value": "[EMAIL_1]", "n": 1}}, metadata={"by": "[EMAIL_2]"})
 
 
 def test_every_form_of_text_is_covered_and_pictures_are_not_touched() -> None:

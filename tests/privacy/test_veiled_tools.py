@@ -178,7 +178,7 @@ async def test_a_secret_reaches_its_tool_and_nothing_else(session: belljar.Sessi
     refused = await told(
         session, "try:\n    publish(text='${secret:TOKEN}')\nexcept ToolError as error:\n    print(error)"
     )
-    assert "book.publish may not have the secret TOKEN" in refused
+    assert "book.publish: it may not have the secret TOKEN" in refused
     assert noted(folder)["tool"] == "send"
 
 

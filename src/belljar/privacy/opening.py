@@ -5,8 +5,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from belljar.privacy.numbers import Numbers
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.secrets import Secrets
+from belljar.privacy.vault import Vault
 from belljar.privacy.veil import Veil
 
 SECTION = "privacy"
@@ -22,6 +24,11 @@ class Veils:
         self._secrets = Secrets(Path(secrets_file) if secrets_file else None)
         self._secrets.check()
 
-    def veil(self) -> Veil:
-        """A new session's."""
-        return Veil(self._rules, self._secrets)
+    @property
+    def are_in_use(self) -> bool:
+        """Whether there is anything that they must not forget."""
+        return self._rules is not None
+
+    def veil(self, numbers: Path | None = None) -> Veil:
+        """A session's, with the numbers of its tokens in a file of the host's; without one, as long as it lasts."""
+        return Veil(self._rules, self._secrets, Vault(Numbers(numbers)))

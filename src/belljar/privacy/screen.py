@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from belljar.outputs.events import DisplayData, Event, ExecuteResult, InputRequest, MimeBundle, Raised, Stream
+from belljar.outputs.events import (
+    CommMessage,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    InputRequest,
+    MimeBundle,
+    Raised,
+    Stream,
+)
 from belljar.outputs.screening import TailKeeper
 from belljar.privacy.detection import BREAKERS, LONGEST_CHARS
 from belljar.privacy.veil import Veil
@@ -35,7 +44,9 @@ class VeilScreen:
     def screen(self, event: Event) -> list[Event]:
         """The event with tokens for personal data; the end of a stream that may go on is held back."""
         if self._spent_s > MOST_S:
-            return [] if isinstance(event, Stream | DisplayData | ExecuteResult) else self._screened(event)
+            return (
+                [] if isinstance(event, Stream | DisplayData | ExecuteResult | CommMessage) else self._screened(event)
+            )
         started_s = time.thread_time()
         passed = self._screened(event)
         self._spent_s += time.thread_time() - started_s
@@ -76,6 +87,9 @@ class VeilScreen:
                 return Raised(cover(event.name), cover(event.message), lines)
             case InputRequest():
                 return replace(event, prompt=cover(event.prompt))
+            case CommMessage():
+                deep = self._veil.cover_deep
+                return replace(event, data=deep(event.data), metadata=deep(event.metadata))
             case _:
                 return event
 

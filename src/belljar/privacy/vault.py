@@ -7,11 +7,13 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from belljar.privacy.numbers import Numbers
 from belljar.privacy.rules import TOKENS
+from belljar.privacy.strongbox import Line, Strongbox
 
 TEXT = "text"
 """The kind of what only looks like a token: kept so that it comes back as it was."""
@@ -24,17 +26,24 @@ MOST_VALUES = 100_000
 MOST_CHARS = 32 * 1024 * 1024
 Value = str | int | float | bool
 
+_VALUE, _LENT, _SECRET = "value", "lent", "secret"
+
 
 class Vault:
     """Values and their tokens. The same value has the same token as long as the session lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Numbers | None = None) -> None:
         self._tokens: dict[tuple[str, type, Value], str] = {}
         self._values: dict[str, tuple[str, Value]] = {}
-        self._counts: dict[str, int] = {}
+        self._numbers = numbers or Numbers()
         self._chars = 0
+        self.lent: set[str] = set()
+        """Tokens that went out as they are: a tool that gives one back means ours."""
+        self.secrets: dict[str, str] = {}
+        """Secrets of the host's that a tool was given, by name; without a value where only that is known."""
+        self._box: Strongbox | None = None
         # Answers of tools are hidden in one thread, the output of the cell in another.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._values)
@@ -44,51 +53,95 @@ class Vault:
         # With its type: to Python, 1, 1.0 and True are one key.
         key = (kind, type(value), value)
         with self._lock:
-            return self._tokens.get(key) or self._new(key)
+            return self._tokens.get(key) or self._new(kind, value)
 
-    def _new(self, key: tuple[str, type, Value]) -> str:
-        kind, _, value = key
-        size = len(value) if isinstance(value, str) else 8
-        if len(self._values) >= MOST_VALUES or self._chars + size > MOST_CHARS:
+    def _new(self, kind: str, value: Value) -> str:
+        is_full = len(self._values) >= MOST_VALUES or self._chars + _size(value) > MOST_CHARS
+        number = None if is_full else self._numbers.next(kind)
+        if number is None:
             return f"[{_WORDS[kind]}]"
-        number = self._counts[kind] = self._counts.get(kind, 0) + 1
         token = f"[{_WORDS[kind]}_{number}]"
-        self._tokens[key] = token
-        self._values[token] = (kind, value)
-        self._chars += size
+        self._take([_VALUE, token, kind, value])
         return token
 
     def value(self, token: str) -> tuple[str, Value] | None:
         """What a token stands for, with its kind; None for one that was never given out."""
         return self._values.get(token)
 
-    def copy(self) -> "Vault":
+    def lend(self, token: str) -> None:
+        """It goes out as it is."""
+        with self._lock:
+            if token not in self.lent:
+                self._take([_LENT, token])
+
+    def fill(self, name: str, value: str) -> None:
+        """A tool is given this secret."""
+        with self._lock:
+            if self.secrets.get(name) != value:
+                self._take([_SECRET, name, value])
+
+    def copy(self, numbers: Numbers | None = None) -> "Vault":
         """For a session that goes on from this one's state."""
-        other = Vault()
-        other._restore(self._values)
+        other = Vault(numbers)
+        other._fill(self._lines())
         return other
 
+    # Beyond the end of the server
+
+    def keep_in(self, box: Strongbox) -> None:
+        """Have everything in a box, from now on and so far; what is in there already is taken back first."""
+        with self._lock:
+            earlier = [*box.lines()]
+            for line in self._lines():
+                box.add(line)
+            if earlier:
+                self._fill(earlier)
+            self._box = box
+
     def save(self, path: Path) -> None:
-        """Keep it on disk, for its owner alone."""
+        """Keep it on disk, for its owner alone; of secrets nothing but their names."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(self._values, file)
+            json.dump([[*line[:2], ""] if line[0] == _SECRET else line for line in self._lines()], file)
 
-    @classmethod
-    def load(cls, path: Path) -> "Vault":
-        """One that was saved; an empty one where there is none, or none that can be read."""
-        vault = cls()
+    def restore(self, path: Path) -> None:
+        """Take back what was saved; nothing, where there is none or none that can be read."""
         try:
             kept: Any = json.loads(path.read_text("utf-8"))
-            vault._restore({str(token): (kind, value) for token, (kind, value) in kept.items()})
-        except (OSError, ValueError, TypeError, AttributeError):
-            return cls()
-        return vault
+            # Tried elsewhere first: half of a broken one must not stay.
+            Vault()._fill(kept)
+        except (OSError, ValueError, TypeError, LookupError):
+            return
+        with self._lock:
+            self._fill(kept)
 
-    def _restore(self, values: Mapping[str, tuple[str, Value]]) -> None:
-        for token, (kind, value) in values.items():
-            matched = cast("re.Match[str]", TOKEN.fullmatch(token))
-            self._tokens[(kind, type(value), value)] = token
-            self._values[token] = (kind, value)
-            self._counts[kind] = max(self._counts.get(kind, 0), int(matched.group(2)))
-            self._chars += len(value) if isinstance(value, str) else 8
+    def _lines(self) -> list[Line]:
+        values = [[_VALUE, token, kind, value] for token, (kind, value) in self._values.items()]
+        return [*values, *([_LENT, token] for token in self.lent), *([_SECRET, *each] for each in self.secrets.items())]
+
+    def _fill(self, lines: Iterable[Line]) -> None:
+        """These are all that there are of this session's."""
+        self._numbers.restart()
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: Line) -> None:
+        kind_of_line, name, *rest = line
+        if kind_of_line == _VALUE:
+            kind, value = rest
+            if (matched := TOKEN.fullmatch(name)) is None or kind not in _WORDS:
+                raise ValueError("no token")
+            self._numbers.reach(kind, int(matched.group(2)))
+            self._tokens[(kind, type(value), value)] = name
+            self._values[name] = (kind, value)
+            self._chars += _size(value)
+        elif kind_of_line == _LENT:
+            self.lent.add(name)
+        else:
+            (self.secrets[name],) = rest
+        if self._box is not None:
+            self._box.add(line)
+
+
+def _size(value: Value) -> int:
+    return len(value) if isinstance(value, str) else 8

@@ -6,16 +6,20 @@ tool. Each reads a text once, from left to right: what it puts in is not read ag
 
 import json
 import logging
+import math
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from belljar.errors import InvalidArgument, SecretRefused, SettingsError
 from belljar.privacy.detection import Detector
+from belljar.privacy.numbers import Numbers
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.secrets import PREFIX, REFERENCE, Secrets
 from belljar.privacy.spans import Span, disjoint, masked
+from belljar.privacy.strongbox import Strongbox
 from belljar.privacy.vault import TEXT, TOKEN, Value, Vault
 
 FIELD = "field"
@@ -27,6 +31,8 @@ TOO_DEEP = "[TOO DEEP]"
 NO_VALUE = "[FIELD]"
 # A shorter secret would be found in ordinary text.
 SHORTEST_SECRET = 6
+# An answer has thousands of texts, and the file of secrets need not be looked at for each.
+SECRETS_S = 1.0
 # No number of a person is longer, and turning one into text takes time that grows with its square.
 _WIDEST_BITS = 128
 log = logging.getLogger(__name__)
@@ -41,37 +47,50 @@ class Veil:
         self, rules: PrivacyRules | None = None, secrets: Secrets | None = None, vault: Vault | None = None
     ) -> None:
         self.rules = rules or PrivacyRules()
-        self.vault = vault or Vault()
+        self.vault = Vault() if vault is None else vault
         self.detector = Detector(self.rules)
         self._secrets = secrets or Secrets()
         self._is_in_use = rules is not None
-        self._lent: set[str] = set()
-        """Tokens that went out as they are: a tool that gives one back means ours."""
-        self._filled: dict[str, str] = {}
-        """Secrets that a tool was given."""
+        self._box: Strongbox | None = None
+        self._named: dict[str, str] = {}
+        self._looked_at = -math.inf
 
     @property
     def covers_outputs(self) -> bool:
         """Whether there is anything to look for in what a session says."""
         return bool(self.detector) and self._hides("outputs")
 
-    def fork(self) -> "Veil":
+    def fork(self, numbers: Numbers | None = None) -> "Veil":
         """For a session that goes on from this one's state: the same tokens so far, and its own from here on."""
-        other = Veil(self.rules if self._is_in_use else None, self._secrets, self.vault.copy())
-        other._lent = {*self._lent}
-        other._filled = {**self._filled}
-        return other
+        return Veil(self.rules if self._is_in_use else None, self._secrets, self.vault.copy(numbers))
 
     def save(self, path: Path) -> None:
         """Keep what tokens stand for while the session sleeps; nothing is written for a session that has none."""
-        if len(self.vault):
+        if len(self.vault) or self.vault.secrets:
             self.vault.save(path)
 
     def restore(self, path: Path) -> None:
         """Take back what was saved; it is not left lying on disk."""
         if path.exists():
-            self.vault = Vault.load(path)
+            self.vault.restore(path)
             path.unlink(missing_ok=True)
+            for name in [name for name, value in self.vault.secrets.items() if not value]:
+                self.vault.fill(name, self._secret_value(name) or "")
+
+    def keep_in(self, box: Strongbox) -> None:
+        """Know everything beyond the end of the server, as long as somebody holds the box; it is the veil's now."""
+        self._box = box
+        self.vault.keep_in(box)
+
+    @property
+    def box_descriptor(self) -> int:
+        """Of the box, to be held by somebody; negative without one."""
+        return self._box.descriptor if self._box else -1
+
+    def close(self) -> None:
+        """Let go of the box; may be called twice."""
+        if self._box is not None:
+            self._box.close()
 
     # In: what tools answer
 
@@ -127,7 +146,7 @@ class Veil:
         return self._hides("tools") and self.rules.hides_field(key)
 
     def _is_lent(self, value: Any) -> bool:
-        return isinstance(value, str) and value in self._lent
+        return isinstance(value, str) and value in self.vault.lent
 
     def _json_with_fields(self, text: str) -> Any:
         """The JSON that a text is, where field names in it matter; None for other text."""
@@ -168,7 +187,7 @@ class Veil:
 
     def _reveal_deep(self, value: Any, server: str, tool: str, depth: int) -> Any:
         if depth > MOST_DEPTH:
-            raise InvalidArgument(f"arguments of {server}.{tool} are nested more than {MOST_DEPTH} levels deep")
+            raise InvalidArgument(f"the arguments are nested more than {MOST_DEPTH} levels deep")
         if isinstance(value, str):
             return self._reveal_text(value, server, tool)
         if isinstance(value, dict):
@@ -200,13 +219,13 @@ class Veil:
         kind, value = known
         if kind == TEXT or self.rules.may_have(kind, server, tool):
             return value
-        self._lent.add(token)
+        self.vault.lend(token)
         return token
 
     def _secret(self, name: str, server: str, tool: str) -> str:
         if not self.rules.may_use(name, server, tool):
             raise SecretRefused(
-                f"{server}.{tool} may not have the secret {name}",
+                f"it may not have the secret {name}",
                 hint="Use a tool that the policy names for it under [privacy.secrets], or write the text without ${…}",
             )
         value = self._secret_value(name)
@@ -216,7 +235,7 @@ class Veil:
                 hint=f"Ask the operator to set {PREFIX}{name}, or to put it into secrets_file",
             )
         if len(value) >= SHORTEST_SECRET:
-            self._filled[name] = value
+            self.vault.fill(name, value)
         return value
 
     def _secret_value(self, name: str) -> str | None:
@@ -225,6 +244,14 @@ class Veil:
         except SettingsError as error:
             log.warning("%s", error)  # it has a path of the host's, which is not for the session
             return None
+
+    def _hosts_secrets(self) -> dict[str, str]:
+        """Those that the policy names, as they are now, and those that were given out, as they were then."""
+        if self.rules.secrets and time.monotonic() - self._looked_at >= SECRETS_S:
+            named = {name: self._secret_value(name) for name in self.rules.secrets}
+            self._named = {name: value for name, value in named.items() if value and len(value) >= SHORTEST_SECRET}
+            self._looked_at = time.monotonic()
+        return {**self._named, **{name: value for name, value in self.vault.secrets.items() if value}}
 
     # One pass
 
@@ -251,8 +278,8 @@ class Veil:
         return self.vault.token(kind, value)
 
     def _secret_spans(self, text: str) -> Iterator[Span]:
-        """Where a secret's value stands: a tool that was given one may say it again."""
-        for name, value in [*self._filled.items()]:
+        """Where a secret's value stands: a tool that was given one may say it again, to another session too."""
+        for name, value in self._hosts_secrets().items():
             place = text.find(value)
             while place >= 0:
                 yield Span(place, place + len(value), _HOSTS_OWN + name)
