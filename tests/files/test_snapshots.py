@@ -572,3 +572,22 @@ def test_a_snapshot_can_be_made_the_content_of_another_folder(place: Path, folde
     assert snapshots.take("second").copied_files == 1, "and what is known of it stays known"
     with pytest.raises(InvalidArgument, match="no snapshot 'none'"):
         snapshots.export("none", place / "other")
+
+
+def test_another_server_goes_on_with_snapshots_and_gives_up_what_is_not_wanted(place: Path, folder: Path) -> None:
+    first = Snapshots(folder, place / "store", limit_bytes=100 * MEBIBYTE, outlives_server=True)
+    build_shapes(folder, place / "outside")
+    before = picture(folder)
+    assert first.take("start").is_complete
+    (folder / "later").write_text("later")
+    assert first.take("later").is_complete
+    (place / "store").rename(place / "left")
+    second = Snapshots(folder, place / "store", limit_bytes=100 * MEBIBYTE, outlives_server=True)
+    (place / "left" / "tree-torn").write_text('["folder", 1')
+    assert second.inherit(place / "left", ["start", "torn", "gone"]) == ["start"]
+    assert not (place / "left").exists()
+    assert second.size_bytes <= first.size_bytes
+    assert second.restore("start").is_complete
+    assert picture(folder) == before
+    second.drop("start")
+    assert stored(place) == 0

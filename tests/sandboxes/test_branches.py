@@ -16,7 +16,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Branch, Branching, Identity
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace import branch_trial as branch_trial
-from belljar.sandboxes.namespace import enclosure, sealing
+from belljar.sandboxes.namespace import offshoots, places, sealing
 from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.seccomp import Filter
@@ -373,7 +373,7 @@ async def test_a_spawn_that_is_cancelled_leaves_nothing(grove: Grove) -> None:
 async def test_the_death_of_the_server_is_the_end_of_all(grove: Grove) -> None:
     """What makes the sandboxes is killed, not asked."""
     reading, writing = os.pipe()
-    sources = Path(enclosure.__file__).parents[2]
+    sources = Path(places.__file__).parents[2]
     sandbox = await usable("process").open(grove.spec())
     grove.opened.append(sandbox)
     server = await sandbox.spawn(
@@ -422,7 +422,7 @@ async def test_a_branch_that_would_be_too_deep_is_refused(grove: Grove, monkeypa
     assert isinstance(trunk.sandbox, NamespaceSandbox)
     one = await grove.branch(trunk)
     assert isinstance(one.sandbox, NamespaceSandbox)
-    monkeypatch.setattr(enclosure, "MOST_LEVELS", one.sandbox.place.levels + 1)
+    monkeypatch.setattr(places, "MOST_LEVELS", one.sandbox.place.levels + 1)
     with pytest.raises(SandboxUnavailable, match="deep"):
         await grove.branch(one)
     assert not one.sandbox._branches
@@ -430,9 +430,9 @@ async def test_a_branch_that_would_be_too_deep_is_refused(grove: Grove, monkeypa
 
 async def test_as_deep_as_is_allowed_works(grove: Grove) -> None:
     inmate = await grove.trunk()
-    while inmate.sandbox.place.levels + 2 <= enclosure.MOST_LEVELS:  # type: ignore[attr-defined]
+    while inmate.sandbox.place.levels + 2 <= places.MOST_LEVELS:  # type: ignore[attr-defined]
         inmate = await grove.branch(inmate)
-    with pytest.raises(SandboxUnavailable, match=f"Linux nests {enclosure.MOST_LEVELS}"):
+    with pytest.raises(SandboxUnavailable, match=f"Linux nests {places.MOST_LEVELS}"):
         await grove.branch(inmate)
     assert await inmate.ask("answer = 1") == 1
 
@@ -516,7 +516,7 @@ def test_what_the_host_lacks_is_said(
 
 def test_what_a_trial_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
-    monkeypatch.setattr(enclosure, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
+    monkeypatch.setattr(offshoots, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
     assert "setns: Operation not permitted" in NamespaceProvider().branching_gap()
 
 

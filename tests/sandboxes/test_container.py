@@ -101,7 +101,7 @@ def test_without_an_engine_the_check_says_what_to_install(program: Program) -> N
     began = time.monotonic()
     (line,) = ContainerProvider().check()
     assert (line.is_ok, line.detail, line.hint) == (False, "podman or docker not found", "Install podman or docker")
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5
 
 
 def test_an_engine_that_does_not_answer_is_told_in_its_words(program: Program) -> None:

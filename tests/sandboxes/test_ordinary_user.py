@@ -16,6 +16,7 @@ NOBODY = 65534
 HERE = Path(__file__).parent
 
 
+@pytest.mark.timeout(400)
 def test_everything_holds_for_an_ordinary_user() -> None:
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         pytest.skip("this run is an ordinary user's")
@@ -64,6 +65,6 @@ def _run_as_nobody(command: list[str], home: str) -> "subprocess.CompletedProces
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
-        timeout=110,
+        timeout=360,
         check=False,
     )

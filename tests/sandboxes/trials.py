@@ -19,7 +19,7 @@ from belljar.settings import Settings
 PYTHON = os.path.realpath(sys.executable)
 READABLE = [Path(sys.prefix), Path(sys.base_prefix)]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-DEADLINE_S = 20
+DEADLINE_S = 60
 SLOW = {"container"}
 """Providers that take half a second and more for a sandbox: they get fewer of them."""
 

@@ -9,7 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from belljar.files.workspace import DEFAULT_LIMIT, Workspace, display_name, mime_type_of
+from belljar.files.mime import mime_type_of
+from belljar.files.names import display_name
+from belljar.files.scanning import DEFAULT_LIMIT
+from belljar.files.workspace import Workspace
 
 Fingerprint = tuple[int, int, int, int]
 """mtime_ns, size, inode, ctime_ns."""

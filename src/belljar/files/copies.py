@@ -23,11 +23,11 @@ from belljar.files.descent import (
     opened_file,
     opened_folder,
     remove,
-    special_kind,
 )
+from belljar.files.kinds import kind_of
+from belljar.files.opening import Owner
 from belljar.files.reflink import OverLimit, copy_content
 from belljar.files.stamps import steadily
-from belljar.files.workspace import Owner
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Permissions and the sticky bit: what runs with its owner's rights is not ours to hand on.
@@ -135,7 +135,7 @@ class _Copying:
                     return self._copy_folder(name, source, target)
                 if stat.S_ISLNK(status.st_mode):
                     return self._copy_link(name, source, target, status)
-                return self._skipped.add(self._parts, f"is a {special_kind(status.st_mode)}")
+                return self._skipped.add(self._parts, f"is a {kind_of(status.st_mode)}")
             except _Unreadable as error:
                 if error.number == errno.ENOENT:
                     return None

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from belljar.files.workspace import MAX_DEPTH, display_name
+from belljar.files.names import MAX_DEPTH, UNFINISHED, display_name
 
 __all__ = [
     "MAX_DEPTH",
@@ -25,14 +25,10 @@ __all__ = [
     "opened_file",
     "opened_folder",
     "remove",
-    "special_kind",
 ]
 
 MAX_ENTRIES = 200_000
 """More is not worth walking through: about 10 s of work."""
-
-UNFINISHED = ".belljar-unfinished-"
-"""How names start that a workspace gives to files it has not finished writing."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
@@ -46,13 +42,6 @@ _NAMED_AT_MOST = 100
 _BATCH = 5_000
 _PASSES = 1_000
 _FLAT_DEPTH = 16
-
-_KINDS = {
-    stat.S_IFIFO: "named pipe",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "character device",
-    stat.S_IFBLK: "block device",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +64,6 @@ class Omissions:
         self.count += 1
         if len(self.named) < _NAMED_AT_MOST:
             self.named.append(Omission(display_name("/".join(parts)), reason))
-
-
-def special_kind(mode: int) -> str:
-    """What something is that is no file, folder or symlink."""
-    return _KINDS.get(stat.S_IFMT(mode), "special file")
 
 
 @contextlib.contextmanager

@@ -1,22 +1,26 @@
 """Snapshots of a session folder, kept by the host, and putting the folder back to one of them.
 
 A snapshot costs what changed since the one before. Contents lie in a store that only the host can enter; names,
-modes, times and owners are kept in memory: snapshots end with the server, as the sleeping kernels they belong to do.
+modes, times and owners are kept in memory, and beside the contents where another server is to go on with them.
 Knows nothing of sessions or executions. Blocking; call it in a thread.
 """
 
+import contextlib
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import EngineError, InvalidArgument
 from belljar.files.descent import Omission
+from belljar.files.indexing import read_index, write_index
+from belljar.files.names import shown
+from belljar.files.removal import remove_tree
 from belljar.files.restoring import Restoring
 from belljar.files.stamps import Inode
 from belljar.files.taking import ENTRY_BYTES, NotKept, Taking
-from belljar.files.trees import ContentStore, FolderNode, Known
-from belljar.files.workspace import shown
+from belljar.files.trees import Content, ContentStore, FolderNode, Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,9 @@ class _Snapshot:
 class Snapshots:
     """See the module's docstring. One call at a time, others wait; what is in `store` from before is removed."""
 
-    def __init__(self, folder: Path, store: Path, *, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, store: Path, *, limit_bytes: int, outlives_server: bool = False) -> None:
         self._folder = os.fspath(folder)
+        self._has_indexes = outlives_server
         self._limit_bytes = limit_bytes
         self._store = ContentStore(store)
         self._kept: dict[str, _Snapshot] = {}
@@ -97,6 +102,7 @@ class Snapshots:
                 self._forget(label)
                 self._kept[label] = _Snapshot(tree, taking.entries)
                 self._known, self._latest = taking.known, tree
+                self._write_index(label, tree)
             return _taken(label, taking, reason)
 
     def restore(self, label: str) -> RestoreReport:
@@ -135,6 +141,34 @@ class Snapshots:
         with self._lock:
             self._forget(label)
 
+    def inherit(self, store: Path, labels: Sequence[str]) -> list[str]:
+        """Go on with snapshots of an earlier server, whose store is given up; returns those that were there whole."""
+        contents: dict[str, Content] = {}
+
+        def take(name: str, size_bytes: int) -> Content:
+            if name not in contents:
+                contents[name] = self._store.inherit(store / str(int(name)), size_bytes)
+            return contents[name]
+
+        with self._lock:
+            for label in labels:
+                with contextlib.suppress(OSError, ValueError):
+                    tree = read_index(_index(store, label), take)
+                    self._store.hold(tree)
+                    self._kept[label] = _Snapshot(tree, _count(tree))
+                    self._write_index(label, tree)
+            for content in contents.values():
+                if content.uses == 0:
+                    self._store.forgo(content)
+            remove_tree(store)
+            return [label for label in labels if label in self._kept]
+
+    def _write_index(self, label: str, tree: FolderNode) -> None:
+        if self._has_indexes:
+            # Without it the snapshot is good all the same, for this server.
+            with contextlib.suppress(OSError, RecursionError):
+                write_index(_index(self._store.folder, label), tree)
+
     def close(self) -> None:
         """Forget all of them and remove the store. May be called twice."""
         with self._lock:
@@ -149,12 +183,22 @@ class Snapshots:
         snapshot = self._kept.pop(label, None)
         if snapshot is not None:
             self._store.release(snapshot.tree)
+            if self._has_indexes:
+                _index(self._store.folder, label).unlink(missing_ok=True)
 
     def _missing(self, label: str) -> InvalidArgument:
         if label in self._reasons:
             return InvalidArgument(f"the snapshot {shown(label)} was not kept: {self._reasons[label]}")
         hint = f"Kept are {', '.join(map(shown, self._kept))}" if self._kept else "None are kept"
         return InvalidArgument(f"there is no snapshot {shown(label)}", hint=hint)
+
+
+def _index(store: Path, label: str) -> Path:
+    return store / f"tree-{label}"
+
+
+def _count(tree: FolderNode) -> int:
+    return sum(1 + (_count(node) if isinstance(node, FolderNode) else 0) for node in tree.children.values())
 
 
 def _taken(label: str, taking: Taking, reason: str) -> SnapshotReport:

@@ -15,8 +15,9 @@ from belljar.files.descent import (
     Omissions,
     opened_file,
     opened_folder,
-    special_kind,
 )
+from belljar.files.kinds import kind_of
+from belljar.files.names import display_name, shown
 from belljar.files.reflink import OverLimit, copy_content, is_same_content
 from belljar.files.stamps import Inode, Vouching, inode_of, stamp_of, steadily
 from belljar.files.trees import (
@@ -30,7 +31,6 @@ from belljar.files.trees import (
     Node,
     SpecialNode,
 )
-from belljar.files.workspace import display_name, shown
 
 ENTRY_BYTES = 128
 """What an entry of a snapshot costs in memory."""
@@ -169,7 +169,7 @@ class Taking:
             target = os.readlink(name, dir_fd=parent)
             node = LinkNode(target, status.st_mtime_ns, status.st_uid, status.st_gid)
         else:
-            node = SpecialNode(special_kind(status.st_mode))
+            node = SpecialNode(kind_of(status.st_mode))
             self.skipped.add(self._parts, f"is a {node.kind}")
         return _shared(before, node)
 

@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote_to_bytes
 
 from belljar.errors import FileMissing, InvalidArgument, SettingsError, TooLarge
-from belljar.files.workspace import MAX_DEPTH, Workspace
+from belljar.files.names import MAX_DEPTH
+from belljar.files.workspace import Workspace
 
 _MAX_SAME_NAME = 1_000
 _MAX_SAVED_NAME_BYTES = 200

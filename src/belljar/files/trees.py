@@ -96,6 +96,19 @@ class ContentStore:
         content = Content(os.fspath(self._folder / str(next(self._numbers))))
         return content, _open(content, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
+    def inherit(self, path: Path, size_bytes: int) -> Content:
+        """A content of another store, which is this one's from now on."""
+        content = Content(os.fspath(self._folder / str(next(self._numbers))))
+        path.rename(content.path)
+        content.size_bytes = size_bytes
+        self._size_bytes += size_bytes
+        return content
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
     def open(self, content: Content) -> int:
         """A descriptor to read it; the caller closes it."""
         return _open(content, os.O_RDONLY)
@@ -115,8 +128,12 @@ class ContentStore:
         for content in _contents(tree):
             content.uses -= 1
             if content.uses == 0:
-                self.discard(content)
-                self._size_bytes -= content.size_bytes
+                self.forgo(content)
+
+    def forgo(self, content: Content) -> None:
+        """Remove a content that was counted."""
+        self.discard(content)
+        self._size_bytes -= content.size_bytes
 
     def discard(self, content: Content) -> None:
         """Remove a content that no snapshot has."""

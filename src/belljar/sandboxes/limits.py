@@ -1,6 +1,6 @@
 """What a session may use, put into force: a control group where there is one, limits of each process where not.
 
-Tells what was hit, as incidents. Makes no process and knows no namespaces; `cgroups.py` writes the groups.
+Tells what was hit, as incidents. Makes no process and knows no namespaces; `cgroups/` writes the groups.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from belljar.sandboxes.hierarchy import ControlGroups, read_control_groups
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # Walks into its groups, then becomes the command: what moves itself costs 1 ms, what is moved by another up to 15.
-# On demand it waits for a line first, so that it can be bound while it is still the server's own user.
+# On demand it waits for a line first, so that it can be bound before it is the command, or another user's.
 _WAIT = "read -r _; "
 _DOORMAN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 

@@ -6,8 +6,10 @@ ended, and nothing is limited. The folder for temporary files is a plain one: it
 """
 
 import asyncio
+import contextlib
+import os
 import secrets
-import subprocess
+import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
@@ -83,18 +85,31 @@ class ProcessSandbox:
         """Start a command in the session folder."""
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._session_id} is closed")
-        child = start_child(
-            self._enforcement.guarded(command),
-            environment={**environment, MARK: self._mark},
-            folder=self.workspace,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=pass_fds,
-        )
-        self._children.append(child)
-        # Its user has other processes, and they would be counted: no limit on their number without a control group.
-        self._enforcement.bind(child.pid, is_alone=False)
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            # The shell that waits for the limits would say so where nobody reads it.
+            raise SandboxUnavailable(
+                f"Cannot start {command[0]}: No such file", hint="Check that the file exists and may be executed"
+            )
+        stdin, line = os.pipe()
+        try:
+            child = start_child(
+                self._enforcement.guarded(command, waits=True),
+                environment={**environment, MARK: self._mark},
+                folder=self.workspace,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=pass_fds,
+            )
+            self._children.append(child)
+            # Its user has other processes, and they would be counted: no limit on their number without a control group.
+            self._enforcement.bind(child.pid, is_alone=False)
+            # It has waited for its limits; after the line there is only the end to read.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(line, b"\n")
+        finally:
+            os.close(stdin)
+            os.close(line)
         return child
 
     def incidents(self) -> list[Incident]:

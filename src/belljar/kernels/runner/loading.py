@@ -13,7 +13,7 @@ from typing import Any
 from . import surroundings
 from .culprits import said
 from .keeping import IMPORTS, INTERRUPTED, SURROUNDING, VARIABLE, WHOLE_FILE, Entry, Loss, Report, undisturbed
-from .statefile import Damaged, StateReader
+from .statereader import Damaged, StateReader
 from .unpickling import FastUnpickler, ForgivingUnpickler
 
 ENDS_EARLY = "the file ends early"

@@ -22,7 +22,7 @@ from typing import Any
 
 PROTOCOL = 5
 NO_CLOUDPICKLE = "cloudpickle is not in this environment, and without it classes defined in cells cannot be kept"
-# Above what goes into the stream: see `statefile`.
+# Above what goes into the stream: see `statewriter`.
 LARGE_ARRAY_BYTES = 1024 * 1024
 _Cached: Any = type(functools.lru_cache(len))
 

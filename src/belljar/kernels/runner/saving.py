@@ -15,7 +15,7 @@ from .alarms import Alarms, TimeIsUp
 from .culprits import reason_for, said, type_name
 from .keeping import IMPORTS, INTERRUPTED, SURROUNDING, VARIABLE, WHOLE_FILE, Entry, Loss, Report, undisturbed
 from .pickling import make_pickler
-from .statefile import CannotWrite, CountingSink, StateWriter, TooLarge
+from .statewriter import CannotWrite, CountingSink, StateWriter, TooLarge
 
 # Finding the part of a variable that is to blame takes no longer than this.
 BLAME_S = 2.0

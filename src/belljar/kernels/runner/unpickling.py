@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from .culprits import said
 from .pickling import function
-from .statefile import StateReader
+from .statereader import StateReader
 
 MAX_LOOKED_AT = 1_000_000
 SHARED = "it may share an object with another variable that could not be loaded"

@@ -25,7 +25,8 @@ from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.lineage import open_descendant
 from belljar.sandboxes.namespace.branches import Ground
 from belljar.sandboxes.namespace.bubblewrap import NESTED, encode, footing_of, nesting_arguments, open_content, open_etc
-from belljar.sandboxes.namespace.enclosure import NamespaceSandbox, Place, Tools
+from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
+from belljar.sandboxes.namespace.places import Place, Tools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sealing import Seal, drop_command, unfiltered_seal
 from belljar.sandboxes.namespace.trial import Told, advice, open_trial, try_told

@@ -17,7 +17,9 @@ from belljar.sandboxes.base import Identity, Limits, Sandbox, SandboxSpec
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.branches import Ground, Resources
 from belljar.sandboxes.namespace.enclosed import NamespaceProcess
-from belljar.sandboxes.namespace.enclosure import NamespaceBranch, NamespaceSandbox, Place, Tools
+from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
+from belljar.sandboxes.namespace.offshoots import NamespaceBranch
+from belljar.sandboxes.namespace.places import Place, Tools
 from belljar.supervisor import Deposit, Supervisor
 
 PREFIX = "sandbox:"

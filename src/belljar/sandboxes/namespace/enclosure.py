@@ -1,62 +1,25 @@
-"""One session's namespaces: commands started in them, branches opened from them, and their end.
+"""One session's namespaces: commands started in them, and their end.
 
-What is visible inside is in `bubblewrap.py`, what bubblewrap stands on in `branches.py`. A sandbox that others were
-branched from holds their namespaces: closed, it ends its own processes and goes with the last branch.
+What is visible inside is in `bubblewrap.py`, what bubblewrap stands on in `branches.py`, who is branched from it in
+`offshoots.py`. A sandbox that others were branched from holds their namespaces: closed, it ends its own processes and
+goes with the last branch.
 """
 
 import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import WORKSPACE, Entrance, Identity, Incident, SandboxProcess, SandboxSpec
-from belljar.sandboxes.child import StartChild, start_child
+from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
-from belljar.sandboxes.namespace.branches import Ground, Origin, Resources, branch_footing
-from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH, backdrop
+from belljar.sandboxes.namespace.branches import Ground, Resources
+from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH
 from belljar.sandboxes.namespace.enclosed import NamespaceProcess
 from belljar.sandboxes.namespace.mapping import Mapper
+from belljar.sandboxes.namespace.places import Place, Tools
 from belljar.sandboxes.namespace.residents import Spared, end_residents
-from belljar.sandboxes.namespace.sealing import Seal
 from belljar.sandboxes.namespace.trial import Told, advice, tell_bubblewrap, try_bubblewrap
-from belljar.sandboxes.seccomp import ALL_NAMESPACES
-
-MOST_LEVELS = 32
-"""Of user namespaces, which are nested deeper than pid namespaces here."""
-
-
-class Tools(NamedTuple):
-    """What sandboxes are made with."""
-
-    bubblewrap: Path
-    seal: Seal
-    start: StartChild = start_child
-
-
-class Place(NamedTuple):
-    """What a sandbox is to those that are branched from it."""
-
-    user: Identity
-    """Whom its code is, as numbered inside."""
-    stage: int = -1
-    """Root's view of the host's files, for bubblewrap to start in; negative where the server is an ordinary user."""
-    levels: int = 0
-    """How many user namespaces it is away from the server's."""
-
-
-def branch_place(origin: Place, identity: Identity | None) -> Place:
-    """Of a branch: whose it is, and how deep."""
-    user = identity or origin.user
-    footing = branch_footing(user, origin.user)
-    if (levels := origin.levels + footing.levels) > MOST_LEVELS:
-        raise SandboxUnavailable(
-            f"The branch would be {levels} user namespaces deep, Linux nests {MOST_LEVELS}",
-            hint="Branch from an earlier one, or from the trunk",
-        )
-    return Place(user, origin.stage, levels)
 
 
 class NamespaceSandbox:
@@ -89,7 +52,7 @@ class NamespaceSandbox:
         self._lay = lay
         self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
-        self._branches: set[NamespaceBranch] = set()
+        self._branches: set[NamespaceSandbox] = set()
         self.branching = asyncio.Lock()
         """For those who prepare it for a first branch."""
         self._ending = asyncio.Lock()
@@ -116,7 +79,7 @@ class NamespaceSandbox:
             with contextlib.ExitStack() as stack:
                 told = self._tell(ground, command, environment, pass_fds, stack)
                 told = told.after(mapper.words(stack))
-                process = self._start(ground, told, (stdout, stderr), pass_fds, stack)
+                process = await self._start(ground, told, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 mapper.start()
             await self._let_in(process, ground, mapper)
@@ -142,7 +105,7 @@ class NamespaceSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self.spec.session_id} is closed")
 
-    def _start(
+    async def _start(
         self,
         ground: Ground,
         told: Told,
@@ -157,7 +120,7 @@ class NamespaceSandbox:
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
         if not ground.is_left_alone:
             bubblewrap.append("--die-with-parent")
-        child = self._tools.start(
+        child = await self._tools.start(
             self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=ground.changes_user),
             environment={},
             folder="/",
@@ -168,6 +131,10 @@ class NamespaceSandbox:
         )
         process = NamespaceProcess(child, hops=ground.hops)
         process.listen(os.dup(info), os.dup(gate))
+        if self._is_closed:
+            # While it was started: whoever closed it did not know of this one.
+            await process.end()
+            self._check_open()
         self._processes.append(process)
         if ground.changes_user:
             # What it passes on is set now: a process of another user's is not ours to bind.
@@ -224,7 +191,7 @@ class NamespaceSandbox:
     async def _end_residents(self, spare: Collection[int], *, is_last: bool) -> None:
         # What makes a branch is a child of the server's that went in: while one is begun, it is not known yet.
         async with self.branching:
-            makers = [process.pid for branch in self._branches for process in branch._processes]
+            makers = [process.pid for branch in self._branches for process in branch.processes()]
             for process in [process for process in self._processes if process.is_there()]:
                 forks_of = process.command if self._has_relays and not is_last else ()
                 spared = Spared([*spare, await process.has_started()], makers, forks_of)
@@ -292,72 +259,15 @@ class NamespaceSandbox:
             process.leave()
         self._enforcement.leave()
 
-    def adopt(self, branch: "NamespaceBranch") -> None:
+    def adopt(self, branch: "NamespaceSandbox") -> None:
         """Stay until the branch is over."""
         self._branches.add(branch)
 
-    async def forget(self, branch: "NamespaceBranch") -> None:
+    async def forget(self, branch: "NamespaceSandbox") -> None:
         """The branch is over."""
         self._branches.discard(branch)
         if self._is_closed:
             await self.aclose()
-
-
-class NamespaceBranch(NamespaceSandbox):
-    """One session's namespaces, below those of another sandbox."""
-
-    _has_relays = True
-
-    def __init__(
-        self,
-        tools: Tools,
-        spec: SandboxSpec,
-        enforcement: Enforcement,
-        *,
-        place: Place,
-        origin: NamespaceSandbox,
-        on_close: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(tools, spec, enforcement, place=place, lay=self._lay_below, on_close=on_close)
-        self._origin = origin
-        self._entrances: list[int] = []
-        origin.adopt(self)
-
-    @property
-    def origin(self) -> NamespaceSandbox:
-        """What it was branched from."""
-        return self._origin
-
-    async def _lay_below(self, resources: Resources) -> Ground:
-        owner, stage, _ = self._origin.place
-        async with self._origin.branching:
-            origin = Origin(self._origin.holder(), stage, resources)
-            if not isinstance(self._origin, NamespaceBranch):
-                return await origin.ground(self.place.user, owner)
-            bubblewrap = self._tools.bubblewrap
-            return await origin.ground_out_of_sight(self.place.user, bubblewrap, backdrop(self.spec, bubblewrap))
-
-    def entrance(self) -> Entrance:
-        """The way in."""
-        holder = self.holder()
-        if holder.first is None:
-            raise SandboxUnavailable(f"The sandbox of session {self.spec.session_id} has ended")
-        if not self._entrances:
-            self._entrances = self._enforcement.open_entrances()
-        return Entrance(holder.first, ALL_NAMESPACES, self.place.user, self._entrances)
-
-    def admit(self, pid: int) -> None:
-        """A process that has entered is held to the limits from here on; what it inherits it has from the trunk."""
-        self.holder().command_pid()
-        self._enforcement.admit(pid, is_alone=self._is_alone)
-
-    async def _finish(self) -> None:
-        was_over = self._is_over
-        while self._entrances:
-            os.close(self._entrances.pop())
-        await super()._finish()
-        if not was_over:
-            await self._origin.forget(self)
 
 
 def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:

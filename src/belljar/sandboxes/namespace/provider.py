@@ -24,7 +24,9 @@ from belljar.sandboxes.namespace.branch_trial import gap_of_host, try_branch
 from belljar.sandboxes.namespace.branches import Ground, trunk_ground
 from belljar.sandboxes.namespace.bubblewrap import check_folders, find_bubblewrap, footing_of, trees_of
 from belljar.sandboxes.namespace.deposits import Depository
-from belljar.sandboxes.namespace.enclosure import NamespaceBranch, NamespaceSandbox, Place, Tools, branch_place
+from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
+from belljar.sandboxes.namespace.offshoots import NamespaceBranch
+from belljar.sandboxes.namespace.places import Place, Tools, branch_place
 from belljar.sandboxes.namespace.sealing import Seal, best_seal
 from belljar.sandboxes.namespace.staging import open_stage
 from belljar.sandboxes.namespace.trial import TRIAL_PATIENCE_S, advice, try_bubblewrap
@@ -95,6 +97,7 @@ class NamespaceProvider:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
+        await self._attended()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             claimed = stack.pop_all()
@@ -133,6 +136,7 @@ class NamespaceProvider:
 
         Processes that enter a branch bring their limits: the trunk's must be the branches' too.
         """
+        await self._attended()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             stage = self._open_stage(spec, stack)
@@ -145,6 +149,7 @@ class NamespaceProvider:
 
     async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
         """Make a sandbox that processes of the origin can enter. A branch's branches are its own user's."""
+        await self._attended()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
         if isinstance(origin, NamespaceBranch):
@@ -173,6 +178,10 @@ class NamespaceProvider:
     def keep_with(self, supervisor: Supervisor) -> None:
         """See `Keeping`."""
         self._depository = Depository(supervisor, self._enforcer)
+
+    async def _attended(self) -> None:
+        if self._depository is not None:
+            await self._depository.supervisor.be_there()
 
     def keep(self, sandbox: Sandbox) -> str:
         """See `Keeping`."""

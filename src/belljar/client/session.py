@@ -1,0 +1,174 @@
+"""A session of a connected server.
+
+A cell is never waited for in one long call: it is started, and then asked after until it has ended, so no time limit
+on the way can lose its result.
+"""
+
+import contextlib
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from mcp.types import InputRequiredResult
+
+from belljar.client.answering import Fields, answers_to, fields_of, prompt_of, result_of
+from belljar.client.calls import Calls
+from belljar.errors import InvalidArgument, InvalidPath, SessionNotFound
+from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
+from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
+
+if TYPE_CHECKING:
+    from belljar.environments.packages import InstallOutcome
+
+FIRST_WAIT_S = 2.0
+NEXT_WAIT_S = 20.0
+LOOK_AGAIN_S = 0.25
+# More events in one answer than this: there are more already, so the next look need not wait.
+_BACKLOG = 100
+
+
+class RemoteSession:
+    """See `SessionHandle`."""
+
+    def __init__(
+        self, server: Calls, session_id: str, family: "list[RemoteSession]", forked: SessionFork | None = None
+    ) -> None:
+        self._server = server
+        self._id = session_id
+        self._forked = forked
+        self._askers = Askers()
+        self._family = family
+        """All that end with one block: the session it opened and the forks of it."""
+        family.append(self)
+
+    @property
+    def id(self) -> str:
+        """See `SessionHandle`."""
+        return self._id
+
+    # Cells
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+    ) -> ExecutionResult:
+        """See `SessionHandle`."""
+        # A question leads back to the call it came in answer to; asking after an execution can be repeated.
+        first_wait_s = FIRST_WAIT_S if on_input is None else 0
+        with self._askers.of_cell(on_input) as asker:
+            result = result_of(await self._follow("execute_code", self._cell(code, timeout_s, first_wait_s), asker))
+            while result.status == "running":
+                again = {"execution_id": result.execution_id, "wait_s": NEXT_WAIT_S}
+                result = result_of(await self._follow("get_execution", again, asker))
+        return accepted(result)
+
+    def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
+        """See `SessionHandle`."""
+        return OutputStream(self._events(code, timeout_s, on_input))
+
+    async def _events(
+        self, code: str, timeout_s: float | None, on_input: OnInput | None
+    ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
+        with self._askers.of_cell(on_input) as asker:
+            answer = await self._follow("execute_code", self._cell(code, timeout_s, 0), asker, wants_events=True)
+            seen = 0
+            while True:
+                events = [OutputEvent.model_validate(event) for event in answer.pop("events", [])]
+                result = accepted(result_of(answer))
+                for event in events:
+                    seen = event.sequence
+                    yield event
+                if result.status != "running" and not events:
+                    break
+                wait_s = 0 if len(events) > _BACKLOG else LOOK_AGAIN_S
+                again = {"execution_id": result.execution_id, "since": seen, "wait_s": wait_s}
+                answer = await self._follow("get_execution", again, asker, wants_events=True)
+            # Asked once more from the start: an answer with `since` leaves out the output before it.
+            yield result_of(await self._follow("get_execution", {"execution_id": result.execution_id}, asker))
+
+    def _cell(self, code: str, timeout_s: float | None, wait_s: float) -> dict[str, Any]:
+        limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+        return {"code": code, "session_id": self._id, "wait_s": wait_s, **limit}
+
+    async def _follow(
+        self, tool: str, arguments: dict[str, Any], asker: Asker, *, wants_events: bool = False
+    ) -> Fields:
+        """Call, and answer the questions that come instead of an answer."""
+        send = partial(self._server.send, tool, arguments, wants_events=wants_events)
+        answer = await send()
+        while isinstance(answer, InputRequiredResult):
+            try:
+                text = await asker.ask(prompt_of(answer))
+            except Exception:
+                # The cell must not wait for somebody who will not come.
+                await send(answer, answers_to(answer, None))
+                raise
+            answer = await send(answer, answers_to(answer, text))
+        return fields_of(answer)
+
+    async def interrupt(self) -> list[str]:
+        """See `SessionHandle`."""
+        answer = await self._server.call("interrupt_execution", {"session_id": self._id})
+        self._askers.take_back()
+        return [str(execution_id) for execution_id in answer["interrupted"]]
+
+    # Files
+
+    async def upload(self, name: str, content: bytes | str) -> FileReference:
+        """See `SessionHandle`."""
+        form = {"text": content} if isinstance(content, str) else {"base64": b64encode(content).decode()}
+        answer = await self._server.call("upload_file", {"session_id": self._id, "name": name, **form})
+        return FileReference.model_validate(answer)
+
+    async def download(self, name: str) -> bytes:
+        """See `SessionHandle`."""
+        try:
+            return await self._server.read(f"kernel://{self._id}/{quote(name)}")
+        except InvalidArgument as error:
+            raise InvalidPath(
+                f"the path {name[:120]!r} leaves the session folder", hint="Use a relative path"
+            ) from error
+
+    async def files(self) -> list[FileReference]:
+        """See `SessionHandle`."""
+        answer = await self._server.call("list_session_files", {"session_id": self._id})
+        return [FileReference.model_validate(file) for file in answer["files"]]
+
+    async def display(self, uri: str) -> bytes:
+        """See `SessionHandle`."""
+        return await self._server.read(uri)
+
+    # Packages
+
+    async def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
+        """See `SessionHandle`."""
+        from belljar.environments.packages import InstallOutcome
+
+        arguments = {"session_id": self._id, "packages": as_list(packages)}
+        answer = await self._server.call("install_dependencies", arguments)
+        return [InstallOutcome(**outcome) for outcome in answer["packages"]]
+
+    # Other states
+
+    @property
+    def forked(self) -> SessionFork | None:
+        """See `SessionHandle`."""
+        return self._forked
+
+    async def fork(self, *, at: str = "", reseed: bool = False) -> SessionHandle:
+        """See `SessionHandle`."""
+        answer = await self._server.call("fork_session", {"session_id": self._id, "at": at, "reseed": reseed})
+        forked = SessionFork.model_validate(answer)
+        return RemoteSession(self._server, forked.session_id, self._family, forked)
+
+    async def rewind(self, to: str | int) -> Rewinding:
+        """See `SessionHandle`."""
+        return Rewinding.model_validate(await self._server.call("rewind_session", {"session_id": self._id, "to": to}))
+
+    async def aclose(self) -> None:
+        """See `SessionHandle`."""
+        with contextlib.suppress(SessionNotFound):
+            await self._server.call("clear_session", {"session_id": self._id})
+        if self in self._family:
+            self._family.remove(self)
