@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+PLACEHOLDER = "/a_place_where_packages_are_built_" + 80 * "x"
 _SYSTEM = Path("/usr/bin/python3")
 
 
@@ -32,13 +34,16 @@ class Channel:
         links: Mapping[str, str] = {},
         depends: Sequence[str] = (),
         is_python: bool = False,
+        entry_points: Sequence[str] = (),
     ) -> None:
+        """`PLACEHOLDER` in a file stands for the prefix that it is installed into."""
         subdir = "noarch" if is_python else "linux-64"
         index = {"name": name, "version": version, "build": "0", "build_number": 0, "depends": [*depends]}
         index |= {"subdir": subdir, "timestamp": 1_700_000_000_000, **({"noarch": "python"} if is_python else {})}
         paths = [
             {"_path": path, "path_type": "hardlink", "sha256": hashlib.sha256(content).hexdigest()}
             | {"size_in_bytes": len(content)}
+            | ({"prefix_placeholder": PLACEHOLDER, "file_mode": "text"} if PLACEHOLDER.encode() in content else {})
             for path, content in files.items()
         ]
         paths += [{"_path": path, "path_type": "softlink"} for path in links]
@@ -47,6 +52,9 @@ class Channel:
             "info/paths.json": json.dumps({"paths": paths, "paths_version": 1}).encode(),
             "info/files": "\n".join([*files, *links]).encode(),
         }
+        if entry_points:
+            link = {"noarch": {"type": "python", "entry_points": [*entry_points]}, "package_metadata_version": 1}
+            described["info/link.json"] = json.dumps(link).encode()
         file = self._folder / subdir / f"{name}-{version}-0.tar.bz2"
         file.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(file, "w:bz2", compresslevel=1) as archive:
@@ -73,13 +81,29 @@ class Channel:
         custom = f"import os, site, sys\nsite.addsitedir(os.path.join(sys.prefix, 'lib/{python}/site-packages'))\n"
         files = {f"bin/{python}": _SYSTEM.resolve().read_bytes(), f"lib/{python}/sitecustomize.py": custom.encode()}
         self.add("python", version, files, links={"bin/python": python, **links})
+        self.site_packages = f"lib/{python}/site-packages"
+
+    async def index(self) -> None:
+        """Write down what the channel has, as its server would."""
+        rattler = pytest.importorskip("rattler", reason="py-rattler is not installed")
+        await rattler.index.index_fs(self._folder, write_zst=False, write_shards=False)
 
     async def install(self, prefix: Path, *specs: str, cache: Path) -> None:
         """Solve and install as pixi does."""
         rattler = pytest.importorskip("rattler", reason="py-rattler is not installed")
-        await rattler.index.index_fs(self._folder, write_zst=False, write_shards=False)
+        await self.index()
         records = await rattler.solve([self.url], specs, platforms=["linux-64", "noarch"])
         await rattler.install(records, target_prefix=prefix, cache_dir=cache, show_progress=False)
+
+
+def compiled(source: str, folder: Path, name: str, *options: str) -> bytes:
+    """A library out of C, which finds others beside itself as those of conda do."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to make a library with")
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / name), f"-Wl,-soname,{name}", *options]
+    subprocess.run([*command, "-Wl,-rpath,$ORIGIN"], input=source, text=True, check=True)
+    return (folder / name).read_bytes()
 
 
 def python_package(name: str, version: str, files: Mapping[str, str]) -> dict[str, bytes]:

@@ -387,9 +387,13 @@ async def test_what_a_subverted_uv_leaves_harms_nothing_of_the_hosts(
 
 
 async def test_packages_belong_to_the_server_and_everyone_may_read_them(
-    index: type[Site], small_environment: Environment, layer: Path
+    index: type[Site], small_environment: Environment, layer: Path, caplog: pytest.LogCaptureFixture
 ):
+    caplog.set_level(logging.INFO)
     await install(small_environment, layer, ["lamp"], open_uv=open_workshop().uv_for("s1"))
+
+    told = [record for record in caplog.records if record.getMessage().startswith("session s1: packages ")]
+    assert {vars(record)["session_id"] for record in told} == {"s1"}
 
     assert {path.lstat().st_uid for path in layer.rglob("*")} == {os.geteuid()}
     assert all(path.stat().st_mode & stat.S_IROTH for path in layer.rglob("*"))

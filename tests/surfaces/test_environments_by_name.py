@@ -9,9 +9,11 @@ import pytest
 from calls import Caller, connected, opened_runtime, text_of
 
 from belljar.environments import Environment
-from belljar.runtime import Runtime
+from belljar.errors import EnvironmentBroken
+from belljar.runtime import Runtime, open_runtime
 from belljar.settings import EnvironmentEntry
 from local_index import LocalIndex
+from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio
 
@@ -127,3 +129,19 @@ async def test_the_resolver_is_quoted(caller: Caller) -> None:
 
     assert "only house" in refused
     assert "house>7" in refused
+
+
+async def test_a_kernel_that_is_not_installed_is_refused_before_a_session_is_made(runtime: Runtime) -> None:
+    await runtime.starter.environment(runtime.settings.environment)
+    with pytest.raises(EnvironmentBroken, match="no Jupyter kernel is named 'tulip'") as caught:
+        runtime.sessions.create("local", environment="kernel:tulip")
+    assert caught.value.hint.startswith(("Installed: ", "None is installed"))
+
+
+async def test_a_kernel_of_the_settings_that_is_not_installed_is_said_at_the_start(
+    default_environment: Environment,
+) -> None:
+    data = default_environment.python.parents[3]
+    with pytest.raises(EnvironmentBroken, match="no Jupyter kernel is named 'tulip'"):
+        async with open_runtime(settings_with(data_directory=data, environment="kernel:tulip")):
+            pass

@@ -24,15 +24,21 @@ def list_command(
 
 def create_command(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which ones; all without it.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Make a new one of this environment.yml, requirements.txt or pyproject.toml; with one NAME."),
+    ] = None,
 ) -> None:
     """Make managed environments now rather than for the first session, and what others lack to run sessions.
 
-    Nothing is installed into an environment that is not belljar's own.
+    Nothing is installed into an environment that is not belljar's own. With --file, the table that lets sessions have
+    the new one is printed, for belljar.toml.
     """
-    from belljar.cli.environments import create
+    from belljar.cli.environments import create, create_from
     from belljar.settings import load_settings
 
-    raise typer.Exit(create(load_settings(), names or []))
+    settings = load_settings()
+    raise typer.Exit(create_from(settings, names or [], file) if file else create(settings, names or []))
 
 
 def check_command(

@@ -20,6 +20,7 @@ from belljar.environments.catalogue import (
     managed_names,
     unused_folders,
 )
+from belljar.environments.conda_pins import conda_lock, is_conda
 from belljar.environments.description import size_on_disk
 from belljar.environments.locks import open_lock
 from belljar.environments.pins import lock_of
@@ -28,6 +29,7 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.removal import remove_tree
 from belljar.sessions.archive import open_archive
 from belljar.settings import EnvironmentEntry, Settings
+from belljar.settings.environments import checked_names
 from belljar.supervisor import has_supervisor
 
 _TITLES = ("environment", "kind", "python", "packages", "size", "state", "interpreter")
@@ -65,6 +67,27 @@ def create(settings: Settings, names: Sequence[str]) -> int:
             support = f", with IPython from {environment.support}" if environment.support else ""
             print(f"{name} is ready: Python {environment.version}, {environment.python}{support}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def create_from(settings: Settings, names: Sequence[str], file: Path) -> int:
+    """Make an environment of a file, and print the table that names it in the settings; the exit status."""
+    if len(names) != 1:
+        raise InvalidArgument(f"{len(names)} names for {file}", hint="Give one: belljar env create NAME --file FILE")
+    name = names[0]
+    kind = "conda" if file.suffix in (".yml", ".yaml") else "managed"
+    entry = EnvironmentEntry(kind=kind, file=str(file.expanduser().absolute()))
+    known = name in settings.environments
+    if known and settings.environments[name] != entry:
+        raise InvalidArgument(f"environment {name} is in the settings already", hint="Give it another name")
+    try:
+        named = checked_names({**settings.environments, name: entry})
+    except ValueError as error:
+        raise InvalidArgument(str(error), hint="Give it another name") from error
+    status = create(settings.model_copy(update={"environments": named}), [name])
+    if not status and not known:
+        put_out(f"\n[environments.{json.dumps(name)}]\nkind = {json.dumps(kind)}\nfile = {json.dumps(entry.file)}\n")
+        print("hint: Put these lines into belljar.toml, so that sessions can have it", file=sys.stderr)
+    return status
 
 
 def check(settings: Settings, names: Sequence[str]) -> int:
@@ -113,8 +136,11 @@ def lock(settings: Settings, session: str) -> int:
         raise InvalidArgument(
             f"environment {entry.environment} of session {entry.id} is {found.state}", hint=found.problem or found.hint
         )
-    environment = describe(entry.environment, inspect_interpreter(Path(found.python)))
-    return put_out(lock_of(environment, settings.data_directory / "sessions" / entry.id / "layer"))
+    interpreter = inspect_interpreter(Path(found.python))
+    layer = settings.data_directory / "sessions" / entry.id / "layer"
+    if is_conda(interpreter.prefix):
+        return put_out(conda_lock(interpreter, entry.environment, settings.conda_channels, layer))
+    return put_out(lock_of(describe(entry.environment, interpreter), layer))
 
 
 def _names(settings: Settings) -> list[str]:

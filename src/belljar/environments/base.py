@@ -48,6 +48,13 @@ class Environment:
     """Of its Python."""
     support: Path | None = None
     """A folder with IPython for our runner, where the environment has none: searched after all of its own."""
+    channels: tuple[str, ...] = ()
+    """The URLs of conda's channels that packages for it come from; none for what is not conda's."""
+
+    @property
+    def prefix(self) -> Path:
+        """The folder that holds its `bin`."""
+        return self.python.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +102,19 @@ def inspect_interpreter(python: Path, *, timeout_s: float = 30) -> Interpreter:
         raise EnvironmentBroken(f"{python} is not a Python interpreter: it answered {last_words(answer)!r}") from None
 
 
-def describe(name: str, interpreter: Interpreter, *, kind: str = "", support: Path | None = None) -> Environment:
+def describe(
+    name: str,
+    interpreter: Interpreter,
+    *,
+    kind: str = "",
+    support: Path | None = None,
+    channels: tuple[str, ...] = (),
+) -> Environment:
     """The environment of an interpreter that was inspected."""
     # A virtual environment is found through the link in its bin folder, anything else through the real file.
     python = interpreter.executable if interpreter.is_virtual else interpreter.executable.resolve()
     readable = (*_readable(python, interpreter), *([support] if support else []))
-    return Environment(name, python, readable, kind, interpreter.version, support)
+    return Environment(name, python, readable, kind, interpreter.version, support, channels)
 
 
 def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:

@@ -61,7 +61,7 @@ def managed_folder(settings: Settings, name: str) -> Path:
     if name == DEFAULT.name:
         return folder(settings)
     entry = settings.environments.get(name)
-    if entry is None or entry.kind != "managed":
+    if entry is None or not entry.is_ours:
         kind = f"of kind {entry.kind}" if entry else "not one of environments"
         raise InvalidArgument(
             f"environment {name[:200]} is {kind}: it is not belljar's to make or remove",
@@ -72,7 +72,7 @@ def managed_folder(settings: Settings, name: str) -> Path:
 
 def managed_names(settings: Settings) -> list[str]:
     """Those that are ours to make."""
-    return [DEFAULT.name, *(name for name, entry in settings.environments.items() if entry.kind == "managed")]
+    return [DEFAULT.name, *(name for name, entry in settings.environments.items() if entry.is_ours)]
 
 
 def unused_folders(settings: Settings) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from belljar.environments.channels import DEFAULT_CHANNELS, channel_urls
 from belljar.errors import EnvironmentBroken
 from belljar.settings import EnvironmentEntry
 
@@ -51,6 +52,10 @@ class Ingredients:
     """A version, a range of versions or an interpreter; empty for the server's own."""
     file: Path | None = None
     """The file itself where uv reads it as it stands."""
+    specs: tuple[str, ...] = ()
+    """Packages of conda, which come before the requirements; without any, it is a virtual environment."""
+    channels: tuple[str, ...] = ()
+    """Where those come from."""
 
 
 def read_ingredients(entry: EnvironmentEntry) -> Ingredients:
@@ -58,6 +63,8 @@ def read_ingredients(entry: EnvironmentEntry) -> Ingredients:
     if entry.requirements:
         return Ingredients(_lines(entry.requirements, "requirements"), entry.python)
     path = Path(entry.file).expanduser().absolute()
+    if entry.kind == "conda":
+        return _for_conda(path)
     found = _read(path)
     return Ingredients(found.text, entry.python or found.python, found.file)
 
@@ -111,7 +118,22 @@ def _from_project(path: Path) -> Ingredients:
     return Ingredients(_lines(_texts(told.get("dependencies"), path), path), str(told.get("requires-python", "")))
 
 
-def _from_conda(path: Path) -> Ingredients:
+def _for_conda(path: Path) -> Ingredients:
+    """As conda would read it."""
+    table = _yaml(path)
+    specs, wheels = _dependencies(table, path)
+    named = [channel for channel in _texts(table.get("channels"), path) if channel != "nodefaults"]
+    # A package that names its channel is taken from any: they are searched in order.
+    named += [spec.rpartition("::")[0] for spec in specs if "::" in spec]
+    plain = tuple(spec.rpartition("::")[2].strip() for spec in specs)
+    if not any(_conda_parts(spec, path)[0] == "python" for spec in plain):
+        raise EnvironmentBroken(f"{path} has no python", hint="Sessions need one: add it to its dependencies")
+    channels = channel_urls(named or DEFAULT_CHANNELS)
+    text = _lines(wheels, path)
+    return Ingredients(text, specs=plain, channels=channels)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
     # 20 ms that only those pay who have such a file.
     import yaml
 
@@ -119,21 +141,35 @@ def _from_conda(path: Path) -> Ingredients:
         told: Any = yaml.safe_load(_text(path))
     except yaml.YAMLError as error:
         raise EnvironmentBroken(f"{path} is not YAML: {error}") from error
-    entries: Any = cast("dict[str, Any]", told).get("dependencies") if isinstance(told, dict) else None
+    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+
+
+def _dependencies(table: Mapping[str, Any], path: Path) -> tuple[list[str], list[str]]:
+    """The packages of conda, and those of pip."""
+    entries: Any = table.get("dependencies")
     if not isinstance(entries, list):
         raise EnvironmentBroken(f"{path} has no list of dependencies", hint="It is not an environment.yml")
-    wanted: list[str] = []
-    python = ""
+    specs: list[str] = []
+    wheels: list[str] = []
     for entry in cast("list[Any]", entries):
         if isinstance(entry, dict):
-            wanted += _texts(cast("dict[str, Any]", entry).get("pip"), path)
-            continue
-        name, version = _conda_parts(str(entry), path)
+            wheels += _texts(cast("dict[str, Any]", entry).get("pip"), path)
+        else:
+            specs.append(str(entry))
+    return specs, wheels
+
+
+def _from_conda(path: Path) -> Ingredients:
+    specs, wheels = _dependencies(_yaml(path), path)
+    wanted: list[str] = []
+    python = ""
+    for spec in specs:
+        name, version = _conda_parts(spec, path)
         if name == "python":
             python = version.removeprefix("==").removesuffix(".*")
         elif (ours := _ON_THE_INDEX.get(name, name)) is not None:
             wanted.append(f"{ours}{version}")
-    return Ingredients(_lines(wanted, path), python)
+    return Ingredients(_lines([*wanted, *wheels], path), python)
 
 
 def _conda_parts(spec: str, path: Path) -> tuple[str, str]:

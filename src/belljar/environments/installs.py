@@ -1,38 +1,32 @@
 """Adds packages to a session's layer, with uv, which reaches the package index so that the session need not.
 
-Only wheels are taken, because a source package runs its own code when it is installed. The environment is read and
+In an environment of conda its channels are asked first, and uv brings what they do not. The environment is read and
 never changed: what it has is not installed again. Where uv runs is the caller's choice; what it leaves in the staging
 folder is trusted no more than what a session leaves in its layer, and is looked at only once uv is gone.
 """
 
-import os
-import re
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment
-from belljar.environments.conda import find_tool
-from belljar.environments.inventory import Shelf
+from belljar.environments.conda import conda_packages, find_tool
+from belljar.environments.conda_installs import FromChannels, install_from_channels
 from belljar.environments.layers import move_into, take_over
 from belljar.environments.locks import open_lock
+from belljar.environments.prefixes import layer_shelves, own_prefix
 from belljar.environments.presence import PackageStatus, check_installed, check_names
-from belljar.environments.uv import OpenUv, Uv, UvAnswer, open_uv_on_host
+from belljar.environments.uv import OpenUv, open_uv_on_host
+from belljar.environments.wheels import TREE, Fetching, Pins, UvError
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.files.removal import remove_tree
 
-_TREE = "tree"
-_WHEELS_ONLY = ("--only-binary", ":all:")
-_ADDITION = re.compile(r"^ [+~] (?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)", re.MULTILINE)
-
-Pins = dict[str, Version]
 OnStage = Callable[[str], Awaitable[None]]
 """Hears what an installation is busy with."""
 
@@ -47,15 +41,26 @@ class InstallOutcome:
     imported: bool | None = None
     """Whether it imports in the session's running kernel; None where that was not tried."""
     import_error: str | None = None
+    source: str = ""
+    """In an environment of conda, where it was fetched from now: conda or pypi."""
+    note: str = ""
+    """Why it is a wheel though the environment is conda's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A distribution that was put into the layer, and the version that code of the session found before."""
+    """A package that was put into the layer, and the version that code of the session found before."""
 
     name: str
     before: str | None
     after: str
+    build: str = ""
+    """Of a package of conda."""
+
+    @property
+    def pin(self) -> str:
+        """It alone, as its installer takes it."""
+        return f"{self.name}={self.after}={self.build}" if self.build else f"{self.name}=={self.after}"
 
 
 def parse_requirement(text: str) -> Requirement:
@@ -117,10 +122,6 @@ def _ignore(_: Change) -> None:
     """Nobody asks."""
 
 
-class _UvError(Exception):
-    """uv's complaint."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Installation:
     environment: Environment
@@ -132,116 +133,90 @@ class _Installation:
 
     async def run(self, wanted: list[Requirement], open_uv: OpenUv) -> list[InstallOutcome]:
         await self.on_stage(f"resolving {', '.join(each.name for each in wanted)}")
-        present = await to_thread.run_sync(_read_pins, self.layer)
+        channels = await self._from_channels(wanted, open_uv) if self.environment.channels else FromChannels()
+        left = [number for number in range(len(wanted)) if number not in {*channels.settled, *channels.refused}]
+        errors = await self._from_index([wanted[number] for number in left], open_uv) if left else {}
+        faults = {**channels.refused, **{left[place]: error for place, error in errors.items()}}
+        reasons = {number: f"{fault}{self._advice(wanted[number])}" for number, fault in faults.items()}
+        return await self._outcomes(wanted, channels, reasons)
+
+    async def _from_channels(self, wanted: list[Requirement], open_uv: OpenUv) -> FromChannels:
+        pins = await to_thread.run_sync(_read_pins, self.layer, self.environment.version)
+        others = await to_thread.run_sync(conda_packages, own_prefix(self.layer))
+        before = {**{name: str(version) for name, version in pins.items()}, **others}
+        found = await install_from_channels(
+            self.environment, self.layer, self.staging, wanted, open_uv, timeout_s=self.timeout_s
+        )
+        for each in found.installed:
+            self.on_change(Change(each.name, before.get(each.name), each.version, each.build))
+        return found
+
+    async def _from_index(self, wanted: list[Requirement], open_uv: OpenUv) -> dict[int, str]:
+        """Wheels; the errors of those that there are none of."""
+        present = await to_thread.run_sync(_read_pins, self.layer, self.environment.version)
         async with open_uv(self.environment, self.staging) as uv:
-            fetching = _Fetching(self.environment, self.staging, self.timeout_s, uv)
+            fetching = Fetching(self.environment, self.staging, self.timeout_s, uv)
             accepted, pins, errors = await fetching.resolve_most(wanted, present)
             missing = {name: version for name, version in pins.items() if present.get(name) != version}
             try:
                 if missing:
                     await self.on_stage(f"fetching {_spelled(missing)}")
                     await fetching.fetch(missing)
-            except _UvError as refusal:
+            except UvError as refusal:
                 errors.update(dict.fromkeys(accepted, str(refusal)))
                 missing = {}
-            errors = {number: f"{error}{self._advice(wanted[number])}" for number, error in errors.items()}
         if missing:
             await self._put_in(missing)
-        return await self._outcomes(wanted, errors)
+        return errors
 
     def _advice(self, requirement: Requirement) -> str:
-        """What conda has and the index has not, only its own tool can bring, into the environment itself."""
+        """What conda's tool could bring into the environment itself."""
         if self.environment.kind != "conda":
             return ""
         tool = find_tool()
-        command = f"{tool[0] if tool else 'conda'} install -p {self.environment.python.parent.parent}"
+        command = f"{tool[0] if tool else 'conda'} install -p {self.environment.prefix}"
         return f"\nA package of conda's own is for the operator to install: {command} {requirement.name}"
 
     async def _put_in(self, pins: Pins) -> None:
         """Move what was fetched into the layer, and tell of it."""
         before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*pins])
-        tree = self.staging / _TREE
+        tree = self.staging / TREE
         await to_thread.run_sync(take_over, tree)
         await to_thread.run_sync(move_into, self.layer, tree)
         for status, (name, version) in zip(before, pins.items(), strict=True):
             self.on_change(Change(name, status.version, str(version)))
 
-    async def _outcomes(self, wanted: list[Requirement], errors: dict[int, str]) -> list[InstallOutcome]:
-        names = [f"{canonicalize_name(each.name)}{each.specifier}" for each in wanted]
+    async def _outcomes(
+        self, wanted: list[Requirement], channels: FromChannels, errors: dict[int, str]
+    ) -> list[InstallOutcome]:
+        known = {
+            number: channels.settled.get(number, canonicalize_name(each.name)) for number, each in enumerate(wanted)
+        }
+        names = [f"{known[number]}{each.specifier}" for number, each in enumerate(wanted)]
         statuses = await to_thread.run_sync(check_installed, self.environment, self.layer, names)
-        return [
-            InstallOutcome(each.name, None, errors[number])
-            if number in errors
-            else InstallOutcome(each.name, status.version if status.installed else None, _absence(each, status))
+        outcomes = [
+            _outcome(each, status, errors.get(number))
             for number, (each, status) in enumerate(zip(wanted, statuses, strict=True))
         ]
+        if self.environment.kind != "conda":
+            return outcomes
+        return [_told(outcome, number, channels) for number, outcome in enumerate(outcomes)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetching:
-    """The part of an installation that uv does. Paths are relative: uv may see the staging folder under another."""
-
-    environment: Environment
-    staging: Path
-    timeout_s: float
-    uv: Uv
-
-    async def resolve_most(self, wanted: list[Requirement], present: Pins) -> tuple[list[int], Pins, dict[int, str]]:
-        """All together, or else as many as go together, in order: their numbers, the pins, and the others' errors."""
-        everything = list(range(len(wanted)))
-        try:
-            return everything, await self._resolve(wanted, present), {}
-        except _UvError as refusal:
-            if len(wanted) == 1:
-                return [], {}, {0: str(refusal)}
-        accepted: list[int] = []
-        pins: Pins = {}
-        errors: dict[int, str] = {}
-        for number in everything:
-            try:
-                pins = await self._resolve([wanted[each] for each in (*accepted, number)], present)
-                accepted.append(number)
-            except _UvError as refusal:
-                errors[number] = str(refusal)
-        return accepted, pins, errors
-
-    async def _resolve(self, wanted: list[Requirement], present: Pins) -> Pins:
-        """What the layer has stays, unless what is wanted cannot live with it."""
-        kept = {name: version for name, version in present.items() if _is_fit(name, version, wanted)}
-        try:
-            return await self._plan(wanted, kept, present)
-        except _UvError:
-            if not kept:
-                raise
-            return await self._plan(wanted, {}, present)
-
-    async def _plan(self, wanted: list[Requirement], kept: Pins, present: Pins) -> Pins:
-        constraints = _write_new(self.staging, "".join(f"{name}=={version}\n" for name, version in kept.items()))
-        # The layer hides what the environment has of the same name, so that a fit version there is no help.
-        hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
-        options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
-        answer = await self._uv(*options, *(_spell(each) for each in wanted))
-        return _read_plan(answer.words)
-
-    async def fetch(self, pins: Pins) -> None:
-        exact = [f"{name}=={version}" for name, version in pins.items()]
-        await self._uv("--no-deps", "--target", _TREE, "--compile-bytecode", *exact)
-
-    async def _uv(self, *arguments: str) -> UvAnswer:
-        command = ("pip", "install", "--python", str(self.environment.python), *_WHEELS_ONLY, *arguments)
-        answer = await self.uv(command, timeout_s=self.timeout_s)
-        if answer.status:
-            raise _UvError(answer.complaint)
-        return answer
+def _outcome(wanted: Requirement, status: PackageStatus, error: str | None) -> InstallOutcome:
+    if error is not None:
+        return InstallOutcome(wanted.name, None, error)
+    return InstallOutcome(wanted.name, status.version if status.installed else None, _absence(wanted, status))
 
 
-def _write_new(folder: Path, text: str) -> str:
-    """A file of a new name: whoever may write in the folder could have put a link under a known one."""
-    descriptor, path = tempfile.mkstemp(dir=folder, suffix=".txt")
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - of a descriptor
-        os.fchmod(descriptor, 0o644)
-        file.write(text)
-    return Path(path).name
+def _told(outcome: InstallOutcome, number: int, channels: FromChannels) -> InstallOutcome:
+    """With where it came from, and why not from the channels."""
+    reason = f"conda: {channels.unknown[number]}" if number in channels.unknown else ""
+    if outcome.error is not None:
+        return replace(outcome, error="\n".join(filter(None, [outcome.error, reason])))
+    if number in channels.settled:
+        return replace(outcome, source="conda" if channels.settled[number] in channels.fetched else "")
+    return replace(outcome, source="pypi", note=reason)
 
 
 def _absence(wanted: Requirement, status: PackageStatus) -> str | None:
@@ -251,29 +226,10 @@ def _absence(wanted: Requirement, status: PackageStatus) -> str | None:
     return f"its condition does not hold here: {wanted.marker}" if wanted.marker else "uv did not install it"
 
 
-def _spell(requirement: Requirement) -> str:
-    """Without dots: uv takes `name.whl` for a file."""
-    spelled = Requirement(str(requirement))
-    spelled.name = canonicalize_name(requirement.name)
-    return str(spelled)
-
-
-def _is_fit(name: str, version: Version, wanted: list[Requirement]) -> bool:
-    return all(
-        each.specifier.contains(version, prereleases=True) for each in wanted if canonicalize_name(each.name) == name
-    )
-
-
 def _spelled(pins: Pins) -> str:
     return ", ".join(f"{name}=={version}" for name, version in pins.items())
 
 
-def _read_pins(layer: Path) -> Pins:
-    return {name: each.version for name, each in Shelf(layer, is_trusted=False).distributions.items()}
-
-
-def _read_plan(words: str) -> Pins:
-    try:
-        return {canonicalize_name(line["name"]): Version(line["version"]) for line in _ADDITION.finditer(words)}
-    except InvalidVersion as error:
-        raise _UvError(f"uv's plan cannot be read: {error}") from error
+def _read_pins(layer: Path, version: str) -> Pins:
+    shelves = reversed(layer_shelves(layer, version))
+    return {name: each.version for shelf in shelves for name, each in shelf.distributions.items()}

@@ -25,13 +25,13 @@ def move_into(layer: Path, tree: Path) -> None:
     """Move the packages of a tree into the layer, on the same file system, in place of those of the same name."""
     layer.mkdir(exist_ok=True)
     present = Shelf(layer, is_trusted=False)
-    with _folder(layer) as target, _folder(tree) as source:
+    with open_folder(layer) as target, open_folder(tree) as source:
         for name in Shelf(tree, is_trusted=False).distributions:
             if distribution := present.find(name):
-                _withdraw(distribution, present.read_record(distribution), target)
-        for name in _names(source):
+                withdraw(distribution, present.read_record(distribution), target)
+        for name in names_in(source):
             if name != _INSTALLER_LOCK:
-                _move(name, source, target)
+                move(name, source, target)
 
 
 def take_over(tree: Path) -> None:
@@ -45,12 +45,12 @@ def take_over(tree: Path) -> None:
         raise OSError(done.stderr.decode(errors="replace").strip()[-300:])
 
 
-def _withdraw(distribution: Distribution, record: str, layer: int) -> None:
+def withdraw(distribution: Distribution, record: str, layer: int) -> None:
     """Remove the files a distribution lists, as far as they are in the layer."""
     for path in islice(_recorded(record), _FILES_LIMIT):
         if path.parts and not path.is_absolute() and ".." not in path.parts:
             with contextlib.suppress(OSError, ValueError):
-                _unlink(path, layer)
+                unlink(path, layer)
     _clear(distribution.metadata.name, layer)
 
 
@@ -61,40 +61,47 @@ def _recorded(record: str) -> Generator[PurePosixPath]:
             yield PurePosixPath(row[0] if row else "")
 
 
-def _unlink(path: PurePosixPath, layer: int) -> None:
+def unlink(path: PurePosixPath, layer: int) -> None:
+    """Remove one file, at a path without `..`, and the folders that are empty without it."""
     with contextlib.ExitStack() as stack:
-        folder = layer
+        folders = [layer]
         for part in path.parts[:-1]:
-            folder = stack.enter_context(_folder(part, folder))
-        os.unlink(path.name, dir_fd=folder)
+            folders.append(stack.enter_context(open_folder(part, folders[-1])))
+        os.unlink(path.name, dir_fd=folders.pop())
+        with contextlib.suppress(OSError):
+            for part in reversed(path.parts[:-1]):
+                os.rmdir(part, dir_fd=folders.pop())
 
 
-def _move(name: str, source: int, target: int) -> None:
-    if _is_folder(name, source) and _is_folder(name, target):
+def move(name: str, source: int, target: int) -> None:
+    """Move one entry of a folder to another, what both have of it becoming one."""
+    if is_folder(name, source) and is_folder(name, target):
         # Several distributions may share one package folder.
-        with _folder(name, source) as inner_source, _folder(name, target) as inner_target:
-            for child in _names(inner_source):
-                _move(child, inner_source, inner_target)
+        with open_folder(name, source) as inner_source, open_folder(name, target) as inner_target:
+            for child in names_in(inner_source):
+                move(child, inner_source, inner_target)
         return
-    if _is_folder(name, source) or _is_folder(name, target):
+    if is_folder(name, source) or is_folder(name, target):
         _clear(name, target)
     os.replace(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _clear(name: str, folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        if _is_folder(name, folder):
+        if is_folder(name, folder):
             shutil.rmtree(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
 
 
-def _names(folder: int) -> list[str]:
+def names_in(folder: int) -> list[str]:
+    """What is in a folder."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
 
 
-def _is_folder(name: str, folder: int) -> bool:
+def is_folder(name: str, folder: int) -> bool:
+    """Whether an entry is a folder, and no link to one."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -102,7 +109,8 @@ def _is_folder(name: str, folder: int) -> bool:
 
 
 @contextmanager
-def _folder(path: Path | str, inside: int | None = None) -> Generator[int]:
+def open_folder(path: Path | str, inside: int | None = None) -> Generator[int]:
+    """The descriptor of a folder that is no link, by its path or by its name inside another."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         yield descriptor

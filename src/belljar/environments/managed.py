@@ -17,6 +17,9 @@ from pathlib import Path
 from anyio import to_thread
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from belljar.environments.base import inspect_interpreter
+from belljar.environments.conda_making import make_prefix
+from belljar.environments.conda_pins import conda_lock
 from belljar.environments.ingredients import Ingredients
 from belljar.environments.inventory import Shelf
 from belljar.environments.locks import open_lock
@@ -27,6 +30,8 @@ from belljar.settings import Settings
 SHARED = "managed"
 LOCK = "requirements.lock"
 """In a finished environment that uv chose the versions of: which ones those are."""
+CONDA_LOCK = "environment.lock.yml"
+"""The same of one with packages of conda."""
 _READY = ".ready"
 _BUILD_TIMEOUT_S = 1800
 
@@ -42,7 +47,10 @@ class Recipe:
     @property
     def text(self) -> str:
         """What makes it what it is."""
-        return self.lock.read_text("utf-8") if self.lock else self.ingredients.text
+        if self.lock:
+            return self.lock.read_text("utf-8")
+        ours = self.ingredients
+        return "\n".join(["conda", *ours.channels, *ours.specs, ours.text]) if ours.specs else ours.text
 
 
 DEFAULT = Recipe("default", Path(__file__).with_name("science.lock.txt"))
@@ -117,15 +125,23 @@ class _Build:
         self.tell(f"preparing the {self.recipe.name} environment in {self.root}: once, may take a minute")
         if self.root.exists():
             await to_thread.run_sync(shutil.rmtree, self.root)
-        await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
-        # Sessions see the tree read-only and could not keep what they compile: `import pandas, sklearn` took 8 s
-        # instead of 2.5 s, in every session. Compiling costs 18 s and 250 MB, once.
-        options = ("--only-binary", ":all:", "--compile-bytecode", *self._requirements())
-        await self._uv("pip", "install", "--python", str(interpreter_path(self.root)), *options)
+        if self.recipe.ingredients.specs:
+            await make_prefix(self.root, self.recipe.ingredients, self.tell, lock=self.lock, timeout_s=_BUILD_TIMEOUT_S)
+            if self.recipe.ingredients.text:
+                await self._install("--break-system-packages")
+        else:
+            await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
+            await self._install()
         if self.recipe.lock is None:
             await to_thread.run_sync(self._write_lock)
         (self.root / _READY).touch()
         self.tell(f"the {self.recipe.name} environment is ready")
+
+    async def _install(self, *options: str) -> None:
+        # Sessions see the tree read-only and could not keep what they compile: `import pandas, sklearn` took 8 s
+        # instead of 2.5 s, in every session. Compiling costs 18 s and 250 MB, once.
+        wheels = ("--only-binary", ":all:", "--compile-bytecode", *options, *self._requirements())
+        await self._uv("pip", "install", "--python", str(interpreter_path(self.root)), *wheels)
 
     def _python(self) -> str:
         """The server's own where that will do."""
@@ -142,11 +158,16 @@ class _Build:
         if self.recipe.ingredients.file is not None:
             return ("-r", str(self.recipe.ingredients.file))
         file = self.root / "requirements.in"
-        file.write_text(self.recipe.text, "utf-8")
+        file.write_text(self.recipe.ingredients.text, "utf-8")
         return ("-r", str(file))
 
     def _write_lock(self) -> None:
         """By what is there rather than by what uv said."""
+        if self.recipe.ingredients.specs:
+            interpreter = inspect_interpreter(interpreter_path(self.root))
+            lock = conda_lock(interpreter, self.recipe.name, self.recipe.ingredients.channels)
+            (self.root / CONDA_LOCK).write_text(lock, "utf-8")
+            return
         shelves = [Shelf(path) for path in self.root.glob("lib/python*/site-packages")]
         found = {name: each.version for shelf in shelves for name, each in shelf.distributions.items()}
         (self.root / LOCK).write_text("".join(f"{name}=={found[name]}\n" for name in sorted(found)), "utf-8")

@@ -26,4 +26,8 @@ __all__ = [
 
 def as_fields(answer: InstallOutcome | PackageStatus) -> dict[str, JsonValue]:
     """What an answer says of one package, by name."""
-    return asdict(answer)
+    fields = asdict(answer)
+    if isinstance(answer, PackageStatus):
+        return fields
+    # Of interest only where packages come from more than one place.
+    return {name: value for name, value in fields.items() if value or name not in ("source", "note")}

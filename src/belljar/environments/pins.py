@@ -16,7 +16,7 @@ _DIRECT_LIMIT = 64_000
 def lock_of(environment: Environment, layer: Path | None = None) -> str:
     """Requirements that make the same packages again, for pip, uv or a managed environment; blocks."""
     interpreter = inspect_interpreter(environment.python)
-    shelves = [Shelf(path) for path in interpreter.paths]
+    shelves = map(Shelf, interpreter.paths)
     found: dict[str, Distribution] = {}
     for shelf in shelves:
         for name, distribution in shelf.distributions.items():
@@ -25,11 +25,12 @@ def lock_of(environment: Environment, layer: Path | None = None) -> str:
     pinned = {**found, **own}
     head = f"# Python {interpreter.version}, environment {environment.name}: {len(pinned)} packages"
     more = [f"# of this session alone: {', '.join(sorted(own))}"] if own else []
-    lines = [_line(pinned[name], is_own=name in own) for name in sorted(pinned)]
+    lines = [pin_of(pinned[name], is_own=name in own) for name in sorted(pinned)]
     return "\n".join([head, *more, *lines]) + "\n"
 
 
-def _line(distribution: Distribution, *, is_own: bool) -> str:
+def pin_of(distribution: Distribution, *, is_own: bool) -> str:
+    """A requirement for this version; a comment for what the index does not have. A session's word is not asked."""
     pin = f"{distribution.name}=={distribution.version}"
     origin = "" if is_own else _origin(distribution.metadata / "direct_url.json")
     return f"# {pin} comes from {origin}" if origin else pin

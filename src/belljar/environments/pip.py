@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from belljar.environments.base import Environment, inspect_interpreter
 from belljar.environments.inventory import Shelf
-from belljar.environments.uv import Uv, UvAnswer, stopped_after
+from belljar.environments.uv import Uv, UvAnswer, run_solver, stopped_after
 from belljar.errors import EnvironmentBroken
 
 _PLAN = re.compile(r"^Would install (?P<names>.+)$", re.MULTILINE)
@@ -60,6 +60,10 @@ class PipAsUv:
             return stopped_after(timeout_s)
         words = done.stdout.decode("utf-8", "replace")
         return UvAnswer(done.returncode, _complaint(words) if done.returncode else "\n".join(_plan(words)))
+
+    async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
+        """Conda's solver, on the host too."""
+        return await run_solver(request, directory=self.folder, timeout_s=timeout_s)
 
 
 def translated(arguments: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 from belljar.environments.base import Environment, inspect_interpreter
 from belljar.environments.conda import conda_packages
 from belljar.environments.inventory import Distribution, Shelf
+from belljar.environments.prefixes import layer_shelves, own_prefix
 from belljar.errors import InvalidArgument
 
 NAMES_LIMIT = 200
@@ -37,9 +38,10 @@ def check_installed(environment: Environment, layer: Path | None, names: Sequenc
     check_names(names)
     interpreter = inspect_interpreter(environment.python)
     shelves = [Shelf(path) for path in interpreter.paths]
-    if layer is not None:
-        shelves.insert(0, Shelf(layer, is_trusted=False))
     others = conda_packages(interpreter.prefix)
+    if layer is not None:
+        shelves = [*layer_shelves(layer, interpreter.version), *shelves]
+        others |= conda_packages(own_prefix(layer))
     return [_check(name, shelves, interpreter.standard_library, others) for name in names]
 
 
@@ -67,7 +69,8 @@ def _check(
     for shelf in shelves if _is_module_name(name) else ():
         if shelf.has_module(name):
             return _judge_module(text, shelf, name, specifier)
-    return _judge_other(text, others[name], specifier) if name in others else PackageStatus(text, False)
+    other = others.get(name.lower())
+    return _judge_other(text, other, specifier) if other else PackageStatus(text, False)
 
 
 def _parse(text: str) -> tuple[str, SpecifierSet] | None:

@@ -10,11 +10,12 @@ import anyio
 from anyio import to_thread
 
 from belljar.environments.base import Environment, Interpreter, describe
+from belljar.environments.channels import channels_of
 from belljar.environments.ingredients import read_ingredients
 from belljar.environments.installed import find_entry, find_installed, inspect_recent
 from belljar.environments.managed import DEFAULT, Recipe, folder, interpreter_path, is_ready, prepare
 from belljar.environments.support import check_support, has_ipython, provide, support_folder
-from belljar.environments.uv import find_uv
+from belljar.environments.uv import check_rattler, find_uv
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
 from belljar.sandboxes.base import Check
 from belljar.settings import EnvironmentEntry, Settings
@@ -41,7 +42,7 @@ async def open_entry(
     settings: Settings, name: str, entry: EnvironmentEntry, *, on_progress: Tell | None = None
 ) -> Environment:
     """The environment that an entry describes, made first where it is ours to make; the entry is the operator's."""
-    if entry.kind == "managed":
+    if entry.is_ours:
         recipe = await to_thread.run_sync(recipe_of, name, entry)
         python = await prepare(settings, recipe, on_progress=on_progress)
         interpreter = await to_thread.run_sync(inspect_recent, python, abandon_on_cancel=True)
@@ -54,7 +55,10 @@ async def _supported(
     settings: Settings, name: str, interpreter: Interpreter, kind: str, on_progress: Tell | None
 ) -> Environment:
     support = await provide(settings, interpreter, on_progress=on_progress)
-    return describe(name, interpreter, kind=kind, support=support)
+    channels: tuple[str, ...] = ()
+    if kind == "conda":
+        channels = await to_thread.run_sync(channels_of, settings.conda_channels, interpreter.prefix)
+    return describe(name, interpreter, kind=kind, support=support, channels=channels)
 
 
 def recipe_of(name: str, entry: EnvironmentEntry) -> Recipe:
@@ -96,11 +100,14 @@ async def check_configured(settings: Settings) -> None:
 
 def look_at(settings: Settings, name: str, entry: EnvironmentEntry) -> Interpreter | None:
     """The interpreter of an entry, once checked; None where it is ours to make and not made yet. Changes nothing."""
-    if entry.kind != "managed":
+    if not entry.is_ours:
         interpreter = find_entry(entry)
     else:
-        root = folder(settings, recipe_of(name, entry))
+        recipe = recipe_of(name, entry)
+        root = folder(settings, recipe)
         if not is_ready(root):
+            if recipe.ingredients.specs:
+                check_rattler()
             return None
         interpreter = inspect_recent(interpreter_path(root))
     if not has_ipython(interpreter) and (support := support_folder(settings, interpreter)).is_dir():
@@ -143,7 +150,7 @@ def _check_named(settings: Settings, name: str) -> Check:
     except BelljarError as error:
         return Check(title, False, error.message, error.hint)
     if interpreter is None:
-        return Check(title, True, "managed, not made yet", f"Run: belljar env create {name}")
+        return Check(title, True, f"{entry.kind}, not made yet", f"Run: belljar env create {name}")
     return Check(title, True, f"{entry.kind}, {_told(interpreter)}")
 
 
@@ -155,7 +162,7 @@ def _told(interpreter: Interpreter) -> str:
 def _check_chosen(settings: Settings) -> Check:
     title = f"environment {settings.environment}"
     if settings.environment.startswith(KERNEL_PREFIX):
-        return Check(title, True, "an installed Jupyter kernel, looked for when a session starts")
+        return Check(title, True, "an installed Jupyter kernel, looked for when the server starts")
     if settings.environment in settings.environments:
         return Check(title, True, "the one that sessions have by themselves, named in environments")
     root = folder(settings)

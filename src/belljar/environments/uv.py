@@ -1,4 +1,4 @@
-"""Runs uv, the installer, as a subprocess that is heard, limited in time, and gone when its caller is.
+"""Runs uv, or conda's solver, as a subprocess that is heard, limited in time, and gone when its caller is.
 
 It passes the process's own variables on, so that the user's index settings count. Nothing of it reaches our stdout,
 which may be an MCP connection. It does not know what is installed or where. That uv may run elsewhere than on the host
@@ -11,10 +11,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,9 @@ from uv import find_uv_bin
 from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
 
+SOLVER = Path(__file__).with_name("solver.py")
+EXTRA = "pip install 'belljar[conda]'"
+"""What brings rattler."""
 _HEARD_LIMIT = 1_000_000
 _COMPLAINT_LIMIT = 20_000
 _CHATTER = ("Using ", "Resolved ", "Downloading ", " Downloaded ", "Prepared ", "Audited ", "Checked ")
@@ -53,6 +57,10 @@ class Uv(Protocol):
         """Run it once. Asked by an installation, several times over."""
         ...
 
+    async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
+        """Run conda's solver in the same place, on a request that is in the folder. Asked for environments of conda."""
+        ...
+
 
 OpenUv = Callable[[Environment, Path], AbstractAsyncContextManager[Uv]]
 """Opens uv for an environment and a working folder; nothing of uv runs on when the block has ended."""
@@ -61,8 +69,54 @@ OpenUv = Callable[[Environment, Path], AbstractAsyncContextManager[Uv]]
 @asynccontextmanager
 async def open_uv_on_host(environment: Environment, folder: Path) -> AsyncGenerator[Uv]:
     """uv as a process of this server's user, which reaches what that user reaches."""
-    # A hard link would let a session write into uv's cache.
-    yield partial(run_uv, directory=folder, variables={"UV_LINK_MODE": "copy"})
+    yield _UvOnHost(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _UvOnHost:
+    folder: Path
+
+    async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
+        # A hard link would let a session write into uv's cache.
+        return await run_uv(arguments, directory=self.folder, timeout_s=timeout_s, variables={"UV_LINK_MODE": "copy"})
+
+    async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
+        return await run_solver(request, directory=self.folder, timeout_s=timeout_s)
+
+
+def find_rattler() -> Path | None:
+    """The folder of rattler, which comes with the extra `conda`; nothing of it is loaded here."""
+    found = find_spec("rattler")
+    places = found.submodule_search_locations if found else None
+    return Path(next(iter(places))) if places else None
+
+
+def check_rattler() -> Path:
+    """The same, or what to do about it."""
+    if rattler := find_rattler():
+        return rattler
+    raise EnvironmentBroken(
+        "packages of conda are brought by rattler, which is missing",
+        hint=f'Run: {EXTRA}; or make it of wheels: an environment.yml can be the file of kind = "managed" too',
+    )
+
+
+def solver_command(request: str, python: str = sys.executable) -> list[str]:
+    """What solves a request that is in the working directory."""
+    return [python, "-I", str(SOLVER), str(check_rattler().parent), request]
+
+
+async def run_solver(
+    request: str,
+    *,
+    directory: Path,
+    timeout_s: float,
+    on_line: Callable[[str], None] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> UvAnswer:
+    """Solve and install packages of conda as a process of this server's user."""
+    command = solver_command(request)
+    return await _run_heard(command, directory=directory, timeout_s=timeout_s, on_line=on_line, pass_fds=pass_fds)
 
 
 def find_uv() -> str:
@@ -96,8 +150,29 @@ async def run_uv(
     variables: Mapping[str, str] | None = None,
 ) -> UvAnswer:
     """Run uv in a directory whose parents hold no project; with `show`, it talks to our stderr and nothing is heard."""
-    process = await anyio.open_process(
+    return await _run_heard(
         [find_uv(), *([] if show else ["--color", "never"]), *arguments],
+        directory=directory,
+        timeout_s=timeout_s,
+        show=show,
+        on_line=on_line,
+        pass_fds=pass_fds,
+        variables=variables,
+    )
+
+
+async def _run_heard(
+    command: Sequence[str],
+    *,
+    directory: Path,
+    timeout_s: float,
+    show: bool = False,
+    on_line: Callable[[str], None] | None = None,
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] | None = None,
+) -> UvAnswer:
+    process = await anyio.open_process(
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None if show else subprocess.PIPE,

@@ -62,7 +62,8 @@ async def install_for(environment: Environment, layer: Path, open_uv: OpenUv, re
 
 
 def _told(outcome: InstallOutcome) -> str:
-    return f"{outcome.name} {outcome.installed_version} is installed"
+    note = f" ({outcome.note})" if outcome.note else ""
+    return f"{outcome.name} {outcome.installed_version} is installed{note}"
 
 
 def restart_lines(changes: Sequence[Change]) -> list[str]:

@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 from belljar.environments.base import Environment
+from belljar.environments.prefixes import own_packages, own_prefix
 from belljar.errors import KernelDied, KernelStartFailed
-from belljar.kernels import frames
+from belljar.kernels import frames, messages
 from belljar.kernels.copies import KeptProcess
 from belljar.outputs.events import Stream
 from belljar.sandboxes.base import Sandbox, SandboxProcess
@@ -37,16 +38,22 @@ def runner_command(environment: Environment, part: str, *words: str) -> list[str
 
 def session_environment(sandbox: Sandbox, environment: Environment, layer: Path | None) -> dict[str, str]:
     """The variables a session sees, and no others: nothing of the server's own environment."""
-    conda = {"CONDA_PREFIX": str(environment.python.parent.parent)} if environment.kind == "conda" else {}
+    conda = {"CONDA_PREFIX": str(environment.prefix)} if environment.kind == "conda" else {}
+    commands = [environment.python.parent]
+    packages = [layer, MODULES] if layer else []
+    if conda and layer:
+        # There once packages of conda were installed for the session.
+        commands.append(own_prefix(layer) / "bin")
+        packages.insert(1, own_packages(layer, environment.version))
     return {
-        "PATH": f"{environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{os.pathsep.join(map(str, commands))}:/usr/local/bin:/usr/bin:/bin",
         "HOME": sandbox.home,
         "TMPDIR": sandbox.temporary,
         "USER": "belljar",
         "LANG": "C.UTF-8",
         "TZ": os.environ.get("TZ", ""),
         # What copies are made of has neither: each copy puts them where a cold start has them.
-        "PYTHONPATH": f"{layer}{os.pathsep}{MODULES}" if layer else "",
+        "PYTHONPATH": os.pathsep.join(map(str, packages)),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "PLOTLY_RENDERER": "plotly_mimetype",
         **conda,
@@ -62,7 +69,7 @@ async def await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProce
                 for item in await wire.receive():
                     if isinstance(item, Stream):
                         said = (said + item.text)[-_MOST_LAST_WORDS:]
-                    elif isinstance(item, frames.Ready):
+                    elif isinstance(item, messages.Ready):
                         return
     except TimeoutError:
         raise KernelStartFailed(f"the kernel was not ready after {timeout_s:g} s", hint=_last_words(said)) from None

@@ -5,10 +5,12 @@ Knows nothing of sandboxes.
 
 import asyncio
 import logging
+from pathlib import Path
 
 from belljar.environments import Environment, check_name, open_environment
+from belljar.environments.managed import DEFAULT, folder, is_ready
 from belljar.environments.selection import KERNEL_PREFIX
-from belljar.errors import InvalidArgument
+from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,32 @@ class Environments:
                 f"environment {name[:80]!r} is not a name",
                 hint="Use 'default', or 'kernel:NAME' for an installed Jupyter kernel",
             )
-        if not name.startswith(KERNEL_PREFIX):
+        if name.startswith(KERNEL_PREFIX):
+            self._check_kernel(name.removeprefix(KERNEL_PREFIX))
+        else:
             check_name(self._settings, name)
+
+    def _check_kernel(self, kernel_name: str) -> None:
+        """Refuse a kernel that is not installed, unless an environment may bring it that is not made yet."""
+        # jupyter_client takes 150 ms to import: only those pay who ask for such a kernel.
+        from belljar.kernels import jupyter
+
+        home = self._kernel_home()
+        try:
+            jupyter.find_kernelspec(kernel_name, [home / "share/jupyter/kernels"] if home else [])
+        except EnvironmentBroken:
+            if home is not None:
+                raise
+
+    def _kernel_home(self) -> Path | None:
+        """The prefix of the environment whose kernels come before Jupyter's own; None while that is not known."""
+        name = self._settings.environment
+        name = DEFAULT.name if name.startswith(KERNEL_PREFIX) else name
+        task = self._tasks.get(name)
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return task.result().prefix
+        root = folder(self._settings)
+        return root if name == DEFAULT.name and is_ready(root) else None
 
     async def get(self, name: str) -> Environment:
         """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,10 +24,23 @@ import anyio
 from belljar.egress.proxy import Proxy, ProxyLimits, open_proxy
 from belljar.egress.rules import Rule, parse_rules
 from belljar.environments.access import IndexAccess, read_access
-from belljar.environments.base import Environment
+from belljar.environments.base import Environment, describe, inspect_interpreter
+from belljar.environments.channels import channel_folders, channel_rules
 from belljar.environments.index import find_index_hosts
 from belljar.environments.pip import open_pip_on_host
-from belljar.environments.uv import OpenUv, Uv, UvAnswer, find_uv, has_uv, listen, open_uv_on_host, stopped_after
+from belljar.environments.uv import (
+    SOLVER,
+    OpenUv,
+    Uv,
+    UvAnswer,
+    find_rattler,
+    find_uv,
+    has_uv,
+    listen,
+    open_uv_on_host,
+    solver_command,
+    stopped_after,
+)
 from belljar.files.addresses import refusal, refusal_of_chosen
 from belljar.files.removal import remove_tree
 from belljar.kernels.hatches import INSIDE, proxy_variables, relay_command
@@ -91,7 +105,7 @@ class Workshop:
 
     @asynccontextmanager
     async def _open(self, session_id: str, environment: Environment, folder: Path) -> AsyncGenerator[Uv]:
-        index = await self.index_rules()
+        index = [*await self.index_rules(), *channel_rules(environment.channels)]
         access = await asyncio.to_thread(read_access, {rule.host for rule in index})
         async with AsyncExitStack() as stack:
             side = await stack.enter_async_context(_open_side(folder.parent))
@@ -101,7 +115,8 @@ class Workshop:
             if identity is not None:
                 stack.callback(self._provider.release_identity, identity)
             proxy = await stack.enter_async_context(self._open_proxy(session_id, side / "scratch", index))
-            spec = self._spec(environment, folder, side, access, identity)
+            solver = await asyncio.to_thread(_solver_trees, environment.channels)
+            spec = self._spec(environment, folder, side, (*access.readable, *solver), identity)
             yield ConfinedUv(self._provider, spec, environment, access, proxy)
 
     def _open_proxy(
@@ -122,7 +137,8 @@ class Workshop:
         return open_proxy(
             folder,
             _SOCKET,
-            session_id=f"{session_id}, packages",
+            session_id=session_id,
+            purpose="packages",
             # What its code may reach anyway is no more than uv may.
             rules=[*index, *parse_rules(self._settings.egress)],
             judge=judge,
@@ -130,7 +146,7 @@ class Workshop:
         )
 
     def _spec(
-        self, environment: Environment, folder: Path, side: Path, access: IndexAccess, identity: Identity | None
+        self, environment: Environment, folder: Path, side: Path, shown: Sequence[Path], identity: Identity | None
     ) -> SandboxSpec:
         memory_mb = self._settings.memory_mb or 0
         return SandboxSpec(
@@ -138,7 +154,7 @@ class Workshop:
             workspace=folder,
             scratch=side / "scratch",
             home=side / "home",
-            readable=(*environment.readable, INSIDE, Path(find_uv()), *access.readable),
+            readable=(*environment.readable, INSIDE, Path(find_uv()), *shown),
             limits=Limits(
                 memory_mb=memory_mb and max(memory_mb, _LEAST_MEMORY_MB),
                 cpus=self._settings.cpus or 0,
@@ -162,13 +178,20 @@ class ConfinedUv:
 
     async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
         """Run it once; what the proxy refused is told with what uv says."""
+        return await self._heard([find_uv(), "--color", "never", *arguments], timeout_s)
+
+    async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
+        """Run conda's solver once, in the server's own Python."""
+        return await self._heard(solver_command(request, str(_own_python())), timeout_s)
+
+    async def _heard(self, command: Sequence[str], timeout_s: float) -> UvAnswer:
         already = len(self.proxy.refused)
         sandbox = await self.provider.open(self.spec)
         hit: list[str] = []
         async with _hearing() as (writing, hearing):
             try:
                 async with asyncio.timeout(timeout_s):
-                    status = await self._run(sandbox, arguments, writing)
+                    status = await self._run(sandbox, command, writing)
                 hit += [f"{incident.kind}: it {incident.detail}" for incident in sandbox.incidents()]
             except TimeoutError:
                 return stopped_after(timeout_s)
@@ -181,11 +204,11 @@ class ConfinedUv:
         more = [*hit, *self.proxy.refused[already:]] if status else []
         return UvAnswer(status, "\n".join([words.rstrip(), *more]))
 
-    async def _run(self, sandbox: Sandbox, arguments: Sequence[str], output: int) -> int:
+    async def _run(self, sandbox: Sandbox, command: Sequence[str], output: int) -> int:
         relay = relay_command(self.environment.python, f"{sandbox.scratch}/{_SOCKET}")
         try:
             process = await sandbox.spawn(
-                [*relay, find_uv(), "--color", "never", *arguments],
+                [*relay, *command],
                 environment=self._variables(sandbox),
                 stdout=output,
                 stderr=output,
@@ -214,6 +237,20 @@ class ConfinedUv:
             # A loopback address is one of the host's: there is nothing at this one's.
             **proxy_variables(spared=""),
         }
+
+
+def _own_python() -> Path:
+    """Behind the links of the server's environment, whose packages are not shown."""
+    return Path(sys.executable).resolve()
+
+
+def _solver_trees(channels: Sequence[str]) -> tuple[Path, ...]:
+    """What conda's solver has to see; blocks while the server's interpreter tells where its library is."""
+    rattler = find_rattler() if channels else None
+    if rattler is None:
+        return ()
+    python = describe("", inspect_interpreter(_own_python()))
+    return (*python.readable, SOLVER, rattler, *channel_folders(channels))
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ class Installation:
     outcomes: list[InstallOutcome]
     restart_needed: list[str]
     pinned: list[str]
-    """Everything that was put into the layer, dependencies included, as NAME==VERSION."""
+    """Everything that was put into the layer, dependencies included: NAME==VERSION, of conda NAME=VERSION=BUILD."""
 
 
 async def install_packages(
@@ -34,7 +34,7 @@ async def install_packages(
     outcomes = await install(
         environment, layer, requirements, on_change=changes.append, on_stage=on_stage, open_uv=open_uv
     )
-    pinned = sorted(f"{change.name}=={change.after}" for change in changes)
+    pinned = sorted(change.pin for change in changes)
     there = [outcome.name for outcome in outcomes if outcome.error is None]
     replaced = [change for change in changes if change.before is not None and change.before != change.after]
     names = [*there, *(change.name for change in replaced)]

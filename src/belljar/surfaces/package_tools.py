@@ -115,4 +115,6 @@ def _line(outcome: InstallOutcome) -> str:
         return f"{outcome.name}: {outcome.error}"
     if outcome.import_error is not None:
         return f"{outcome.name} {outcome.installed_version}, but it does not import: {outcome.import_error}"
-    return f"{outcome.name} {outcome.installed_version}{', imports' if outcome.imported else ''}"
+    origin = {"conda": ", from conda", "pypi": ", a wheel"}.get(outcome.source, "")
+    note = f" ({outcome.note})" if outcome.note else ""
+    return f"{outcome.name} {outcome.installed_version}{', imports' if outcome.imported else ''}{origin}{note}"

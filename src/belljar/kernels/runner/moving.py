@@ -23,9 +23,10 @@ def move_modules(old: str, new: str) -> None:
             places: Any = getattr(holder, name, None)
             if isinstance(places, list):
                 places[:] = [_moved(str(place), old, new) for place in cast("list[Any]", places)]
-    if "PYTHONPATH" in os.environ:
-        parts = os.environ["PYTHONPATH"].split(os.pathsep)
-        os.environ["PYTHONPATH"] = os.pathsep.join(_moved(part, old, new) for part in parts)
+    for name in ("PYTHONPATH", "PATH"):
+        if name in os.environ:
+            parts = os.environ[name].split(os.pathsep)
+            os.environ[name] = os.pathsep.join(_moved(part, old, new) for part in parts)
 
 
 def _moved(path: str, old: str, new: str) -> str:

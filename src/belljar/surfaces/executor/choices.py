@@ -76,7 +76,7 @@ def _known(settings: Settings, kind: Kind, operators: Choice) -> list[str]:
     variable = os.environ.get(_VARIABLES[kind], "")
     places += [variable] if variable else []
     kinds = {"conda"} if kind == "conda" else {"venv", "venv-uv"}
-    places += [entry.path for entry in settings.environments.values() if entry.kind in kinds]
+    places += [entry.path for entry in settings.environments.values() if entry.kind in kinds and entry.path]
     if kind == "conda":
         places += [place.name for place in list_conda()]
     return list(dict.fromkeys(places))

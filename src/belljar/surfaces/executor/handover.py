@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from belljar.errors import SettingsError
-from belljar.files.workspace import MAX_DEPTH
+from belljar.files.names import MAX_DEPTH
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.identities import is_given_out
 

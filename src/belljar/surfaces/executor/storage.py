@@ -10,7 +10,8 @@ import secrets
 from pathlib import Path
 
 from belljar.errors import InvalidArgument, InvalidPath, TooLarge
-from belljar.files.workspace import SANDBOX_ROOT, Workspace
+from belljar.files.names import SANDBOX_ROOT
+from belljar.files.workspace import Workspace
 from belljar.sandboxes.base import Identity
 from belljar.surfaces.executor.handover import hand_over_folder
 

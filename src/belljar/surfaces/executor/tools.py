@@ -144,12 +144,15 @@ class ExecutorSurface:
         outcomes = await bench.install(environment, packages, stage_reporter(ctx))
         failed = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
         there = [f"{outcome.name}=={outcome.installed_version}" for outcome in outcomes if not outcome.error]
+        notes = [f"{outcome.name}: a wheel; {outcome.note}" for outcome in outcomes if outcome.note]
         fields: Fields = {
             "status": "error" if failed else "success",
             "env_type": self._choice(ctx).fields(self._settings)["type"],
             "installed_packages": there,
-            "output": "\n".join([*there, *failed]),
+            "output": "\n".join([*there, *notes, *failed]),
         }
+        sources: Fields = {outcome.name: outcome.source for outcome in outcomes if outcome.source}
+        fields |= {"sources": sources} if sources else {}
         return {**fields, "error": "\n".join(failed)} if failed else fields
 
     @answered

@@ -133,7 +133,7 @@ class Workbench:
         return replace(end, **said)
 
     async def _run(self, environment: Environment, name: str, code: str) -> ProgramEnd:
-        self._admission.check_queue()
+        self._admission.check_queue(self._principal)
         async with self._admission.slot(self._principal):
             self._admission.check_memory()
             folders = self._folders(environment)
