@@ -147,10 +147,6 @@ def test_nothing_in_the_folder_of_a_notebook_is_obeyed(front_end: FrontEnd) -> N
     assert front_end.run("1 + 1").result == "2"
 
 
-def test_there_are_no_comms_and_front_ends_are_told_so(front_end: FrontEnd) -> None:
-    assert front_end.ask(front_end.client.comm_info)["comms"] == {}
-
-
 # Programs that run notebooks
 
 

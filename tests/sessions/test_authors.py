@@ -23,3 +23,17 @@ def test_one_cell_is_a_cell() -> None:
 
 def test_an_owner_alone_is_told_nothing() -> None:
     assert Authors().begin("") == ""
+
+
+def test_the_owner_is_told_who_used_widgets() -> None:
+    authors = Authors()
+    authors.use("")
+    authors.use("ann")
+    authors.use("ann")
+    assert authors.begin("") == "ann used widgets in this session since your last one"
+    authors.begin("ann")
+    authors.use("ann")
+    assert authors.begin("") == "ann ran a cell and used widgets in this session since your last one"
+    authors.begin("ann")
+    authors.use("bob")
+    assert authors.begin("") == "ann ran a cell and bob used widgets in this session since your last one"

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from belljar.attachments.messages import Checked, Completed, Inspected, News
+from belljar.outputs.events import CommMessage
 
 
 class Attached(Protocol):
@@ -39,6 +40,14 @@ class Attached(Protocol):
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """Answer a cell of one's own that asks; `question` says which of its questions that is for."""
+        ...
+
+    async def send_comm(self, request_id: str, message: CommMessage) -> None:
+        """Hand a word to a widget, in the session's turn; the news ends with `Heard`."""
+        ...
+
+    async def comms(self) -> dict[str, str]:
+        """Targets of the comms that are open, by their ids; none while a cell runs."""
         ...
 
     async def interrupt(self) -> None:

@@ -6,11 +6,13 @@ from itertools import islice
 from typing import TypeVar
 
 from belljar.answers import values_of
-from belljar.attachments.messages import Asks, Begun, Checked, Completed, Ended, Gone, Inspected, News, Said
+from belljar.attachments.messages import Asks, Begun, Checked, Completed, Ended, Gone, Heard, Inspected, News, Said
+from belljar.attachments.views import Views
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.models import OutputEvent
+from belljar.outputs.events import CommMessage, Event
 from belljar.outputs.publishing import ending, output_of
 from belljar.outputs.reassembly import ReadDisplay
 from belljar.sessions.cells import make_cell
@@ -40,10 +42,12 @@ class LocalAttachment:
         self._author = author
         self._own: set[str] = set()
         self._told: set[str] = set()
-        self._queue: asyncio.Queue[Execution | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Execution | Said | Heard | None] = asyncio.Queue()
+        self._views = Views()
         last = session.latest()
         self._count = last.result().execution_count if last else 0
         session.watchers.add(self._on_execution)
+        session.comms.watch(self._on_comm)
         for execution in session.running():
             if execution.has_started:
                 self._on_execution(execution)
@@ -78,13 +82,28 @@ class LocalAttachment:
         elif execution.is_finished:
             self._told.discard(execution.id)
 
+    def _on_comm(self, source_id: str, sequence: int, event: Event | None) -> None:
+        if event is None:
+            self._queue.put_nowait(Heard(request_id=source_id))
+        elif (said := self._views.taken(source_id, event)) is None:
+            return
+        elif source_id in self._told:
+            self._views.keep(said, sequence)
+        else:
+            self._queue.put_nowait(said)
+
     # News
 
     async def news(self) -> AsyncGenerator[News]:
         """See `Attached`. Read from the journal, so a slow reader loses nothing."""
-        while (execution := await self._queue.get()) is not None:
-            async for item in self._news_of(execution):
-                yield item
+        while (next_one := await self._queue.get()) is not None:
+            if isinstance(next_one, Execution):
+                async for item in self._news_of(next_one):
+                    yield item
+                continue
+            if isinstance(next_one, Said):
+                self._views.forget(next_one)
+            yield next_one
         yield Gone()
 
     async def _news_of(self, execution: Execution) -> AsyncGenerator[News]:
@@ -109,12 +128,17 @@ class LocalAttachment:
             is_finished = execution.is_finished
             events = list(islice(self._session.journal.events(execution.id, seen), _BATCH))
             for event in events:
+                for word in self._views.due(execution.id, event.sequence):
+                    yield word
                 seen = event.sequence
                 # Who ran it knows who did.
                 if (said := await self._said(execution, event, count)) and not (is_own and "author" in event.data):
                     yield said
             question = execution.question
-            if events:
+            words = [*self._views.due(execution.id, seen + 1)]
+            for word in words:
+                yield word
+            if events or words:
                 continue
             if is_finished:
                 return
@@ -158,8 +182,21 @@ class LocalAttachment:
 
     async def interrupt(self) -> None:
         """See `Attached`."""
+        self._session.comms.interrupt()
         for execution in reversed(self._session.running()):
             execution.interrupt()
+
+    # Widgets
+
+    async def send_comm(self, request_id: str, message: CommMessage) -> None:
+        """See `Attached`."""
+        # Aside: it goes on when who sent it has gone, and ends with the session.
+        session = self._session
+        session.queue.run_aside(session.comms.hear(request_id, message, self._author))
+
+    async def comms(self) -> dict[str, str]:
+        """See `Attached`."""
+        return await self._between_cells(lambda _: self._session.comms.opened()) or {}
 
     # What a person who types wants to know
 
@@ -203,6 +240,7 @@ class LocalAttachment:
         """See `Attached`."""
         if self._on_execution in self._session.watchers:
             self._session.watchers.discard(self._on_execution)
+            self._session.comms.leave(self._on_comm)
             self._session.touch()
             for execution in self._session.running():
                 if execution.id in self._own:

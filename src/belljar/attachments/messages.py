@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, TypeAdapter
 
 from belljar.models import Model, Status
+from belljar.outputs.events import CommMessage
+from belljar.outputs.publishing import OutputKind
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -52,6 +54,20 @@ class Answer(Model):
     """Which one, by its number: the answer to one that is over is none to the next."""
 
 
+class Comm(Model):
+    """Hand a word to a widget; what comes of it is in the news, under `request_id`, until it is heard."""
+
+    op: Literal["comm"] = "comm"
+    request_id: str = Field(max_length=200)
+    comm: CommMessage
+
+
+class Comms(Model):
+    """Which comms are open."""
+
+    op: Literal["comms"] = "comms"
+
+
 class Interrupt(Model):
     """Stop what runs and what waits."""
 
@@ -82,7 +98,9 @@ class Check(Model):
     code: str
 
 
-Request = Annotated[Execute | End | Answer | Interrupt | Complete | Inspect | Check, Field(discriminator="op")]
+Request = Annotated[
+    Execute | End | Answer | Comm | Comms | Interrupt | Complete | Inspect | Check, Field(discriminator="op")
+]
 
 
 class Numbered(Model):
@@ -106,6 +124,13 @@ class Queued(Model):
 
     kind: Literal["queued"] = "queued"
     execution_id: str
+
+
+class Opened(Model):
+    """The targets of comms, by their ids; empty while a cell runs."""
+
+    kind: Literal["opened"] = "opened"
+    comms: dict[str, str]
 
 
 class Completed(Model):
@@ -140,7 +165,7 @@ class Refused(Model):
     hint: str = ""
 
 
-Reply = Annotated[Done | Queued | Completed | Inspected | Checked | Refused, Field(discriminator="kind")]
+Reply = Annotated[Done | Queued | Opened | Completed | Inspected | Checked | Refused, Field(discriminator="kind")]
 
 
 class Replied(Model):
@@ -177,12 +202,16 @@ class Begun(Model):
 
 
 class Said(Model):
-    """An output, as Jupyter names it."""
+    """An output, or a widget's word, as Jupyter names it."""
 
     kind: Literal["said"] = "said"
     execution_id: str
-    output: Literal["stream", "display_data", "update_display_data", "clear_output", "execute_result", "error"]
+    """Or the id of a request that is being heard."""
+    output: OutputKind
     content: dict[str, Any]
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    buffers: list[str] = Field(default_factory=list)
+    """Of a comm's message, in base64."""
 
 
 class Asks(Model):
@@ -194,6 +223,13 @@ class Asks(Model):
     is_password: bool
     question: int
     """Its number, for the answer."""
+
+
+class Heard(Model):
+    """A widget has had its word, and all that came of it was told."""
+
+    kind: Literal["heard"] = "heard"
+    request_id: str
 
 
 class Ended(Model):
@@ -211,8 +247,10 @@ class Gone(Model):
     kind: Literal["gone"] = "gone"
 
 
-News = Begun | Said | Asks | Ended | Gone
-ToClient = Annotated[Welcome | Refused | Replied | Begun | Said | Asks | Ended | Gone, Field(discriminator="kind")]
+News = Begun | Said | Asks | Heard | Ended | Gone
+ToClient = Annotated[
+    Welcome | Refused | Replied | Begun | Said | Asks | Heard | Ended | Gone, Field(discriminator="kind")
+]
 
 first: TypeAdapter[Attach | Open] = TypeAdapter(Annotated[Attach | Open, Field(discriminator="op")])
 numbered: TypeAdapter[Numbered] = TypeAdapter(Numbered)

@@ -17,6 +17,8 @@ from belljar.attachments.messages import (
     Attach,
     Check,
     Checked,
+    Comm,
+    Comms,
     Complete,
     Completed,
     Done,
@@ -29,6 +31,7 @@ from belljar.attachments.messages import (
     News,
     Numbered,
     Open,
+    Opened,
     Queued,
     Refused,
     Replied,
@@ -37,8 +40,9 @@ from belljar.attachments.messages import (
 )
 from belljar.control import ask_sessions, reachable
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
+from belljar.outputs.events import CommMessage
 
-_Reply = TypeVar("_Reply", Done, Queued, Completed, Inspected, Checked)
+_Reply = TypeVar("_Reply", Done, Queued, Opened, Completed, Inspected, Checked)
 _NEWS_AHEAD = 1_000
 _TOLD = 5
 
@@ -156,6 +160,14 @@ class RemoteAttachment:
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """See `Attached`."""
         await self._ask(Answer(execution_id=execution_id, text=text, question=question), Done)
+
+    async def send_comm(self, request_id: str, message: CommMessage) -> None:
+        """See `Attached`."""
+        await self._ask(Comm(request_id=request_id, comm=message), Done)
+
+    async def comms(self) -> dict[str, str]:
+        """See `Attached`."""
+        return (await self._ask(Comms(), Opened)).comms
 
     async def interrupt(self) -> None:
         """See `Attached`."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from belljar.attachments import messages
 from belljar.attachments.local import LocalAttachment, hold
-from belljar.attachments.messages import Done, Queued, Refused, Replied, Welcome
+from belljar.attachments.messages import Done, Opened, Queued, Refused, Replied, Welcome
 from belljar.control import reachable
 from belljar.errors import BelljarError, SessionNotFound
 from belljar.sessions.registry import Registry
@@ -172,6 +172,10 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
             return Queued(execution_id=await attached.execute(code, allow_input=allow_input))
         case messages.Answer(execution_id=execution_id, text=text, question=question):
             await attached.answer(execution_id, text, question)
+        case messages.Comm(request_id=request_id, comm=comm):
+            await attached.send_comm(request_id, comm)
+        case messages.Comms():
+            return Opened(comms=await attached.comms())
         case messages.Interrupt():
             await attached.interrupt()
         case messages.End():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from belljar.attachments import Attached, open_attachment
-from belljar.attachments.messages import Asks, Begun, Ended, Gone, News, Said
+from belljar.attachments.messages import Asks, Begun, Ended, Gone, Heard, News, Said
 from belljar.cli.endings import INTERRUPTED
 from belljar.cli.terminal import StandardInput, write
 from belljar.errors import BelljarError
@@ -134,7 +134,7 @@ class _Console:
                 self._answering = asyncio.get_running_loop().create_task(self._answer(item))
             case Ended():
                 await self._end(item)
-            case Gone():
+            case Heard() | Gone():
                 pass
 
     async def _say(self, said: Said) -> None:
@@ -174,7 +174,7 @@ def _words(said: Said) -> tuple[str, TextIO]:
             return str(content["text"]), sys.stderr if content["name"] == "stderr" else sys.stdout
         case "error":
             return "\n".join(map(str, content["traceback"])) + "\n", sys.stderr
-        case "clear_output":
+        case "clear_output" | "comm_open" | "comm_msg" | "comm_close":
             return "", sys.stdout
         case _:
             return f"{words_in(content['data'])[0]}\n", sys.stdout

@@ -1,7 +1,6 @@
 """The kernel that front ends talk to: Jupyter's requests to a session, the session's news to Jupyter's messages.
 
-Runs no code itself, and knows sessions by the contract of attachments only. Comms, and so widgets, are not carried: the
-session's side of them is sealed off, and front ends are told that there are none.
+Runs no code itself, and knows sessions by the contract of attachments only.
 """
 
 # ipykernel and traitlets are typed in part only.
@@ -12,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine
 from contextlib import aclosing
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -19,36 +19,20 @@ from ipykernel._version import kernel_protocol_version
 from ipykernel.kernelbase import Kernel
 
 from belljar.attachments import Attached
-from belljar.attachments.messages import Asks, Begun, Ended, Gone, News, Said
+from belljar.attachments.messages import Asks, Begun, Ended, Gone, Heard, News, Said
 from belljar.errors import BelljarError, EngineError
+from belljar.jupyter import comms
 from belljar.jupyter.asking import Questions
+from belljar.jupyter.cells import Cell
 from belljar.jupyter.history import History
+from belljar.jupyter.languages import PYTHON, language_of
 from belljar.jupyter.sessions import Keeper
+from belljar.outputs.events import CommKind
 
 _T = TypeVar("_T")
 # A front end gives a kernel a minute to answer, and making an environment may take longer: then it is answered before
 # the session is there.
 FIRST_WAIT_S = 20.0
-_PYTHON = {
-    "name": "python",
-    "mimetype": "text/x-python",
-    "file_extension": ".py",
-    "pygments_lexer": "ipython3",
-    "codemirror_mode": {"name": "ipython", "version": 3},
-    "nbconvert_exporter": "python",
-}
-
-
-class Cell:
-    """A cell of this front end, from its request to its end."""
-
-    def __init__(self, parent: dict[str, Any], ident: Any, *, is_silent: bool) -> None:
-        self.parent = parent
-        self.ident = ident
-        self.is_silent = is_silent
-        self.error: dict[str, Any] | None = None
-        self.question: asyncio.Task[None] | None = None
-        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
 
 class BelljarKernel(Kernel):
@@ -61,13 +45,14 @@ class BelljarKernel(Kernel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.language_info = {**_PYTHON, "version": "3"}
+        self.language_info = PYTHON
         self._cells: dict[str, Cell] = {}
         self._current: Cell | None = None
         self._history = History()
         self._following: asyncio.Task[None] | None = None
         self._others: dict[str, dict[str, Any]] = {}
         """Requests that would have led to the cells of others, by execution."""
+        self.shell_handlers.update({kind: partial(self._on_comm, kind) for kind in comms.KINDS})
 
     def start(self) -> None:
         """Begin to answer; the session is opened meanwhile."""
@@ -91,11 +76,7 @@ class BelljarKernel(Kernel):
 
     def _describe(self, attached: Attached) -> None:
         self.banner = f"belljar: session {attached.session_id}, environment {attached.environment}"
-        if attached.environment.startswith("kernel:"):
-            name = attached.environment.removeprefix("kernel:")
-            self.language_info = {"name": name, "mimetype": "text/plain", "file_extension": ".txt", "version": ""}
-        elif attached.python_version:
-            self.language_info = {**_PYTHON, "version": attached.python_version}
+        self.language_info = language_of(attached)
 
     # What the session says
 
@@ -121,6 +102,9 @@ class BelljarKernel(Kernel):
                 cell = self._cells.get(item.execution_id)
                 if cell is not None:
                     cell.question = asyncio.get_running_loop().create_task(self._ask(attached, cell, item))
+            case Heard():
+                if (cell := self._cells.pop(item.request_id, None)) is not None and not cell.ended.done():
+                    cell.ended.set_result(Ended(execution_id=item.request_id, status="ok", count=self.execution_count))
             case Ended():
                 self._end(item)
             case Gone():
@@ -141,10 +125,16 @@ class BelljarKernel(Kernel):
         cell = self._cells.get(said.execution_id)
         if cell is not None and said.output == "error":
             cell.error = said.content
-        if cell is not None and cell.is_silent:
+        if cell is not None and cell.is_silent and said.output not in comms.KINDS:
             return
-        parent = cell.parent if cell is not None else self._others.get(said.execution_id, {})
-        self._signed.send(self.iopub_socket, said.output, said.content, parent=parent, ident=self._topic(said.output))
+        parent = cell.parent if cell is not None else self._others.get(said.execution_id) or self._other(said)
+        content, topic = comms.content_for(said, parent), self._topic(said.output)
+        more = {"metadata": said.metadata, "buffers": comms.buffers_of(said)}
+        self._signed.send(self.iopub_socket, said.output, content, parent=parent, ident=topic, **more)
+
+    def _other(self, said: Said) -> dict[str, Any]:
+        """What would have led to something that another front end did to a widget."""
+        return {"header": {**self._signed.msg_header("comm_msg"), "msg_id": said.execution_id}}
 
     def _end(self, ended: Ended) -> None:
         self.execution_count = ended.count
@@ -219,6 +209,35 @@ class BelljarKernel(Kernel):
         if not is_silent:
             self.send_response(self.iopub_socket, "error", told, ident=self._topic("error"))
         return {"status": "error", "execution_count": self.execution_count, **told}
+
+    async def shell_main(self, subshell_id: str | None, msg: Any) -> None:
+        """One request after the other: ipykernel's own takes comms while a cell runs, and does not say when it is done.
+
+        Widgets wait for that word before they say more.
+        """
+        async with self._main_asyncio_lock:
+            await self.dispatch_shell(msg, subshell_id=subshell_id)
+
+    async def _on_comm(self, kind: CommKind, stream: Any, ident: Any, parent: Any) -> None:
+        """A front end's word to a widget, which is heard in the session's turn."""
+        request_id = str(parent["header"]["msg_id"])
+        with contextlib.suppress(BelljarError):
+            attached = await self._attached()
+            cell = self._cells[request_id] = Cell(parent, ident, is_silent=False)
+            try:
+                await attached.send_comm(request_id, comms.received(kind, parent))
+                await cell.ended
+            finally:
+                self._cells.pop(request_id, None)
+
+    async def comm_info_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Which comms the session has."""
+        found: dict[str, str] = {}
+        with contextlib.suppress(BelljarError):
+            found = await (await self._attached()).comms()
+        wanted = parent["content"].get("target_name")
+        told = {name: {"target_name": target} for name, target in found.items() if wanted in (None, target)}
+        self._signed.send(stream, "comm_info_reply", {"status": "ok", "comms": told}, parent, ident)
 
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
         """Names that fit; none while a cell runs."""

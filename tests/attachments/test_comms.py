@@ -1,0 +1,175 @@
+"""Widgets of an agent's session: what the agent sees of them, and what people who share the session do to them."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from belljar.attachments import Attached, open_attachment
+from belljar.attachments.messages import Begun, Ended, Heard, News, Said
+from belljar.attachments.views import MOST_WAITING_BYTES, Views
+from belljar.outputs.events import CommMessage
+from belljar.runtime import Runtime, open_runtime
+from belljar.sessions.cells import make_cell
+from belljar.sessions.execution import Execution
+from belljar.sessions.session import Session
+from shared_environment import settings_with
+
+pytest.importorskip("ipywidgets", reason="ipywidgets is not installed beside belljar, where these sessions run")
+pytestmark = pytest.mark.anyio
+
+AGENT = "agent"
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    folder = tmp_path_factory.mktemp("data")
+    folder.chmod(0o711)
+    spared = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
+    async with open_runtime(settings_with(data_directory=folder, environment=sys.executable, **spared)) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+async def session(runtime: Runtime) -> Session:
+    """The agent's; shared, so a test leaves it idle."""
+    session = runtime.sessions.create(AGENT)
+    await _ran(session, "import comm\nimport ipywidgets as widgets\nslider = widgets.IntSlider(3)")
+    return session
+
+
+@asynccontextmanager
+async def attached_to(runtime: Runtime, session: Session) -> AsyncIterator[tuple[Attached, AsyncIterator[News]]]:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_attachment(runtime.settings.data_directory, session.id) as attached,
+        aclosing(attached.news()) as news,
+    ):
+        yield attached, news
+
+
+async def _ran(session: Session, code: str) -> Execution:
+    execution = session.submit(make_cell(session.settings, code))
+    while not execution.is_finished:
+        await execution.wait_for_change(DEADLINE_S)
+    return execution
+
+
+async def _until(kind: type[Ended | Heard], news: AsyncIterator[News]) -> list[News]:
+    told: list[News] = []
+    while not told or not isinstance(told[-1], kind):
+        told.append(await anext(news))
+    return told
+
+
+def _outputs(told: list[News]) -> list[str]:
+    return [item.output for item in told if isinstance(item, Said)]
+
+
+def _moved(model: str, value: int) -> CommMessage:
+    return CommMessage("comm_msg", model, {"method": "update", "state": {"value": value}, "buffer_paths": []})
+
+
+async def _model(attached: Attached) -> str:
+    """Of the slider, which was made when nobody looked."""
+    return [*await attached.comms()][2]
+
+
+async def test_the_agent_sees_a_widget_as_its_text_and_nothing_of_what_it_says(session: Session) -> None:
+    execution = await _ran(session, "for n in range(200):\n    slider.value = n % 2\nslider.value = 3\nslider")
+    result = execution.result()
+    assert (result.result, result.output) == ("IntSlider(value=3)", [])
+    assert [event.kind for event in session.journal.events(execution.id)] == ["result"]
+
+
+async def test_what_a_widget_clears_inside_of_it_stays_in_the_agents_result(session: Session) -> None:
+    code = "print('before')\nwith (box := widgets.Output()):\n    print('in')\nbox.clear_output()\nprint('after')"
+    assert (await _ran(session, code)).result().stdout == "before\nin\nafter\n"
+
+
+async def test_a_person_moves_what_the_agent_made_and_the_agent_is_told(runtime: Runtime, session: Session) -> None:
+    await _ran(session, "moves = []\nslider.observe(lambda change: (moves.append(change['new']), print('!')), 'value')")
+    async with attached_to(runtime, session) as (attached, news):
+        await attached.send_comm("one", _moved(await _model(attached), 7))
+        told = await _until(Heard, news)
+    assert _outputs(told) == ["comm_msg", "stream"]
+    assert {item.execution_id for item in told if isinstance(item, Said)} == {"one"}
+    after = (await _ran(session, "moves")).result()
+    assert after.result == "[7]"
+    assert after.output[0].endswith(" used widgets in this session since your last one]\n")
+    assert (await _ran(session, "1")).result().output == []
+
+
+async def test_what_one_does_all_see_between_the_cells_it_was_done_between(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (one, _), attached_to(runtime, session) as (_, news):
+        await one.send_comm("two", _moved(await _model(one), 5))
+        assert (await _until(Heard, news))[-1] == Heard(request_id="two")
+        execution = await _ran(session, "print('a')\nslider.value = 6\nprint('b')")
+        told = await _until(Ended, news)
+    assert isinstance(told[0], Begun)
+    assert told[0].execution_id == execution.id
+    said = [item.content.get("text") or item.content["data"]["state"] for item in told if isinstance(item, Said)]
+    assert said[0].endswith(" used widgets in this session since your last one]\n")
+    assert said[1:3] == ["a\n", {"value": 6}]
+    assert "".join(said[3:]) == "!\nb\n"
+
+
+async def test_a_word_to_a_widget_waits_for_the_cell_that_runs(runtime: Runtime, session: Session) -> None:
+    async with attached_to(runtime, session) as (attached, news):
+        model = await _model(attached)
+        running = session.submit(make_cell(session.settings, "input()", allow_input=True))
+        while running.question is None:
+            await running.wait_for_change(DEADLINE_S)
+        await attached.send_comm("three", _moved(model, 1))
+        assert await attached.comms() == {}
+        running.answer("go on")
+        told = await _until(Heard, news)
+    assert [type(item) for item in told if not isinstance(item, Said)] == [Begun, Ended, Heard]
+
+
+# For threads that outlive their cells: a test says when they may go on, and hears of their end.
+PIPES = "import os, threading\nfor name in ('go', 'done'):\n    if not os.path.exists(name):\n        os.mkfifo(name)\n"
+
+
+async def test_a_thread_has_a_widget_say_something_between_cells(runtime: Runtime, session: Session) -> None:
+    code = f"{PIPES}def work():\n    open('go').read()\n    slider.value = 50\nthreading.Thread(target=work).start()"
+    async with attached_to(runtime, session) as (_, news):
+        await _ran(session, code)
+        await _until(Ended, news)
+        await asyncio.to_thread((session.folders.workspace / "go").write_text, "on")
+        said = await anext(news)
+    assert isinstance(said, Said)
+    assert (said.execution_id, said.content["data"]["state"]) == ("", {"value": 50})
+
+
+async def test_a_thread_whose_widgets_nobody_listens_to_goes_on(session: Session) -> None:
+    code = (
+        f"{PIPES}def work():\n    open('go').read()\n    for n in range(5_000):\n        slider.value = n % 2\n"
+        "    open('done', 'w').write('yes')\nthreading.Thread(target=work).start()"
+    )
+    await _ran(session, code)
+    folder = session.folders.workspace
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.to_thread((folder / "go").write_text, "on")
+        assert await asyncio.to_thread((folder / "done").read_text) == "yes"
+
+
+async def test_a_front_end_that_does_not_keep_up_is_told_so_once() -> None:
+    views = Views()
+    large = CommMessage("comm_msg", "model", {"text": "x" * (MOST_WAITING_BYTES // 3)})
+    taken = [said for _ in range(6) if (said := views.taken("cell", large)) is not None]
+    assert [said.output for said in taken] == [*["comm_msg"] * 3, "stream"]
+    assert "too slow" in taken[-1].content["text"]
+    for said in taken:
+        views.forget(said)
+    again = views.taken("cell", large)
+    assert again is not None
+    assert again.output == "comm_msg"
