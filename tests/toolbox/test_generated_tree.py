@@ -15,6 +15,7 @@ from mcp_servers import awkward, node_server, python_server
 from belljar.toolbox.base import Annotations, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import ServerConfig
 from belljar.toolbox.generating import generate, parameters, signature
+from belljar.toolbox.grove import Plot
 from belljar.toolbox.opening import INSIDE, open_toolbox
 from belljar.toolbox.tree import Tree
 from belljar.toolbox.upstreams import open_upstreams
@@ -307,7 +308,7 @@ def test_a_folder_of_the_operators_keeps_its_files_and_its_mode(tmp_path: Path):
 
     async def opened() -> None:
         for _ in range(2):
-            async with open_toolbox(settings, "run", {"run"}) as toolbox:
+            async with open_toolbox(settings, Plot("run", {"run"})) as toolbox:
                 assert toolbox is not None
                 assert toolbox.tree.servers.is_relative_to(mine)
                 assert (toolbox.tree.servers / "__init__.py").exists()

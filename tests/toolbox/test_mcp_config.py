@@ -6,7 +6,7 @@ import pytest
 
 from belljar.errors import SettingsError
 from belljar.settings import explain, load_settings
-from belljar.toolbox.config import HttpServer, StdioServer, load_servers, read_file
+from belljar.toolbox.config import HttpServer, StdioServer, UnusableServer, load_servers, read_file
 
 
 def written(folder: Path, text: str | dict[str, Any], name: str = "mcp.json") -> Path:
@@ -78,10 +78,30 @@ def test_a_cursor_file_may_name_an_env_file(tmp_path: Path) -> None:
     assert server.environment == {"KEY": "a b", "OTHER": "2"}
 
 
-def test_an_input_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
-    said = refusal(tmp_path, {"command": "x", "env": {"KEY": "${input:api-key}"}})
-    assert "mcpServers.one.env.KEY has ${input:api-key}" in said
-    assert "${env:NAME}" in said
+def test_what_an_editor_would_ask_for_is_in_a_variable_or_has_a_default(tmp_path: Path) -> None:
+    servers = {"one": {"command": "x", "env": {"KEY": "${input:api-key}", "PLACE": "${input:place}"}}}
+    inputs = [{"id": "api-key", "type": "promptString"}, {"id": "place", "type": "pickString", "default": "here"}]
+    file = written(tmp_path, {"inputs": inputs, "servers": servers})
+    assert read_file(file, {"MCP_INPUT_API_KEY": "s3cret"}) == {
+        "one": StdioServer("one", "x", (), {"KEY": "s3cret", "PLACE": "here"})
+    }
+    assert read_file(file, {"MCP_INPUT_API_KEY": "s3cret", "MCP_INPUT_PLACE": "there"}) == {
+        "one": StdioServer("one", "x", (), {"KEY": "s3cret", "PLACE": "there"})
+    }
+
+
+def test_a_server_that_only_others_can_use_leaves_the_rest_of_the_file_alone(tmp_path: Path) -> None:
+    asks = {"url": "http://a/mcp", "headers": {"X": "${input:key}"}}
+    file = written(
+        tmp_path, {"servers": {"asks": asks, "old": {"type": "sse", "url": "http://a/sse"}, "ok": {"command": "x"}}}
+    )
+    found = read_file(file, {})
+    assert found["ok"] == StdioServer("ok", "x")
+    assert isinstance(found["old"], UnusableServer)
+    assert found["old"].reason == "speaks SSE, a transport that MCP has given up"
+    assert isinstance(found["asks"], UnusableServer)
+    assert "/" not in found["asks"].reason  # sessions read it
+    assert found["asks"].detail == f"set MCP_INPUT_KEY, or write {file}: servers.asks.headers.X without ${{input:key}}"
 
 
 def test_a_server_that_is_switched_off_is_not_looked_into(tmp_path: Path) -> None:
@@ -94,7 +114,6 @@ def test_a_server_that_is_switched_off_is_not_looked_into(tmp_path: Path) -> Non
     [
         ({}, "has no server in it"),
         ({"command": "x", "url": "http://a/mcp"}, "both a command and a url"),
-        ({"type": "sse", "url": "http://a/sse"}, "speaks SSE"),
         ({"type": "http", "command": "x"}, "has no server in it"),
         ({"command": ["x"]}, "command is not text"),
         ({"command": "x", "args": "a b"}, "args is not a list of text"),

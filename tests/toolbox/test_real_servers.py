@@ -114,6 +114,10 @@ async def test_twenty_reads_at_once_all_answer(upstreams: Connections, folder: P
         ("environment variables", "get-env"),
         ("search files by pattern", "search_files"),
         ("deletes entities", "delete_entities"),
+        ("commit my work", "git_commit"),
+        ("undo staging", "git_reset"),
+        ("show the whole directory structure", "directory_tree"),
+        ("read several files at once", "read_multiple_files"),
     ],
 )
 async def test_words_find_the_tool_that_is_meant(catalogue: Catalogue, query: str, first: str) -> None:

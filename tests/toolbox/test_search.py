@@ -78,3 +78,15 @@ def test_hostile_schemas_and_queries_are_just_words() -> None:
     tools = index(odd, ToolDefinition("s", "none", input_schema={"properties": "x"}))
     assert [each.name for each in tools.search("odd " * 10_000)] == ["odd"]
     assert tools.search("'; drop table \0 \ud800") == []
+
+
+def test_a_word_goes_before_those_that_may_stand_for_it() -> None:
+    tools = index(tool("edit_it", "x"), *(tool(f"change_{number}", "x") for number in range(5)), tool("drop", "x"))
+    assert tools.search("change")[0].name == "change_0"
+    assert [each.name for each in tools.search("forget")] == ["drop"]
+
+
+def test_a_word_that_says_little_decides_between_tools_that_fit_and_finds_none_by_itself() -> None:
+    tools = index(tool("make_it", "A commit."), tool("show_it", "A commit."), tool("show_other", "Nothing."))
+    assert [each.name for each in tools.search("show commit")] == ["show_it", "make_it"]
+    assert [each.name for each in tools.search("commit")] == ["make_it", "show_it"]

@@ -28,9 +28,23 @@ async def serving(
     folder: Path, name: str, accept: Accept, *, limit: int, door: Door | None = None
 ) -> AsyncGenerator[None]:
     """Answer on a UNIX socket of that name in the folder until the block ends; lines are up to `limit` bytes."""
+    loop = asyncio.get_running_loop()
+
+    def begin() -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit, loop), accept, loop)
+
+    async with serving_as(folder, name, begin, door=door):
+        yield
+
+
+@asynccontextmanager
+async def serving_as(
+    folder: Path, name: str, begin: Callable[[], asyncio.Protocol], *, door: Door | None = None
+) -> AsyncGenerator[None]:
+    """The same for who takes the bytes as they come."""
     with _listening(folder, name, door or Door()) as listener:
         # Begun inside the block: a start that is cancelled would leave the loop a number that is somebody else's next.
-        server = await asyncio.start_unix_server(accept, sock=listener, limit=limit, start_serving=False)
+        server = await asyncio.get_running_loop().create_unix_server(begin, sock=listener, start_serving=False)
         try:
             await server.start_serving()
             yield

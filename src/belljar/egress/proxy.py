@@ -186,8 +186,12 @@ async def open_proxy(
     judge: Judge,
     limits: ProxyLimits | None = None,
     door: Door | None = None,
+    purpose: str = "egress",
 ) -> AsyncGenerator[Proxy]:
-    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
+    """Serve a session on a socket of that name in a folder it can reach, until the block ends.
+
+    The log says for what `purpose` so much was sent.
+    """
     limits = limits or ProxyLimits()
     proxy = Proxy(session_id, rules, judge, limits)
     try:
@@ -196,7 +200,7 @@ async def open_proxy(
     finally:
         await proxy.aclose()
         if proxy.traffic.connections or proxy.traffic.refusals:
-            log.info("session %s: egress %s", session_id, proxy.traffic, extra={"session_id": session_id})
+            log.info("session %s: %s %s", session_id, purpose, proxy.traffic, extra={"session_id": session_id})
 
 
 async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from mcp.types import (
@@ -59,10 +60,10 @@ def instructions(text: str | None) -> str:
     return _text(text, _INSTRUCTIONS_CHARACTERS)
 
 
-def answer(server: str, result: CallToolResult) -> Answer:
-    """What a call gave."""
-    blocks = tuple(_block(server, block) for block in result.content)
-    return Answer(blocks, result.structured_content, bool(result.is_error))
+def answer(server: str, result: CallToolResult, release: Callable[[], None] | None = None) -> Answer:
+    """What a call gave; `release` is called when it has been passed on."""
+    blocks = tuple([_block(server, block) for block in result.content])
+    return Answer(blocks, result.structured_content, bool(result.is_error), release)
 
 
 def refusal(message: str) -> Answer:

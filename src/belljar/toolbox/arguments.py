@@ -4,6 +4,7 @@ Names, presence and plain types at the first level; what is deeper, and patterns
 check: its patterns on a session's text would run here, and take as long as the two of them like.
 """
 
+import difflib
 import json
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from belljar.toolbox.base import JsonObject, ToolDefinition
 from belljar.toolbox.generating import takes_more
 from belljar.toolbox.schemas import as_schema, properties_of, required_of, resolved
 
+_NAME_CHARS = 100
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
@@ -28,37 +30,55 @@ _WORDS: dict[type, str] = {
     dict: "an object",
     type(None): "null",
 }
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
 class BadArguments(Exception):
     """Why they cannot be the tool's."""
 
 
-def checked(tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-    """The arguments to send. A null where none can be meant is one that was left out."""
-    try:
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise BadArguments(f"the arguments are not JSON: {error}") from error
-    schema = resolved(tool.input_schema, tool.input_schema)
-    fields, required = properties_of(schema), required_of(schema)
-    kept = {
-        name: value
-        for name, value in arguments.items()
-        if value is not None or name in required or name not in fields or _may_be_null(fields[name], tool.input_schema)
-    }
-    unknown = [name for name in kept if name not in fields]
-    if unknown and not takes_more(schema):
-        raise BadArguments(f"there is no parameter {', '.join(map(repr, unknown))}")
-    missing = [name for name in required if name not in kept]
-    if missing:
-        raise BadArguments(f"{', '.join(map(repr, sorted(missing)))} is missing")
-    for name, value in kept.items():
+class Parameters:
+    """What one tool takes, read from its schema once."""
+
+    def __init__(self, tool: ToolDefinition) -> None:
+        self.tool = tool
+        root = tool.input_schema
+        schema = resolved(root, root)
+        fields = properties_of(schema)
+        self._required = required_of(schema)
+        self._takes_more = takes_more(schema)
+        self._kinds = {name: _kinds(as_schema(resolved(field, root))) for name, field in fields.items()}
+        self._nullable = {name for name, field in fields.items() if _may_be_null(field, root)}
+
+    def checked(self, arguments: JsonObject) -> JsonObject:
+        """The arguments to send. A null where none can be meant is one that was left out."""
+        try:
+            _JSON.encode(arguments).encode()
+        except (ValueError, RecursionError) as error:
+            raise BadArguments(f"the arguments are not JSON: {error}") from error
+        kept = {name: value for name, value in arguments.items() if value is not None or self._may_be_sent(name)}
+        if not self._takes_more and (unknown := [name for name in kept if name not in self._kinds]):
+            near = difflib.get_close_matches(unknown[0][:_NAME_CHARS], self._kinds, n=1, cutoff=0.7)
+            guess = f", did you mean {near[0]!r}?" if near else ""
+            raise BadArguments(f"there is no parameter {', '.join(map(repr, unknown))}{guess}")
+        if missing := [name for name in self._required if name not in kept]:
+            raise BadArguments(f"{', '.join(map(repr, sorted(missing)))} is missing")
+        for name, value in kept.items():
+            self._check(name, value)
+        return kept
+
+    def _may_be_sent(self, name: str) -> bool:
+        """Whether a null is one that is meant."""
+        return name in self._required or name not in self._kinds or name in self._nullable
+
+    def _check(self, name: str, value: Any) -> None:
+        kinds = self._kinds.get(name)
+        if not kinds or any(_is_kind(value, kind) for kind in kinds):
+            return
         if isinstance(value, str) and TOKEN.fullmatch(value):
-            continue  # a token for what may be a number: the server sees which
-        if name in fields and (wanted := _mismatch(value, resolved(fields[name], tool.input_schema))):
-            raise BadArguments(f"{name!r} is {_WORDS[cast('type', type(value))]}, not {wanted}")
-    return kept
+            return  # a token for what may be a number: the server sees which
+        wanted = " or ".join(kinds)
+        raise BadArguments(f"{name!r} is {_WORDS[cast('type', type(value))]}, not of type {wanted}")
 
 
 def _may_be_null(schema: JsonObject, root: JsonObject) -> bool:
@@ -75,14 +95,6 @@ def _kinds(schema: JsonObject) -> list[str]:
     kind: object = schema.get("type")
     listed = cast("list[object]", kind) if isinstance(kind, list) else [kind]
     return [each for each in listed if isinstance(each, str)]
-
-
-def _mismatch(value: Any, schema: JsonObject) -> str:
-    """What it should be instead; empty when it may be that."""
-    kinds = _kinds(as_schema(schema))
-    if not kinds or any(_is_kind(value, kind) for kind in kinds):
-        return ""
-    return f"of type {' or '.join(kinds)}"
 
 
 def _is_kind(value: Any, kind: str) -> bool:

@@ -5,41 +5,30 @@ bottom. Knows nothing of sockets.
 """
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from belljar.errors import BelljarError
 from belljar.policy.base import Verdict
-from belljar.toolbox.arguments import BadArguments, checked
-from belljar.toolbox.base import Answer, Catalogue, JsonObject, OnProgress, Question, Reply, ToolDefinition, Upstreams
+from belljar.toolbox.arguments import BadArguments, Parameters
+from belljar.toolbox.base import AWAY, Answer, Catalogue, JsonObject, OnProgress, Question, ToolDefinition, Upstreams
 from belljar.toolbox.generating import parameters
 from belljar.toolbox.guarding import AllowAll, Guard, HideNothing, Veil
 from belljar.toolbox.ledger import End, Ledger
 from belljar.toolbox.spilling import Keep, spilled
-from belljar.toolbox.texts import one_line, plain_arguments, visible
+from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
+from belljar.toolbox.turns import QUESTION_CHARS, Caller, Questions, Turn
 from belljar.toolbox.values import Value, error_text, value_of
 
 MOST_AT_ONCE = 32
 _ERROR_CHARS = 8_000
-_QUESTION_CHARS = 2_000
 _PROGRESS_CHARS = 200
 # A token is that much shorter, at most, than what it stands for.
 _HIDDEN_AHEAD = 32
 _SMALL_CHARS = 16_384
-
-
-class Caller(Protocol):
-    """The execution that is under way, as far as its calls concern it."""
-
-    async def ask(self, question: Question) -> Reply | None:
-        """Ask the person; None when nobody can be asked."""
-        ...
-
-    def note_progress(self, text: str) -> None:
-        """A call says how far it is."""
-        ...
+_PLAIN_CHARS = 262_144
+"""Where nothing has to be looked for in it."""
 
 
 class Desk(Protocol):
@@ -73,15 +62,6 @@ class Refusal(Exception):
         self.end: End = end
 
 
-@dataclass(slots=True)
-class _Turn:
-    """The execution that calls belong to now."""
-
-    caller: Caller
-    ledger: Ledger
-    calls: set[asyncio.Task[Any]]
-
-
 class Broker:
     """Made with a session's first kernel; `attach` makes it the session's own."""
 
@@ -92,8 +72,11 @@ class Broker:
         self._guard: Guard = AllowAll()
         self._veil: Veil = HideNothing()
         self._keep: Keep | None = None
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
+        self._parameters: dict[tuple[str, str], Parameters] = {}
+        self._is_open = asyncio.Event()
+        self._is_open.set()
 
     def attach(self, *, guard: Guard | None = None, veil: Veil | None = None, keep: Keep) -> None:
         """The session is someone's: its guards, and how a file gets into its folder. Before that nothing goes out."""
@@ -106,10 +89,19 @@ class Broker:
         if "servers" in code or "toolbox" in code:
             await self._desk.ready()
 
+    def hold(self) -> None:
+        """Let calls wait: the session is being taken over from an earlier server."""
+        self._is_open.clear()
+
+    def go_on(self) -> None:
+        """It is taken over."""
+        self._is_open.set()
+
     @contextmanager
-    def serving(self, caller: Caller) -> Generator[Ledger]:
+    def serving(self, caller: Caller, ledger: Ledger | None = None) -> Generator[Ledger]:
         """While an execution runs: calls that begin now are its own."""
-        self._turn = turn = _Turn(caller, Ledger(), set())
+        self._turn = turn = Turn(caller, ledger or Ledger())
+        self.go_on()
         try:
             yield turn.ledger
         finally:
@@ -117,37 +109,41 @@ class Broker:
 
     def cancel(self) -> None:
         """The execution is being stopped, and its calls with it."""
-        for task in [*self._turn.calls] if self._turn else []:
-            task.cancel()
+        if (turn := self._turn) is not None:
+            turn.stopped |= turn.calls
+            for task in turn.calls:
+                task.cancel()
 
     async def call(self, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
         """The outcome of a call; `folder` is where the session sees its own. Cancelling the task cancels the call."""
-        turn = self._turn
-        ledger = turn.ledger if turn else Ledger()
+        await self._is_open.wait()
+        turn = self._turn or Turn(None, Ledger())
+        ledger = turn.ledger
         number = ledger.start(one_line(server, 100), one_line(tool, 100))
-        task = asyncio.get_running_loop().create_task(self._call(turn, server, tool, arguments, folder))
-        if turn is not None:
-            turn.calls.add(task)
-            task.add_done_callback(turn.calls.discard)
+        task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine runs in one
+        turn.calls.add(task)
         try:
-            outcome = await task
+            outcome = await self._call(turn, server, tool, arguments, folder)
         except Refusal as refusal:
-            ledger.end(number, refusal.end, one_line(refusal.message, 200) if refusal.end == "refused" else "")
+            ledger.end(number, refusal.end, first_sentence(refusal.message, 200) if refusal.end == "refused" else "")
             return await self._told(refusal, server, tool)
         except asyncio.CancelledError:
-            task.cancel()
             ledger.end(number, "cancelled")
-            if (current := asyncio.current_task()) is not None and current.cancelling():
+            # One that is wanted by nobody any more is cancelled by more than its execution's end.
+            if task not in turn.stopped or task.uncancel():
                 raise
             return await self._told(Refusal("cancelled", "cancelled, because its cell was stopped"), server, tool)
         except BaseException:
             # A fault of ours: what became of the call is not known, but it is under way no longer.
             ledger.end(number, "failed")
             raise
+        finally:
+            turn.calls.discard(task)
+            turn.stopped.discard(task)
         ledger.end(number, "returned")
         return outcome
 
-    async def _call(self, turn: _Turn | None, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
+    async def _call(self, turn: Turn, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
         if self._keep is None:
             raise Refusal("refused", "the session is nobody's yet")
         definition = await self._look_up(server, tool)
@@ -156,15 +152,21 @@ class Broker:
         async with self._room:
             arguments = self._revealed(definition, arguments, is_approved=is_approved)
             answer = await self._answered(turn, definition, arguments)
-            value = await self._value(answer, definition)
-            if value.learnable and not definition.output_schema:
-                self._desk.learn(definition, value.value)
             try:
-                return await spilled(value, self._keep, folder, definition, limit_bytes=self._limit_bytes)
-            except BelljarError as error:
-                raise Refusal("limit", str(error), "failed") from error
-            except (RecursionError, ValueError) as error:
-                raise Refusal("limit", "the answer is too deep, or has too long a number", "failed") from error
+                return await self._outcome(answer, definition, self._keep, folder)
+            finally:
+                answer.drop()
+
+    async def _outcome(self, answer: Answer, tool: ToolDefinition, keep: Keep, folder: str) -> JsonObject:
+        value = await self._value(answer, tool)
+        if value.learnable and not tool.output_schema:
+            self._desk.learn(tool, value.value)
+        try:
+            return await spilled(value, keep, folder, tool, limit_bytes=self._limit_bytes)
+        except BelljarError as error:
+            raise Refusal("limit", str(error), "failed") from error
+        except (RecursionError, ValueError) as error:
+            raise Refusal("limit", "the answer is too deep, or has too long a number", "failed") from error
 
     async def _look_up(self, server: str, tool: str) -> ToolDefinition:
         catalogue = await self._desk.catalogue(server, tool)
@@ -172,18 +174,21 @@ class Broker:
             return found
         known = catalogue.servers.get(server)
         if known is None:
-            raise Refusal("unknown", f"there is no server {server[:100]!r}; there is {', '.join(catalogue.servers)}")
+            raise Refusal("unknown", f"there is no such server{meant(server, catalogue.servers)}")
         if known.error:
-            raise Refusal("upstream", f"the server cannot be reached: {one_line(known.error, 500)}", "failed")
-        raise Refusal("unknown", f"server {server!r} has no tool {tool[:100]!r}; `toolbox.search` finds what it has")
+            raise Refusal("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
+        raise Refusal("unknown", f"the server has no such tool{meant(tool, [each.name for each in known.tools])}")
 
     def _checked(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+        parameters = self._parameters.get((tool.server, tool.name))
+        if parameters is None or parameters.tool is not tool:
+            parameters = self._parameters[tool.server, tool.name] = Parameters(tool)
         try:
-            return checked(tool, arguments)
+            return parameters.checked(arguments)
         except BadArguments as error:
             raise Refusal("arguments", str(error)) from error
 
-    async def _judge(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> bool:
+    async def _judge(self, turn: Turn, tool: ToolDefinition, arguments: JsonObject) -> bool:
         """Refuse what may not be called; tells whether a person allowed it."""
         verdict = self._guard.judge(
             tool.server,
@@ -202,17 +207,17 @@ class Broker:
             raise Refusal("refused", reason)
         return outcome == "approved"
 
-    async def _approved(
-        self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject, why: str
-    ) -> tuple[str, str]:
+    async def _approved(self, turn: Turn, tool: ToolDefinition, arguments: JsonObject, why: str) -> tuple[str, str]:
         """The person's word, as the guard keeps it, and what the code is told when it is a no."""
-        shown = plain_arguments(arguments, _QUESTION_CHARS)
+        shown = plain_arguments(arguments, QUESTION_CHARS)
         message = f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
-        reply = await turn.caller.ask(Question(f"{message}\n{why}".strip(), is_ours=True)) if turn else None
+        question = Question(f"{message}\n{why}".strip(), is_ours=True)
+        reply = await turn.caller.ask(question) if turn.caller else None
         if reply is None:
-            return "declined", f"a person has to allow it, and nobody can be asked here{f' ({why})' if why else ''}"
+            asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
+            return "declined", f"{asked}. It takes a client that can ask (elicitation), or a policy that allows it"
         if reply.action != "accept":
-            return "declined", "the person was asked and did not allow it"
+            return "declined", "the person was asked and did not allow it. Do without it, or ask what they want instead"
         return "approved", ""
 
     def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
@@ -231,18 +236,24 @@ class Broker:
         ):
             # Without the rule's words, which could tell something of the values.
             self._guard.decided(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
-            raise Refusal("refused", "the policy does not allow it with what the tokens in its arguments stand for")
+            raise Refusal(
+                "refused",
+                "the policy does not allow it with what the tokens in its arguments stand for. Do without it, or "
+                "without these tokens",
+            )
         return revealed
 
-    async def _answered(self, turn: _Turn | None, tool: ToolDefinition, arguments: JsonObject) -> Answer:
-        questions = _Questions(turn, tool.server, self._hidden)
+    async def _answered(self, turn: Turn, tool: ToolDefinition, arguments: JsonObject) -> Answer:
+        questions = Questions(turn, tool.server, self._hidden)
         try:
             answer = await self._desk.upstreams.call(
                 tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
             )
         except BelljarError as error:
-            raise Refusal("upstream", f"{self._veil.hide_text(str(error))}{questions.unasked}", "failed") from error
+            said = self._veil.hide_text(_of_server(str(error), tool.server))
+            raise Refusal("upstream", f"{said}{questions.unasked}", "failed") from error
         if answer.is_error:
+            answer.drop()
             said = self._hidden(error_text(answer), _ERROR_CHARS) or "it failed and said nothing"
             raise Refusal("tool", f"{said}{questions.unasked}", "failed")
         return answer
@@ -250,7 +261,8 @@ class Broker:
     async def _value(self, answer: Answer, tool: ToolDefinition) -> Value:
         """What a call returns. Looking through a million characters takes a second, so large ones have a thread."""
         size = sum(len(block.text) for block in answer.blocks)
-        if size <= _SMALL_CHARS and (answer.blocks or answer.structured is None):
+        most = _PLAIN_CHARS if isinstance(self._veil, HideNothing) else _SMALL_CHARS
+        if size <= most and (answer.blocks or answer.structured is None):
             return value_of(answer, tool.output_schema, self._veil.hide)
         return await asyncio.to_thread(value_of, answer, tool.output_schema, self._veil.hide)
 
@@ -258,9 +270,9 @@ class Broker:
         """A server's words, cut after they were hidden: of a value that is cut in two, the first half is no value."""
         return visible(self._veil.hide(visible(text, _HIDDEN_AHEAD * limit)), limit)
 
-    def _progress(self, turn: _Turn | None, tool: ToolDefinition) -> OnProgress:
+    def _progress(self, turn: Turn, tool: ToolDefinition) -> OnProgress:
         def note(done: float, total: float | None, message: str) -> None:
-            if turn is not None:
+            if turn.caller is not None:
                 share = f"{done:g}/{total:g}" if total else f"{done:g}"
                 said = self._hidden(message, _PROGRESS_CHARS)
                 turn.caller.note_progress(one_line(f"{tool.server}.{tool.name}: {share} {said}", _PROGRESS_CHARS))
@@ -283,30 +295,6 @@ class Broker:
         }
 
 
-class _Questions:
-    """What a server asks in the middle of a call."""
-
-    def __init__(self, turn: _Turn | None, server: str, hidden: Callable[[str, int], str]) -> None:
-        self._turn = turn
-        self._hidden = hidden
-        self._server = one_line(server, 100)
-        self.unasked = ""
-        """Said beside an error: the server takes what nobody answered for a no."""
-
-    def __eq__(self, other: object) -> bool:
-        """Calls of one execution ask one person."""
-        return self is other or (isinstance(other, _Questions) and self._turn is not None and self._turn is other._turn)
-
-    def __hash__(self) -> int:
-        return hash(id(self._turn))
-
-    async def __call__(self, question: Question) -> Reply:
-        """Put it to the person, who is told whose it is."""
-        message = visible(question.message, _QUESTION_CHARS)
-        told = Question(f"{self._server} asks: {message}", question.schema, question.url)
-        reply = await self._turn.caller.ask(told) if self._turn else None
-        if reply is None:
-            asked = one_line(self._hidden(message, _QUESTION_CHARS), 300)
-            self.unasked = f" (it asked a person: {asked!r}, and nobody can be asked here)"
-            return Reply("cancel")
-        return reply
+def _of_server(message: str, server: str) -> str:
+    """Whoever reads it is told beside it whose call it was."""
+    return message.replace(f"MCP server {server} ", "the server ", 1)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 import httpx2
-from mcp import Client
+from mcp import Client, InputRequiredRoundsExceededError
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
@@ -26,20 +26,26 @@ from pydantic import ValidationError
 from belljar.errors import UpstreamFailed
 from belljar.toolbox import answers
 from belljar.toolbox.base import Answer, Ask, JsonObject, OnProgress, ServerCatalogue, ToolDefinition
-from belljar.toolbox.config import ServerConfig, StdioServer
-from belljar.toolbox.faults import SESSION_GONE, is_on_the_way, words
+from belljar.toolbox.config import Connectable, StdioServer
+from belljar.toolbox.faults import SESSION_GONE, detail, is_on_the_way, words
 from belljar.toolbox.http import open_address
+from belljar.toolbox.memory import Memory
 from belljar.toolbox.questions import Call, Calls
+from belljar.toolbox.results import Results
+from belljar.toolbox.shortcut import Shortcut
 from belljar.toolbox.stdio import open_process
 
 log = logging.getLogger(__name__)
 
 MODERN: Final = "2026-07-28"
+UNKNOWN_EFFECT: Final = "Whether the call took effect is not known"
 MOST_TOOLS: Final = 2_000
 MOST_PAGES: Final = 200
 MOST_CHARACTERS: Final = 16_000_000
 """Of one server's tools with all they say of themselves: the host keeps them in memory, and sessions as files."""
 _DRAIN_S: Final = 2.0
+_ROUNDS: Final = 200
+"""In which a server may want more input, also where that is only time."""
 _RELISTEN_S: Final = 5.0
 # What the SDK raises for a message that is not as the protocol has it, and for an address that cannot be one.
 _FOREIGN: Final = (MCPError, ValidationError, RuntimeError, ValueError, OSError, httpx2.HTTPError, anyio.EndOfStream)
@@ -52,6 +58,10 @@ class Limits:
     start_s: float = 60.0
     silence_s: float = 300.0
     message_bytes: int = 64 * 1024 * 1024
+    memory_bytes: int = 256 * 1024 * 1024
+    """Of all servers together: large answers that are not yet where they belong."""
+    questions: int = 20
+    """In one call: an approval, a form, an address to open."""
 
 
 class SessionGone(Exception):
@@ -61,15 +71,21 @@ class SessionGone(Exception):
 class Connection:
     """Made by `open_connection`."""
 
-    def __init__(self, server: ServerConfig, limits: Limits, on_tools_changed: Callable[[], None]) -> None:
+    def __init__(
+        self, server: Connectable, limits: Limits, memory: Memory, on_tools_changed: Callable[[], None]
+    ) -> None:
         self.catalogue = ServerCatalogue(server.name)
         self.is_legacy = False
         self._server = server
         self._limits = limits
+        self._memory = memory
+        self._shortcut = Shortcut()
+        self._results: Results | None = None
         self._on_tools_changed = on_tools_changed
         self._calls = Calls(server.name)
         self._client: Client | None = None
         self._how_ended = ""
+        self._detail = ""
         self._has_ended = asyncio.Event()
         self._is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._scope = anyio.CancelScope()
@@ -97,18 +113,31 @@ class Connection:
 
     async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> Answer:
         """Call a tool; raises UpstreamFailed when the call got lost, SessionGone when it is safe to send it again."""
-        if self._client is None or not self.is_open:
+        if self._results is None or not self.is_open:
             raise SessionGone
-        call = Call(ask, on_progress, self._limits.silence_s)
-        async with self._calls.entered(call):
-            call.start_clock()
-            with call.scope:
-                return await self._called(self._client, tool, arguments, call)
-        raise self._failure(f"said nothing for {self._limits.silence_s:g} s while {tool} ran; it was told to stop")
-
-    async def _called(self, client: Client, tool: str, arguments: JsonObject, call: Call) -> Answer:
+        limits = self._limits
+        call = Call(ask, on_progress, limits.silence_s, limits.questions)
+        answer: Answer | None = None
         try:
-            result = await client.call_tool(tool, arguments, progress_callback=call.progress)
+            async with self._calls.entered(call):
+                call.start_clock()
+                with call.scope:
+                    answer = await self._called(self._results, tool, arguments, call)
+        except BaseException:
+            if answer is not None:
+                answer.drop()
+            raise
+        if answer is not None and not call.has_asked_too_much:
+            return answer
+        if call.has_asked_too_much:
+            raise self._failure(
+                f"asked more than {limits.questions} questions; the call was given up", hint=UNKNOWN_EFFECT
+            )
+        raise self._failure(f"said nothing for {limits.silence_s:g} s; it was told to stop", hint=UNKNOWN_EFFECT)
+
+    async def _called(self, results: Results, tool: str, arguments: JsonObject, call: Call) -> Answer:
+        try:
+            return await results.answer(tool, arguments, call)
         except MCPError as error:
             if error.code == SESSION_GONE:
                 raise SessionGone from error
@@ -116,14 +145,15 @@ class Connection:
                 if error.code == CONNECTION_CLOSED and isinstance(self._server, StdioServer):
                     with anyio.move_on_after(_DRAIN_S):  # the end of its pipe may be heard of before its own
                         await self._has_ended.wait()
-                raise self._lost(tool, words(error)) from error
+                raise self._lost(words(error)) from error
             return answers.refusal(words(error))
+        except InputRequiredRoundsExceededError as error:
+            raise self._failure(f"wanted more input {error.max_rounds} times", hint=UNKNOWN_EFFECT) from error
         except _FOREIGN as error:
             # What the error says may quote the answer, and answers are for the caller to veil or to drop.
             is_schema = isinstance(error, RuntimeError)
             what = "with something else than its output schema says" if is_schema else "against the protocol"
-            raise self._failure(f"answered {tool} {what}") from error
-        return answers.answer(self._server.name, result)
+            raise self._failure(f"answered {what}", hint="The call was made; what it gave is lost") from error
 
     async def read_catalogue(self) -> ServerCatalogue:
         """Every page of its tools, read anew."""
@@ -157,6 +187,7 @@ class Connection:
                     self._transport(),
                     mode=mode,
                     cache=None,
+                    input_required_max_rounds=_ROUNDS,
                     client_info=Implementation(name="belljar", version=version("belljar")),
                     elicitation_callback=self._calls.on_elicitation,
                     message_handler=self._on_message,
@@ -165,7 +196,9 @@ class Connection:
         except UpstreamFailed as error:
             self._is_ready.set_exception(error)
         except (BaseExceptionGroup, *_FOREIGN) as error:
-            self._fail(f"cannot be connected to: {words(error)}")
+            said = words(error)
+            # Ours are sentences about it.
+            self._fail(said[3:] if said.startswith("it ") else f"cannot be connected to: {said}", detail(error))
         finally:
             self._client = None
             self._has_ended.set()
@@ -175,6 +208,8 @@ class Connection:
     async def _serve(self, client: Client) -> None:
         self._client = client
         self.is_legacy = client.protocol_version < MODERN
+        shortcut = self._shortcut if isinstance(self._server, StdioServer) else None
+        self._results = Results(client, self._server.name, shortcut, is_legacy=self.is_legacy)
         await self.read_catalogue()
         self._is_ready.set_result(None)
         async with anyio.create_task_group() as tasks:
@@ -185,8 +220,14 @@ class Connection:
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         if isinstance(self._server, StdioServer):
-            return open_process(self._server, limit_bytes=self._limits.message_bytes, on_end=self._on_end)
-        return open_address(self._server, limit_bytes=self._limits.message_bytes)
+            return open_process(
+                self._server,
+                limit_bytes=self._limits.message_bytes,
+                memory=self._memory,
+                shortcut=self._shortcut,
+                on_end=self._on_end,
+            )
+        return open_address(self._server, limit_bytes=self._limits.message_bytes, memory=self._memory)
 
     async def _listed(self, client: Client) -> tuple[ToolDefinition, ...]:
         found: dict[str, ToolDefinition] = {}
@@ -230,21 +271,22 @@ class Connection:
         if isinstance(message, ToolListChangedNotification):
             self._on_tools_changed()
 
-    def _on_end(self, how: str) -> None:
-        self._fail(how)
+    def _on_end(self, how: str, said: str) -> None:
+        self._fail(how, said)
         self._has_ended.set()
         if not self._is_ready.done():
             self._scope.cancel()
 
-    def _fail(self, how: str) -> None:
-        self._how_ended = self._how_ended or how
+    def _fail(self, how: str, detail: str) -> None:
+        if not self._how_ended:
+            self._how_ended, self._detail = how, detail
 
-    def _lost(self, tool: str, how: str) -> UpstreamFailed:
-        what = self._how_ended or how
-        return self._failure(f"gave no answer to {tool}: {what}", hint="Whether the call took effect is not known")
+    def _lost(self, how: str) -> UpstreamFailed:
+        what = f"it {self._how_ended}" if self._how_ended else how
+        return self._failure(f"gave no answer: {what}", hint=UNKNOWN_EFFECT)
 
     def _failure(self, how: str, *, hint: str = "") -> UpstreamFailed:
-        return UpstreamFailed(f"MCP server {self._server.name} {how}", hint=hint)
+        return UpstreamFailed(f"MCP server {self._server.name} {how}", hint=hint, detail=self._detail)
 
 
 def _tells_changes(client: Client) -> bool:

@@ -7,218 +7,249 @@ What may be asked is not decided here.
 import asyncio
 import contextlib
 import logging
-import re
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-
-from belljar.egress.listening import Conversations, serving
+from belljar.egress.listening import Door, serving_as
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.encoding import encoded
+from belljar.toolbox.lines import Line, Lines, Overlong
+from belljar.toolbox.requests import (
+    LINE_BYTES,
+    MOST_VALUES,
+    Call,
+    Cancel,
+    Search,
+    has_too_many_values,
+    number_in,
+    parsed,
+)
+from belljar.toolbox.unsent import Unsent
 
-LINE_BYTES = 4 * 1024 * 1024
-"""The longest request, arguments and all."""
-MOST_VALUES = 100_000
-"""In one request: four megabytes of empty lists take a second to read, and every session waits for that."""
 _MOST_CONNECTIONS = 16
 # Of one session, over all its connections: what it asks and what it does not fetch is in the server's memory.
 _MOST_IN_FLIGHT = 64
-_MOST_WAITING_BYTES = 4 * LINE_BYTES
-_WRITE_S = 60
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_NUMBER = re.compile(rb'\{"id": ?(\d{1,15}),')
+_MOST_ASKED_BYTES = 2 * LINE_BYTES
+_SMALL_BYTES = 65_536
+"""What is longer comes in over one connection at a time."""
 
 log = logging.getLogger(__name__)
-
-Number = Annotated[int, Field(ge=0, le=2**53)]
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    id: Number
-
-
-class _Call(_Message):
-    op: Literal["call"]
-    server: str = Field(max_length=1_000)
-    tool: str = Field(max_length=1_000)
-    arguments: dict[str, Any]
-
-
-class _Cancel(_Message):
-    op: Literal["cancel"]
-
-
-class Search(_Message):
-    """Tools for something."""
-
-    op: Literal["search"]
-    query: str = Field(max_length=1_000)
-    detail: Literal["names", "signatures", "source"] = "signatures"
-    limit: int = Field(5, ge=1, le=50)
-    server: str = Field("", max_length=1_000)
-
-
-_REQUEST: TypeAdapter[_Call | _Cancel | Search] = TypeAdapter(
-    Annotated[_Call | _Cancel | Search, Field(discriminator="op")]
-)
 
 Find = Callable[[Search], Awaitable[JsonObject]]
 """Answers a search."""
 
 
 class Hatch:
-    """One kernel's; made by `open_hatch`."""
+    """One kernel's way to its session's broker."""
 
     def __init__(self, broker: Broker, find: Find, folder_inside: str) -> None:
         self._broker = broker
         self._find = find
         self._folder = folder_inside
-        self._conversations = Conversations()
-        self._in_flight: dict[object, int] = {}
-        self._is_freed = asyncio.Event()
+        self._conversations: set[_Conversation] = set()
+        self.under_way = 0
+        self._asked_bytes = 0
+        self._longest: _Conversation | None = None
+        self.unsent = Unsent()
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def begin(self) -> asyncio.Protocol:
         """Serve one process of the session's."""
-        if len(self._conversations) >= _MOST_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._conversations.begin(_Conversation(self, reader, writer).run())
+        return _Conversation(self)
 
-    async def answer(self, request: _Call | Search) -> JsonObject:
+    def admit(self, conversation: "_Conversation") -> bool:
+        """Whether there is room for one more."""
+        if len(self._conversations) >= _MOST_CONNECTIONS:
+            return False
+        self._conversations.add(conversation)
+        return True
+
+    def dismiss(self, conversation: "_Conversation") -> None:
+        """It is over."""
+        self._conversations.discard(conversation)
+        self.end_long(conversation)
+
+    async def answer(self, request: Call | Search) -> JsonObject:
         """What the session is told."""
         if isinstance(request, Search):
             return await self._find(request)
         return await self._broker.call(request.server, request.tool, request.arguments, self._folder)
 
-    async def take_room(self, key: object, size_bytes: int) -> None:
-        """Wait until a request of that size may be under way."""
-        while len(self._in_flight) >= _MOST_IN_FLIGHT or (
-            self._in_flight and sum(self._in_flight.values()) + size_bytes > _MOST_WAITING_BYTES
-        ):
-            self._is_freed.clear()
-            await self._is_freed.wait()
-        self._in_flight[key] = size_bytes
+    def take_room(self, size_bytes: int) -> bool:
+        """Whether a request of that size may be under way."""
+        if self.under_way >= _MOST_IN_FLIGHT or (self.under_way and self._asked_bytes + size_bytes > _MOST_ASKED_BYTES):
+            return False
+        self.under_way += 1
+        self._asked_bytes += size_bytes
+        return True
 
-    def free_room(self, key: object) -> None:
-        """A request is over."""
-        self._in_flight.pop(key, None)
-        self._is_freed.set()
+    def free_room(self, size_bytes: int) -> None:
+        """A request is over: others may be waiting."""
+        self.under_way -= 1
+        self._asked_bytes -= size_bytes
+        for conversation in [*self._conversations]:
+            conversation.go_on()
+
+    def begin_long(self, conversation: "_Conversation") -> bool:
+        """Whether it may go on with a long line: of all the others' the host keeps no more than their beginnings."""
+        self._longest = self._longest or conversation
+        return self._longest is conversation
+
+    def end_long(self, conversation: "_Conversation") -> None:
+        """Its long line is complete."""
+        if self._longest is conversation:
+            self._longest = None
+            for other in [*self._conversations]:
+                other.go_on()
 
     async def aclose(self) -> None:
         """Stop, whatever is under way."""
-        await self._conversations.aclose()
+        await asyncio.gather(*(conversation.aclose() for conversation in [*self._conversations]))
 
 
-class _Conversation:
+class _Conversation(asyncio.Protocol):
     """One connection. Calls that are under way when it ends are cancelled: nobody is there to hear of them."""
 
-    def __init__(self, hatch: Hatch, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, hatch: Hatch) -> None:
         self._hatch = hatch
-        self._reader = reader
-        self._writer = writer
+        self._lines = Lines(LINE_BYTES)
+        self._waiting: deque[Line] = deque()
+        self._next: tuple[Call | Search, int] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._writing = asyncio.Lock()
+        self._is_over = False
 
-    async def run(self) -> None:
-        try:
-            # A line that is too long is a ValueError of the reader's.
-            with contextlib.suppress(OSError, ValueError):
-                while line := await self._reader.readline():
-                    if not await self._take(line):
-                        return
-        finally:
-            self._writer.transport.abort()
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._outgoing = self._hatch.unsent.of(self._transport)
+        if not self._hatch.admit(self):
+            self._hang_up()
 
-    async def _take(self, line: bytes) -> bool:
-        if _has_too_many_values(line):
-            return await self._refuse_size(line)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_over = True
+        self._waiting.clear()
+        self._next = None
+        self._outgoing.close()
+        for task in self._tasks.values():
+            task.cancel()
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._tasks:
+            self._hatch.dismiss(self)
+
+    def pause_writing(self) -> None:
+        self._outgoing.pause()
+
+    def resume_writing(self) -> None:
+        self._outgoing.resume()
+
+    def data_received(self, data: bytes) -> None:
+        self._waiting += self._lines.feed(data)
+        if self._lines.size > LINE_BYTES:
+            self._hang_up()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin with what has come as far as there is room; who asks for more is not read from meanwhile."""
+        while not self._is_over:
+            if self._next is None:
+                if not self._waiting:
+                    break
+                self._next = self._read(self._waiting.popleft())
+            elif self._hatch.take_room(self._next[1]):
+                request, size_bytes = self._next
+                self._next = None
+                self._start(request, size_bytes)
+            else:
+                self._transport.pause_reading()
+                return
+        if not self._is_over:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._lines.size <= _SMALL_BYTES:
+            self._hatch.end_long(self)
+        elif not self._hatch.begin_long(self):
+            self._transport.pause_reading()
+            return
+        self._transport.resume_reading()
+
+    def _read(self, line: Line) -> tuple[Call | Search, int] | None:
+        """What it asks, and its size; None for what is dealt with already."""
+        if isinstance(line, Overlong):
+            return self._hang_up()
+        if has_too_many_values(line):
+            return self._refuse_size(line)
         try:
-            request = _REQUEST.validate_json(line)
-        except ValidationError:
-            return await self._refuse("the request cannot be read")
-        if isinstance(request, _Cancel):
+            request = parsed(line)
+        except ValueError:
+            return self._refuse("the request cannot be read")
+        if isinstance(request, Cancel):
             if (task := self._tasks.get(request.id)) is not None:
                 task.cancel()
-            return True
+            return None
         if request.id in self._tasks:
-            return await self._refuse("the request has the number of another")
-        # Who asks for more at once is not read from until there is room.
-        key = object()
-        await self._hatch.take_room(key, len(line))
+            return self._refuse("the request has the number of another")
+        return request, len(line)
+
+    def _start(self, request: Call | Search, size_bytes: int) -> None:
+        def end(_: Any) -> None:
+            self._tasks.pop(request.id, None)
+            self._hatch.free_room(size_bytes)
+            if self._is_over:
+                self._leave()
+
         task = asyncio.get_running_loop().create_task(self._serve(request))
         self._tasks[request.id] = task
-        task.add_done_callback(lambda _: self._end(request.id, key))
-        return True
+        task.add_done_callback(end)
 
-    def _end(self, number: int, key: object) -> None:
-        self._tasks.pop(number, None)
-        self._hatch.free_room(key)
+    def _hang_up(self) -> None:
+        self._is_over = True
+        self._transport.abort()
 
-    async def _refuse(self, message: str) -> bool:
+    def _refuse(self, message: str) -> None:
         """Say so and hang up: nothing after it could be trusted to be what it seems."""
-        await self._write({"id": 0, "outcome": "error", "kind": "form", "message": message})
-        return False
+        self._outgoing.say({"id": 0, "outcome": "error", "kind": "form", "message": message})
+        self._hang_up()
 
-    async def _refuse_size(self, line: bytes) -> bool:
+    def _refuse_size(self, line: bytes) -> None:
         """The question is not looked at, but who asked it is answered where its number can be told."""
-        message = f"the arguments have more than {MOST_VALUES:,} values"
-        if (found := _NUMBER.match(line)) is None:
-            return await self._refuse(message)
-        await self._write({"id": int(found[1]), "outcome": "error", "kind": "arguments", "message": message})
-        return True
+        message = f"the arguments have more than {MOST_VALUES:,} values; pass fewer at once"
+        if (number := number_in(line)) is None:
+            self._refuse(message)
+        else:
+            self._outgoing.say({"id": number, "outcome": "error", "kind": "arguments", "message": message})
 
-    async def _serve(self, request: _Call | Search) -> None:
+    async def _serve(self, request: Call | Search) -> None:
         try:
             outcome = await self._hatch.answer(request)
         except Exception:
             # A fault of ours must not leave the cell waiting for ever.
             log.exception("a call of a session failed inside belljar")
             outcome: JsonObject = {"outcome": "error", "kind": "internal", "message": "the host failed; see its log"}
-        await self._write({"id": request.id, **outcome})
+        line = encoded({"id": request.id, **outcome}) + b"\n"
+        del outcome
+        await self._outgoing.send(line)
 
-    async def _write(self, message: JsonObject) -> None:
-        line = encoded(message) + b"\n"
-        if not self._writing.locked() and not self._writer.transport.get_write_buffer_size():
-            self._writer.write(line)
-            if not self._writer.transport.get_write_buffer_size():
-                return  # it went out whole, and nobody has to wait
-            line = b""
-        try:
-            async with self._writing, asyncio.timeout(_WRITE_S):
-                self._writer.write(line)
-                await self._writer.drain()
-        except (OSError, TimeoutError):
-            self._writer.transport.abort()
-
-
-def _has_too_many_values(line: bytes) -> bool:
-    """Told by the signs between values. Most lines have too few even with those that stand in texts."""
-    if _signs(line) <= MOST_VALUES:
-        return False
-    return _signs(_TEXT.sub(b"", line, count=MOST_VALUES)) > MOST_VALUES
-
-
-def _signs(line: bytes) -> int:
-    return line.count(b",") + line.count(b"[") + line.count(b"{")
+    async def aclose(self) -> None:
+        """End it, and what is under way."""
+        self._hang_up()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 @asynccontextmanager
 async def open_hatch(
-    folder: Path, name: str, *, broker: Broker, find: Find, folder_inside: str
+    folder: Path, name: str, *, broker: Broker, find: Find, folder_inside: str, door: Door | None = None
 ) -> AsyncGenerator[Hatch]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     hatch = Hatch(broker, find, folder_inside)
     try:
-        async with serving(folder, name, hatch.accept, limit=LINE_BYTES):
+        async with serving_as(folder, name, hatch.begin, door=door):
             yield hatch
     finally:
         with contextlib.suppress(OSError):

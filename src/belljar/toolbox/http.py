@@ -6,6 +6,7 @@ the error of that request alone. Knows HTTP, not what the messages say.
 
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -15,6 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from belljar.toolbox.config import HttpServer
 from belljar.toolbox.faults import SESSION_GONE, TOO_LARGE, UNREACHABLE
+from belljar.toolbox.memory import LARGE_BYTES, Memory, Share
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +24,18 @@ _SESSION: Final = "mcp-session-id"
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _CONNECT_S: Final = 30.0
+_EVENT_END: Final = re.compile(rb"\n\r?\n")
 
 
 @asynccontextmanager
-async def open_address(server: HttpServer, *, limit_bytes: int) -> AsyncGenerator[Any]:
+async def open_address(server: HttpServer, *, limit_bytes: int, memory: Memory) -> AsyncGenerator[Any]:
     """Yield the streams that the SDK's client wants; nothing is sent before it asks."""
     # How long an answer may take is decided call by call, above.
     timeout = httpx2.Timeout(_CONNECT_S, read=None)
     # What is not compressed cannot unfold into more than was counted.
     headers = {"accept-encoding": "identity", **server.headers}
     async with (
-        BoundedClient(limit_bytes, headers=headers, timeout=timeout) as client,
+        BoundedClient(limit_bytes, memory, headers=headers, timeout=timeout) as client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=limit_bytes) as streams,
     ):
         yield streams
@@ -41,23 +44,25 @@ async def open_address(server: HttpServer, *, limit_bytes: int) -> AsyncGenerato
 class BoundedClient(httpx2.AsyncClient):
     """A client whose failures are answers, and whose answers are as large as allowed."""
 
-    def __init__(self, limit_bytes: int, **chosen: Any) -> None:
+    def __init__(self, limit_bytes: int, memory: Memory, **chosen: Any) -> None:
         super().__init__(**chosen)
         self._limit_bytes = limit_bytes
+        self._memory = memory
 
     async def send(self, request: httpx2.Request, **chosen: Any) -> httpx2.Response:
         """As httpx does it; what cannot be sent is answered with an error of ours."""
         try:
             response = await super().send(request, **chosen)
         except httpx2.TransportError as error:
-            return _refusal(request, UNREACHABLE, f"it cannot be reached: {type(error).__name__}")
+            # Its own words may name the address, which is not for sessions to know.
+            return _refusal(request, UNREACHABLE, f"it cannot be reached: {type(error).__name__}", detail=str(error))
         if request.method != "POST":
             return response
         if (fault := self._fault(request, response)) is not None:
             await response.aclose()
             return _refusal(request, *fault)
-        if not _type_of(response).startswith(_EVENTS):
-            response.stream = _Bounded(response.stream, self._limit_bytes)
+        is_events = _type_of(response).startswith(_EVENTS)
+        response.stream = _Bounded(response.stream, self._limit_bytes, self._memory, is_events=is_events)
         return response
 
     def _fault(self, request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
@@ -77,24 +82,46 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that ends with an error when it gets too long; other errors of it get a form that the SDK expects."""
+    """A body that waits for room when it is large, and ends with an error when it gets too long.
 
-    def __init__(self, stream: Any, limit_bytes: int) -> None:
+    Of events, each is a message of its own; that they are not too long is the SDK's to see. Other errors get a form
+    that the SDK expects.
+    """
+
+    def __init__(self, stream: Any, limit_bytes: int, memory: Memory, *, is_events: bool) -> None:
         self._stream = stream
         self._limit_bytes = limit_bytes
+        self._memory = memory
+        self._is_events = is_events
+        self._share: Share | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         try:
             async for chunk in self._stream:
                 size += len(chunk)
-                if size > self._limit_bytes:
+                if size > self._limit_bytes and not self._is_events:
                     raise httpx2.StreamError(f"it answered with more than {self._limit_bytes:,} bytes")
+                if size > LARGE_BYTES and self._share is None:
+                    self._share = await self._memory.wait(self._limit_bytes)
                 yield chunk
+                if self._is_events and _EVENT_END.search(chunk):
+                    size = 0
+                    self._free()
         except httpx2.TransportError as error:
+            if self._is_events:
+                raise
             raise httpx2.StreamError(f"the answer broke off: {type(error).__name__}") from error
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        if self._share is not None:
+            self._share.release()
+            self._share = None
 
     async def aclose(self) -> None:
+        self._free()
         await self._stream.aclose()
 
 
@@ -102,6 +129,6 @@ def _type_of(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").lower()
 
 
-def _refusal(request: httpx2.Request, code: int, message: str) -> httpx2.Response:
-    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+def _refusal(request: httpx2.Request, code: int, message: str, detail: str = "") -> httpx2.Response:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message, "data": detail}}
     return httpx2.Response(503, headers={"content-type": _JSON}, content=json.dumps(error).encode(), request=request)

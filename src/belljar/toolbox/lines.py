@@ -10,8 +10,12 @@ _END_BYTES = 1_024
 class Overlong:
     """A line that was dropped."""
 
+    limit_bytes: int
     head: bytes
     tail: bytes
+
+
+Line = bytes | Overlong
 
 
 class Lines:
@@ -20,11 +24,12 @@ class Lines:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._parts: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """Bytes of the line that is not complete yet."""
         self._head = b""
         self._tail = b""
 
-    def feed(self, chunk: bytes) -> Iterator[bytes | Overlong]:
+    def feed(self, chunk: bytes) -> Iterator[Line]:
         """The lines that this chunk completes, without their ends."""
         *complete, rest = chunk.split(b"\n")
         for part in complete:
@@ -35,8 +40,8 @@ class Lines:
     def _add(self, part: bytes) -> None:
         if not part:
             return
-        self._size += len(part)
-        if self._size <= self._limit:
+        self.size += len(part)
+        if self.size <= self._limit:
             self._parts.append(part)
             return
         if self._parts or not self._head:
@@ -45,7 +50,7 @@ class Lines:
             self._parts = []
         self._tail = (self._tail + part[-_END_BYTES:])[-_END_BYTES:]
 
-    def _taken(self) -> bytes | Overlong:
-        line = Overlong(self._head, self._tail) if self._size > self._limit else b"".join(self._parts)
-        self._parts, self._size, self._head, self._tail = [], 0, b"", b""
+    def _taken(self) -> Line:
+        line = Overlong(self._limit, self._head, self._tail) if self.size > self._limit else b"".join(self._parts)
+        self._parts, self.size, self._head, self._tail = [], 0, b"", b""
         return line

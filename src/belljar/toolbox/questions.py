@@ -43,14 +43,20 @@ _READ: Final = ("title", "description")
 class Call:
     """One call in flight; its scope ends it when the server has been silent for too long."""
 
-    def __init__(self, ask: Ask, on_progress: OnProgress, silence_s: float) -> None:
+    def __init__(self, ask: Ask, on_progress: OnProgress, silence_s: float, most_questions: int) -> None:
         self.ask = ask
+        self.has_asked_too_much = False
         self.scope = anyio.CancelScope()
         self._on_progress = on_progress
         self._silence_s = silence_s
+        self._questions_left = most_questions
         self._questions: set[anyio.CancelScope] = set()
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """The same, for the SDK."""
+        self.note(progress, total, message)
+
+    def note(self, progress: float, total: float | None, message: str | None) -> None:
         """The server is alive and says how far it is."""
         self.start_clock()
         if math.isfinite(progress) and (total is None or math.isfinite(total)):
@@ -58,6 +64,12 @@ class Call:
 
     async def put(self, question: Question) -> Reply | None:
         """Ask the person; the server's clock stands still. None when the call was given up meanwhile."""
+        if self._questions_left <= 0:
+            # Nobody can be kept answering for ever.
+            self.has_asked_too_much = True
+            self.scope.cancel()
+            return None
+        self._questions_left -= 1
         self.scope.deadline = math.inf
         with anyio.CancelScope() as asking:
             self._questions.add(asking)

@@ -25,14 +25,15 @@ def import_line(tool: ToolDefinition, names: Names) -> str:
     return f"from servers.{names.package(tool.server)} import {names.function(tool.server, tool.name)}"
 
 
-def as_fields(tool: ToolDefinition, names: Names) -> JsonObject:
-    """A tool for programs."""
-    return {
-        "server": tool.server,
-        "tool": tool.name,
-        "import": import_line(tool, names),
-        "description": one_line(tool.description or tool.title, 1_000),
-    }
+def as_fields(tool: ToolDefinition, detail: Detail, names: Names, shape_of: ShapeOf) -> JsonObject:
+    """A tool for programs, and for clients that show a model nothing but these: as much as the text says."""
+    function, shape = names.function(tool.server, tool.name), shape_of(tool.server, tool.name)
+    told: JsonObject = {"server": tool.server, "tool": tool.name, "import": import_line(tool, names)}
+    if detail == "source":
+        return {**told, "source": source(tool, shape, function)}
+    if detail == "signatures":
+        told["signature"] = signature(tool, shape, function)
+    return {**told, "description": one_line(tool.description or tool.title, 1_000)}
 
 
 def _shown(tool: ToolDefinition, detail: Detail, names: Names, shape_of: ShapeOf) -> str:

@@ -1,7 +1,7 @@
 """A value on its way into a session: as a message where it fits, else as files in the session folder and handles."""
 
+import asyncio
 import base64
-import json
 import mimetypes
 import secrets
 from collections.abc import Awaitable, Callable
@@ -41,17 +41,19 @@ async def spilled(value: Value, keep: Keep, folder: str, tool: ToolDefinition, *
 
 def is_larger(value: Any, limit_bytes: int) -> bool:
     """Whether a value takes more than that as JSON."""
-    return not _surely_fits(value, limit_bytes) and len(encoded(value)) > limit_bytes
+    fits = _surely_fits(value, limit_bytes)
+    return len(encoded(value)) > limit_bytes if fits is None else not fits
 
 
-def _surely_fits(value: Any, limit_bytes: int) -> bool:
-    """A quick look: most results are a few fields, and nowhere near the limit."""
-    left, waiting = _LOOKED_AT, [value]
-    while waiting and left > 0 and limit_bytes > 0:
+def _surely_fits(value: Any, limit_bytes: int) -> bool | None:
+    """A quick look: most results are a few fields, and either nowhere near the limit or one text far beyond it."""
+    left, waiting, least_bytes, most_bytes = _LOOKED_AT, [value], 0, 0
+    while waiting and left > 0 and least_bytes <= limit_bytes:
         left -= 1
         one = waiting.pop()
         if isinstance(one, str):
-            limit_bytes -= _MOST_A_CHARACTER * len(one)
+            least_bytes += len(one)
+            most_bytes += _MOST_A_CHARACTER * len(one)
         elif isinstance(one, dict):
             fields = cast("dict[str, Any]", one)
             waiting += islice(fields, left + 1)
@@ -59,9 +61,15 @@ def _surely_fits(value: Any, limit_bytes: int) -> bool:
         elif isinstance(one, list):
             waiting += islice(cast("list[Any]", one), left + 1)
         elif isinstance(one, int):
-            limit_bytes -= one.bit_length()
-        limit_bytes -= _MOST_AROUND
-    return not waiting and limit_bytes > 0
+            most_bytes += one.bit_length()
+        most_bytes += _MOST_AROUND
+    if least_bytes > limit_bytes:
+        return False
+    return True if not waiting and most_bytes < limit_bytes else None
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode(errors="replace") if isinstance(value, str) else encoded(value)
 
 
 class _Spill:
@@ -73,8 +81,8 @@ class _Spill:
     async def value(self, value: Any) -> JsonObject:
         """JSON, or a text as it is."""
         is_json = not isinstance(value, str)
-        text = json.dumps(value, ensure_ascii=False) if is_json else value
-        data = text.encode(errors="replace")
+        # In a thread: sessions wait for the loop, and sixty megabytes take a while.
+        data = await asyncio.to_thread(_as_bytes, value)
         path = await self._write(".json" if is_json else ".txt", data)
         return {"path": path, "size": len(data), "is_json": is_json}
 
@@ -85,7 +93,7 @@ class _Spill:
         for name in ("data", "text"):
             content = part.get(name)
             if isinstance(content, str) and len(content) > _SMALL_BYTES:
-                data = base64.b64decode(content) if name == "data" else content.encode(errors="replace")
+                data = await asyncio.to_thread(base64.b64decode, content) if name == "data" else _as_bytes(content)
                 suffix = mimetypes.guess_extension(str(part.get("mime", ""))) or ".bin"
                 kept = {key: value for key, value in part.items() if key != name}
                 return {**kept, "path": await self._write(suffix, data)}

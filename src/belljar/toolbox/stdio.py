@@ -8,27 +8,30 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp.types import ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp.types import ErrorData, JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 
 from belljar.errors import BelljarError, UpstreamFailed
 from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.toolbox.config import StdioServer
 from belljar.toolbox.faults import TOO_LARGE
-from belljar.toolbox.lines import Lines, Overlong
+from belljar.toolbox.lines import Line, Lines, Overlong
+from belljar.toolbox.memory import Memory
+from belljar.toolbox.pipes import Inlet, Outlet
+from belljar.toolbox.shortcut import Shortcut, number_of, too_large
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +40,12 @@ _GRACE_S: Final = 2.0
 _DRAIN_S: Final = 1.0
 _TAIL_LINES: Final = 20
 _LINE_CHARACTERS: Final = 400
-# Where a message has its id depends on who wrote it: the Python SDK's comes first, the TypeScript one's last.
-_ID_AT_HEAD: Final = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,18})\b')
-_ID_AT_TAIL: Final = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*$')
-
+_STRANGE_S: Final = 10.0
+_STRANGE_LINES: Final = 100_000
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
+OnEnd = Callable[[str, str], None]
+"""Told how a server ended, in words, and what it had said, which is for the operator."""
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 
@@ -57,11 +60,11 @@ class _Pipes:
 
 @asynccontextmanager
 async def open_process(
-    server: StdioServer, *, limit_bytes: int, on_end: Callable[[str], None]
+    server: StdioServer, *, limit_bytes: int, memory: Memory, shortcut: Shortcut, on_end: OnEnd
 ) -> AsyncGenerator[Streams]:
-    """Start it, and yield the streams that the SDK's client wants; `on_end` is told in words how it ended by itself."""
+    """Start it, and yield the streams that the SDK's client wants; `on_end` is told how it ended by itself."""
     child, pipes = _started(server)
-    process = _Process(server.name, child, pipes, limit_bytes)
+    process = _Process(server.name, child, pipes, Inlet(pipes.stdout, limit_bytes, memory, shortcut.take), shortcut)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
     try:
@@ -99,9 +102,12 @@ def _started(server: StdioServer) -> tuple[Child, _Pipes]:
     except BelljarError as error:
         for descriptor in (ours_in, ours_out, ours_error):
             os.close(descriptor)
-        why = error.message.removeprefix("Cannot start ")
+        # Which command it is, is not for sessions to know.
+        why = error.message.rpartition(": ")[2]
         raise UpstreamFailed(
-            f"MCP server {server.name} cannot be started: {why}", hint="Install its command, or correct it"
+            f"MCP server {server.name} cannot be started: {why}",
+            hint="Its command must be installed, or corrected",
+            detail=error.message,
         ) from error
     finally:
         for descriptor in (theirs_in, theirs_out, theirs_error):
@@ -114,56 +120,58 @@ def _started(server: StdioServer) -> tuple[Child, _Pipes]:
 class _Process:
     """One server's process."""
 
-    def __init__(self, name: str, child: Child, pipes: _Pipes, limit_bytes: int) -> None:
+    def __init__(self, name: str, child: Child, pipes: _Pipes, inlet: Inlet, shortcut: Shortcut) -> None:
         self._name = name
         self._child = child
         self._pipes = pipes
-        self._limit_bytes = limit_bytes
+        self._inlet = inlet
+        self._outlet = Outlet(pipes.stdin)
+        self._shortcut = shortcut
+        shortcut.open(self._outlet)
         self._has_stdin = True
         self._has_hung_up = False
         self._is_stopping = False
         self._is_told = False
+        self._strange_since, self._strange_lines = 0.0, 0
         self._is_read = asyncio.Event()
         self._writing = anyio.CancelScope()
         self._is_written = asyncio.Event()
         self._said: deque[str] = deque(maxlen=_TAIL_LINES)
 
-    async def read(self, to_client: Incoming, on_end: Callable[[str], None]) -> None:
+    async def read(self, to_client: Incoming, on_end: OnEnd) -> None:
         """Messages from its stdout, until it ends or sends one that is too long to tell whose it is."""
-        lines = Lines(self._limit_bytes)
         try:
             async with to_client:
-                while chunk := await _read(self._pipes.stdout):
-                    for line in lines.feed(chunk):
-                        message = self._message(line)
-                        if message is None:
+                while (line := await self._inlet.next()) is not None:
+                    if isinstance(line, bytes) and not line.lstrip().startswith(b"{"):
+                        if self._is_flooded():
+                            self._tell(on_end, "flooded its output with lines that are no messages")
                             return
-                        await to_client.send(message)
+                        continue
+                    if isinstance(line, Overlong):
+                        log.warning("MCP server %s sent a message of more than %d bytes", self._name, line.limit_bytes)
+                    message = _message(line)
+                    if message is None:
+                        return
+                    await to_client.send(message)
                 self._has_hung_up = True
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the client has gone: what is left to say has no reader
         finally:
+            self._inlet.close()
+            self._shortcut.close()
             self._is_read.set()
         # Without its stdout it is of no use, whether or not it lives on.
         if not await self._ends_within(_DRAIN_S):
             self._tell(on_end, "closed its output")
 
-    def _message(self, line: bytes | Overlong) -> SessionMessage | Exception | None:
-        if isinstance(line, Overlong):
-            return self._refusal(line)
-        try:
-            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-        except ValueError as error:
-            return error
-
-    def _refusal(self, line: Overlong) -> SessionMessage | None:
-        """An error in place of the answer, so that other calls go on; None when it cannot be told which call it was."""
-        found = _ID_AT_HEAD.match(line.head) or _ID_AT_TAIL.search(line.tail)
-        log.warning("MCP server %s sent a message of more than %d bytes", self._name, self._limit_bytes)
-        if found is None:
-            return None
-        error = ErrorData(code=TOO_LARGE, message=f"it answered with more than {self._limit_bytes:,} bytes")
-        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error))
+    def _is_flooded(self) -> bool:
+        """Some servers log to stdout, and are borne with; one that does little else is not."""
+        now = time.monotonic()
+        if now > self._strange_since + _STRANGE_S:
+            self._strange_since, self._strange_lines = now, 0
+        self._strange_lines += 1
+        return self._strange_lines >= _STRANGE_LINES
 
     async def write(self, from_client: Outgoing) -> None:
         """Messages to its stdin."""
@@ -171,8 +179,11 @@ class _Process:
             with self._writing, contextlib.suppress(OSError):
                 async with from_client:
                     async for item in from_client:
-                        line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                        await _write(self._pipes.stdin, f"{line}\n".encode())
+                        message = item.message
+                        if isinstance(message, JSONRPCRequest) and message.method == "tools/list":
+                            self._shortcut.learn(message.params)
+                        line = message.model_dump_json(by_alias=True, exclude_unset=True)
+                        await self._outlet.send(f"{line}\n".encode())
         finally:
             self._is_written.set()
 
@@ -180,12 +191,13 @@ class _Process:
         """What it says on stderr: the last lines are kept, for when it fails."""
         lines = Lines(_CHUNK)
         while chunk := await _read(self._pipes.stderr):
-            for line in lines.feed(chunk):
+            # Of a flood, only what would be kept is looked at.
+            for line in [*lines.feed(chunk)][-_TAIL_LINES:]:
                 text = (line.head if isinstance(line, Overlong) else line).decode(errors="replace")[:_LINE_CHARACTERS]
                 self._said.append(text)
                 log.debug("MCP server %s: %s", self._name, text)
 
-    async def watch(self, on_end: Callable[[str], None]) -> None:
+    async def watch(self, on_end: OnEnd) -> None:
         """Tell of its end, once what it had written is read."""
         status = await self._child.wait()
         self._child.kill_group()
@@ -193,13 +205,14 @@ class _Process:
             await self._is_read.wait()
         self._tell(on_end, _in_words(status))
 
-    def _tell(self, on_end: Callable[[str], None], how: str) -> None:
+    def _tell(self, on_end: OnEnd, how: str) -> None:
         if not self._is_stopping and not self._is_told:
             self._is_told = True
-            log.warning("MCP server %s %s; it said last: %s", self._name, how, " / ".join(self._said) or "nothing")
-            on_end(how)
+            said = f"it said last: {' / '.join(self._said) or 'nothing'}"
+            log.warning("MCP server %s %s; %s", self._name, how, said)
+            on_end(how, said)
 
-    async def stop(self, on_end: Callable[[str], None]) -> None:
+    async def stop(self, on_end: OnEnd) -> None:
         """As the protocol has it: close its stdin, give it time, then end it and whoever it started."""
         # The client may have noticed the end of its output, and given up, before we heard of its own.
         if self._has_hung_up and await self._ends_within(_DRAIN_S):
@@ -225,6 +238,7 @@ class _Process:
     def close(self) -> None:
         """Let go of the pipes and of the process, which has ended."""
         self._close_stdin()
+        self._inlet.close()
         os.close(self._pipes.stdout)
         os.close(self._pipes.stderr)
         self._child.release()
@@ -232,7 +246,21 @@ class _Process:
     def _close_stdin(self) -> None:
         if self._has_stdin:
             self._has_stdin = False
+            self._shortcut.close()
+            self._outlet.close()
             os.close(self._pipes.stdin)
+
+
+def _message(line: Line) -> SessionMessage | Exception | None:
+    """For the SDK. One that is too long becomes an error, so that other calls go on; None where its call is unknown."""
+    if isinstance(line, Overlong):
+        number = number_of(line.head, line.tail)
+        error = ErrorData(code=TOO_LARGE, message=too_large(line))
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error)) if number else None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:
+        return error
 
 
 def _in_words(status: int) -> str:
@@ -250,22 +278,3 @@ async def _read(descriptor: int) -> bytes:
             await wait_readable(descriptor)
         except OSError:
             return b""
-
-
-async def _write(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[os.write(descriptor, left) :]
-        except BlockingIOError:
-            await _wait_writable(descriptor)
-
-
-async def _wait_writable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    is_writable: asyncio.Future[Any] = loop.create_future()
-    loop.add_writer(descriptor, lambda: is_writable.done() or is_writable.set_result(None))
-    try:
-        await is_writable
-    finally:
-        loop.remove_writer(descriptor)

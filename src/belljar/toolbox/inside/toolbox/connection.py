@@ -1,69 +1,67 @@
 """One socket to the host for all threads and event loops of this process, with many questions in flight.
 
-Who waits for an answer reads for everyone: no thread stays behind between two cells, where it would keep the session
-from being copied whole. Only while an event loop waits does a thread read for it.
+Who waits for an answer reads for everyone, and an event loop reads when there is something: no thread stays behind
+between two cells, where it would keep the session from being copied whole.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
 import os
+import select
 import socket
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
-from .errors import ToolError
+from .errors import ArgumentError, ToolError
+from .waiting import Answer, LoopWaiter, Waiter, Wire
 
 VARIABLE = "BELLJAR_TOOLBOX"
-CHUNK_BYTES = 1 << 18
 MOST_BYTES = 4 * 1024 * 1024
-
-_Answer = dict[str, Any]
+GONE = "the host has closed the connection; whether the call was made is not known"
+_FULL_MS = 50
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
 class Connection:
     """Opened with the first question, and again after a fork or when the host has gone."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Future[_Answer]] = {}
-        self._awaited: set[int] = set()
-        """Of those, the ones that an event loop waits for."""
+        self._pending: dict[int, Waiter | LoopWaiter] = {}
         self._is_read = False
-        self._has_thread = False
-        self._socket: socket.socket | None = None
-        self._buffer = bytearray()
+        self._wire: Wire | None = None
 
-    def ask(self, message: dict[str, Any]) -> _Answer:
+    def ask(self, message: dict[str, Any]) -> Answer:
         """The host's answer. An interrupt while waiting takes the question back."""
         __tracebackhide__ = True
-        number, future = self._send(message)
+        waiter = Waiter()
+        number = next(self._numbers)
         try:
-            self._read_until(future.done)
-            return future.result()
+            self._wait(self._send(number, message, waiter), waiter)
         except BaseException:
             self._take_back(number)
             raise
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.answer
 
-    async def ask_in_loop(self, message: dict[str, Any]) -> _Answer:
+    async def ask_in_loop(self, message: dict[str, Any]) -> Answer:
         """The same for coroutines. Cancelling the task takes the question back."""
         __tracebackhide__ = True
-        number, future = self._send(message)
-        with self._changed:
-            if number in self._pending:
-                self._awaited.add(number)
-            must_start, self._has_thread = not self._has_thread, True
-        if must_start:
-            threading.Thread(target=self._read_until, args=(self._is_idle,), name="toolbox", daemon=True).start()
+        waiter = LoopWaiter()
+        number = next(self._numbers)
         try:
-            return await asyncio.wrap_future(future)
+            wire = self._send(number, message, waiter)
+            wire.watch(self._on_readable)
+            try:
+                return await waiter.future
+            finally:
+                wire.unwatch()
         except BaseException:
             self._take_back(number)
             raise
@@ -76,42 +74,53 @@ class Connection:
 
     # Sending
 
-    def _send(self, message: dict[str, Any]) -> tuple[int, Future[_Answer]]:
-        number, future = next(self._numbers), Future[_Answer]()
-        line = json.dumps({"id": number, **message}, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+    def _send(self, number: int, message: dict[str, Any], waiter: Waiter | LoopWaiter) -> Wire:
+        line = _JSON.encode({"id": number, **message}).encode() + b"\n"
         if len(line) > MOST_BYTES:
-            raise ValueError(f"{len(line):,} bytes, and {MOST_BYTES:,} is the most that a call can take along")
+            raise ArgumentError(
+                f"the arguments take {len(line):,} bytes, and {MOST_BYTES:,} is the most that a call can take along; "
+                "pass less at once"
+            )
         for is_last in (False, True):
             with self._changed:
-                sock = self._socket or self._open()
-                self._pending[number] = future
+                wire = self._wire or self._open()
+                self._pending[number] = waiter
             try:
-                self._write(sock, line)
-                break
+                self._write(wire, line)
             except OSError as error:
                 with self._changed:
                     self._pending.pop(number, None)
-                self._fail(sock, f"the host does not answer: {error}")
+                self._fail(wire, f"the host does not answer: {error}")
                 if is_last:
                     raise ToolError(f"the host does not answer: {error}") from None
-            except BaseException:
-                with self._changed:
-                    self._pending.pop(number, None)
-                raise
-        return number, future
+            else:
+                return wire
+        raise AssertionError("the last attempt returns or raises")
 
-    def _write(self, sock: socket.socket, line: bytes) -> None:
+    def _write(self, wire: Wire, line: bytes) -> None:
+        left = memoryview(line)
         try:
             with self._sending:
-                sock.sendall(line)
+                while left:
+                    try:
+                        left = left[wire.sock.send(left, socket.MSG_DONTWAIT) :]
+                    except BlockingIOError:
+                        self._make_way(wire)
         except OSError:
             raise
         except BaseException:
             # Half a line may be out: nothing after it could be understood.
-            self._fail(sock, "the connection was interrupted")
+            self._fail(wire, "the connection was interrupted")
             raise
 
-    def _open(self) -> socket.socket:
+    def _make_way(self, wire: Wire) -> None:
+        """The host takes no more until its answers are fetched, and it may be that nobody else does that now."""
+        poll = select.poll()
+        poll.register(wire.sock, select.POLLIN | select.POLLOUT)
+        if any(events & select.POLLIN for _, events in poll.poll(_FULL_MS)):
+            self._on_readable(wire)
+
+    def _open(self) -> Wire:
         place = os.environ.get(VARIABLE, "")
         if not place:
             raise ToolError("no toolbox is configured for this session")
@@ -121,96 +130,88 @@ class Connection:
         except OSError as error:
             sock.close()
             raise ToolError(f"the host does not answer: {error.strerror}") from None
-        self._socket, self._buffer = sock, bytearray()
-        return sock
+        self._wire = Wire(sock)
+        return self._wire
 
     def _take_back(self, number: int) -> None:
         with self._changed:
             is_pending = self._pending.pop(number, None) is not None
-            self._awaited.discard(number)
-            sock = self._socket
-            self._changed.notify_all()
-        if is_pending and sock is not None:
+            wire = self._wire
+        if is_pending and wire is not None:
             with contextlib.suppress(OSError):
-                self._write(sock, json.dumps({"id": number, "op": "cancel"}).encode() + b"\n")
+                self._write(wire, json.dumps({"id": number, "op": "cancel"}).encode() + b"\n")
 
     # Reading
 
-    def _is_idle(self) -> bool:
-        """Whether the thread may go; asked with the lock held."""
-        if self._awaited:
-            return False
-        self._has_thread = False
-        return True
-
-    def _read_until(self, is_done: Callable[[], bool]) -> None:
+    def _wait(self, wire: Wire, waiter: Waiter) -> None:
         """Read for everyone, or wait while another does, until there is what this one waits for."""
         __tracebackhide__ = True
-        while True:
+        while not waiter.is_done:
             with self._changed:
-                self._changed.wait_for(lambda: is_done() or not self._is_read)
-                if is_done():
+                while self._is_read and not waiter.is_done:
+                    self._changed.wait()
+                if waiter.is_done:
                     return
-                sock = self._socket
                 self._is_read = True
-            try:
-                self._read(sock)
-            except (OSError, ValueError):
-                self._fail(sock, "the host has closed the connection")
-            except RecursionError:
-                self._fail(sock, "a result is nested too deeply to be read")
-            except BaseException:
-                # What was read may be lost with the interrupt.
-                self._fail(sock, "the connection was interrupted")
-                raise
-            finally:
-                with self._changed:
-                    self._is_read = False
-                    self._changed.notify_all()
+            self._read(wire)
 
-    def _read(self, sock: socket.socket | None) -> None:
-        piece = sock.recv(CHUNK_BYTES) if sock is not None else b""
-        if not piece:
-            raise OSError("closed")
-        self._buffer += piece
-        if b"\n" not in piece:
-            return
-        *lines, rest = self._buffer.split(b"\n")
-        self._buffer = rest
-        for line in lines:
-            self._deliver(json.loads(line))
-
-    def _deliver(self, answer: _Answer) -> None:
-        number = int(answer.get("id", 0))
+    def _on_readable(self, wire: Wire) -> None:
+        """Read what there is, unless another does."""
         with self._changed:
-            future = self._pending.pop(number, None)
-            self._awaited.discard(number)
-        if future is not None and future.set_running_or_notify_cancel():
-            future.set_result(answer)
+            if self._is_read:
+                return
+            self._is_read = True
+        self._read(wire, socket.MSG_DONTWAIT)
 
-    def _fail(self, sock: socket.socket | None, reason: str) -> None:
+    def _read(self, wire: Wire, flags: int = 0) -> None:
+        __tracebackhide__ = True
+        try:
+            for answer in wire.read(flags):
+                self._deliver(answer)
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            self._fail(wire, GONE)
+        except RecursionError:
+            self._fail(wire, "a result is nested too deeply to be read")
+        except BaseException:
+            # What was read may be lost with the interrupt.
+            self._fail(wire, "the connection was interrupted")
+            raise
+        finally:
+            with self._changed:
+                self._is_read = False
+                self._changed.notify_all()
+
+    def _deliver(self, answer: Answer) -> None:
+        waiter = self._pending.pop(int(answer.get("id", 0)), None)
+        if waiter is not None:
+            waiter.settle(answer)
+
+    def _fail(self, wire: Wire, reason: str) -> None:
         with self._changed:
-            if sock is not self._socket:
+            if wire is not self._wire:
                 return
             self._close()
             pending, self._pending = self._pending, {}
-            self._awaited.clear()
+        for waiter in pending.values():
+            waiter.settle({}, ToolError(reason))
+        with self._changed:
             self._changed.notify_all()
-        for future in pending.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(ToolError(reason))
 
     def _close(self) -> None:
-        sock, self._socket = self._socket, None
-        self._buffer = bytearray()
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.close()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.shut()
 
     def abandon(self) -> None:
-        """After a fork: the socket is the other process's, and nobody here waits."""
-        if self._socket is not None:
-            self._socket.close()
+        """After a fork: the socket is the other process's. What a coroutine waits for will not come to this one."""
+        if self._wire is not None:
+            self._wire.sock.close()
+        for waiter in self._pending.values():
+            if isinstance(waiter, LoopWaiter):
+                with contextlib.suppress(RuntimeError):
+                    waiter.settle({}, ToolError("the process was copied while the call was under way"))
 
 
 def _connect(sock: socket.socket, place: str) -> None:

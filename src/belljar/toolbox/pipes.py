@@ -1,0 +1,162 @@
+"""Lines over the pipes of a process, read and written as soon as they can be: no task switches on the way.
+
+What comes in is offered to who may want it at once, and waits for who reads else. Knows bytes, not what they say.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from belljar.toolbox.lines import Line, Lines
+from belljar.toolbox.memory import LARGE_BYTES, Memory, Share
+
+_CHUNK: Final = 65_536
+
+Take = Callable[[Line, Share | None], bool]
+"""Whether a line is theirs; the room that it takes in memory is then theirs too."""
+
+
+class Inlet:
+    """Lines from a descriptor that is ours to read."""
+
+    def __init__(self, descriptor: int, limit_bytes: int, memory: Memory, take: Take) -> None:
+        self._descriptor = descriptor
+        self._limit_bytes = limit_bytes
+        self._lines = Lines(limit_bytes)
+        self._memory = memory
+        self._share: Share | None = None
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Line] = deque()
+        self._arrived = asyncio.Event()
+        self._has_ended = False
+        self._is_read = False
+
+    def open(self) -> None:
+        """Begin to read; a second time, go on."""
+        if not self._is_read and not self._has_ended:
+            self._is_read = True
+            self._loop.add_reader(self._descriptor, self._on_readable)
+
+    def close(self) -> None:
+        """Read no more, before the descriptor is closed; may be called twice."""
+        self._pause()
+        self._has_ended = True
+        self._arrived.set()
+        self._free()
+
+    async def next(self) -> Line | None:
+        """The next line that nobody took; None when whoever wrote has gone. Nothing is read before it was fetched."""
+        while not self._waiting:
+            if self._has_ended:
+                return None
+            self._arrived.clear()
+            if self._share is None or self._share.is_granted:
+                self.open()
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+    def _pause(self) -> None:
+        if self._is_read:
+            self._is_read = False
+            self._loop.remove_reader(self._descriptor)
+
+    def _on_readable(self) -> None:
+        # One piece at a time: a server that never stops writing must leave time for others.
+        try:
+            chunk = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        for line in self._lines.feed(chunk):
+            share, self._share = self._share, None
+            if share is not None:
+                share.shrink(len(line) if isinstance(line, bytes) else 0)
+            if not self._take(line, share):
+                if share is not None:
+                    share.release()
+                self._waiting.append(line)
+        if not chunk:
+            self._has_ended = True
+        if self._has_ended or self._waiting:
+            self._pause()
+            self._arrived.set()
+        if self._lines.size > LARGE_BYTES:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        if self._lines.size > self._limit_bytes:
+            self._free()  # nothing of it is kept any more
+        elif self._share is None:
+            self._share = self._memory.ask(self._limit_bytes, self._go_on)
+            if not self._share.is_granted:
+                self._pause()
+
+    def _free(self) -> None:
+        if self._share is not None:
+            self._share.release()
+            self._share = None
+
+    def _go_on(self) -> None:
+        if not self._waiting:
+            self.open()
+
+
+class Outlet:
+    """Lines to a descriptor, whole and in order. Who is cancelled while they go out has sent them all the same."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._loop = asyncio.get_running_loop()
+        self._left = memoryview(b"")
+        self._emptied = asyncio.Event()
+        self._is_closed = False
+
+    async def send(self, line: bytes) -> None:
+        """Returns when it is on its way. Raises OSError when nobody reads any more."""
+        while self._left:
+            await self._emptied.wait()
+        if self._is_closed:
+            raise BrokenPipeError("closed")
+        self._begin(memoryview(line))
+
+    def post(self, line: bytes) -> None:
+        """A short one, for who cannot wait and does not mind whether it is read."""
+        if self._left:
+            self._left = memoryview(bytes(self._left) + line)
+        elif not self._is_closed:
+            with contextlib.suppress(OSError):
+                self._begin(memoryview(line))
+
+    def close(self) -> None:
+        """Write no more, before the descriptor is closed; may be called twice."""
+        if self._left:
+            self._loop.remove_writer(self._descriptor)
+        self._is_closed, self._left = True, memoryview(b"")
+        self._emptied.set()
+
+    def _begin(self, data: memoryview) -> None:
+        self._write(data)
+        if self._left:
+            self._emptied.clear()
+            self._loop.add_writer(self._descriptor, self._on_writable)
+
+    def _on_writable(self) -> None:
+        try:
+            self._write(self._left)
+        except OSError:
+            self.close()
+            return
+        if not self._left:
+            self._loop.remove_writer(self._descriptor)
+            self._emptied.set()
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            self._left = data[os.write(self._descriptor, data) :]
+        except BlockingIOError:
+            self._left = data

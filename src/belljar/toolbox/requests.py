@@ -1,0 +1,73 @@
+"""What the code of a session may ask, as it comes over its socket: checked for form and size, and nothing else."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+LINE_BYTES = 4 * 1024 * 1024
+"""The longest request, arguments and all."""
+MOST_VALUES = 100_000
+"""In one request: four megabytes of empty lists take a second to read, and every session waits for that."""
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NUMBER = re.compile(rb'\{"id": ?(\d{1,15}),')
+
+Number = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Number
+
+
+class Call(_Message):
+    """A tool is called."""
+
+    op: Literal["call"]
+    server: str = Field(max_length=1_000)
+    tool: str = Field(max_length=1_000)
+    arguments: dict[str, Any]
+
+
+class Cancel(_Message):
+    """A question is taken back."""
+
+    op: Literal["cancel"]
+
+
+class Search(_Message):
+    """Tools for something."""
+
+    op: Literal["search"]
+    query: str = Field(max_length=1_000)
+    detail: Literal["names", "signatures", "source"] = "signatures"
+    limit: int = Field(5, ge=1, le=50)
+    server: str = Field("", max_length=1_000)
+
+
+_REQUEST: TypeAdapter[Call | Cancel | Search] = TypeAdapter(
+    Annotated[Call | Cancel | Search, Field(discriminator="op")]
+)
+
+
+def parsed(line: bytes) -> Call | Cancel | Search:
+    """What a line asks. Raises ValueError where that cannot be told."""
+    return _REQUEST.validate_json(line)
+
+
+def number_in(line: bytes) -> int | None:
+    """The number of a request that is not read, where it can be told."""
+    found = _NUMBER.match(line)
+    return int(found[1]) if found else None
+
+
+def has_too_many_values(line: bytes) -> bool:
+    """Told by the signs between values. Most lines have too few even with those that stand in texts."""
+    if len(line) <= MOST_VALUES or _signs(line) <= MOST_VALUES:
+        return False
+    return _signs(_TEXT.sub(b"", line, count=MOST_VALUES)) > MOST_VALUES
+
+
+def _signs(line: bytes) -> int:
+    return line.count(b",") + line.count(b"[") + line.count(b"{")

@@ -1,0 +1,118 @@
+"""The socket of a session from outside a session: what its code may keep in the server's memory."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from belljar.toolbox.broker import Broker, Desk
+from belljar.toolbox.hatch import Hatch, open_hatch
+from belljar.toolbox.requests import LINE_BYTES, Search
+from belljar.toolbox.unsent import MOST_BYTES
+
+pytestmark = pytest.mark.anyio
+
+MEBIBYTE = 1024 * 1024
+CONNECTIONS = 16
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncGenerator[tuple[Hatch, Callable[[], socket.socket]]]:
+    """A hatch that answers every search with as many megabytes as its limit says."""
+
+    async def find(asked: Search) -> dict[str, Any]:
+        return {"outcome": "found", "text": asked.query * asked.limit * MEBIBYTE}
+
+    with contextlib.ExitStack() as sockets:
+
+        def connected() -> socket.socket:
+            sock = sockets.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(str(folder / "hatch"))
+            sock.setblocking(False)
+            return sock
+
+        broker = Broker("session", cast("Desk", None), limit_bytes=MEBIBYTE)
+        async with open_hatch(folder, "hatch", broker=broker, find=find, folder_inside="/") as hatch:
+            yield hatch, connected
+
+
+def search(number: int, limit: int = 1, query: str = "x") -> bytes:
+    return json.dumps({"id": number, "op": "search", "query": query, "limit": limit}).encode() + b"\n"
+
+
+async def pushed(socks: list[socket.socket], data: bytes) -> list[int]:
+    """How many bytes of it the server takes over each connection before it takes no more."""
+    sent = [0] * len(socks)
+    quiet = 0
+    while quiet < 20:
+        quiet += 1
+        for number, sock in enumerate(socks):
+            piece = data[sent[number] : sent[number] + 65_536]
+            with contextlib.suppress(BlockingIOError):
+                sent[number] += sock.send(piece)
+                quiet = 0 if piece else quiet
+        await asyncio.sleep(0)
+    return sent
+
+
+async def lines(sock: socket.socket, count: int) -> list[dict[str, Any]]:
+    reader, writer = await asyncio.open_unix_connection(sock=sock, limit=8 * MEBIBYTE)
+    try:
+        return [json.loads(await reader.readline()) for _ in range(count)]
+    finally:
+        writer.close()
+
+
+async def test_of_long_lines_without_end_only_one_is_kept(tmp_path: Path):
+    async with served(tmp_path) as (_, connected):
+        socks = [connected() for _ in range(CONNECTIONS)]
+        taken = await pushed(socks, b"x" * (LINE_BYTES - 1))
+        assert max(taken) == LINE_BYTES - 1
+        # What a socket itself holds is not the server's memory, and less than a megabyte.
+        assert all(size < MEBIBYTE for size in sorted(taken)[:-1])
+        # The next comes in when that one is complete.
+        [longest] = [sock for sock, size in zip(socks, taken, strict=True) if size == LINE_BYTES - 1]
+        longest.setblocking(True)
+        longest.sendall(b"\n")
+        [refused] = await lines(longest, 1)
+        assert refused["message"] == "the request cannot be read"
+        others = [sock for sock in socks if sock is not longest]
+        assert max(await pushed(others, b"x" * 3 * MEBIBYTE)) == 3 * MEBIBYTE
+
+
+async def test_a_line_that_is_too_long_is_hung_up_on(tmp_path: Path):
+    async with served(tmp_path) as (_, connected):
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            await pushed([connected()], b"x" * (2 * LINE_BYTES))
+
+
+async def test_what_nobody_fetches_waits_on_disk_and_arrives_whole(tmp_path: Path):
+    async with served(tmp_path) as (hatch, connected):
+        sock = connected()
+        await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
+        most = 0
+        while hatch.under_way > hatch.unsent.waiting or not hatch.unsent.waiting:
+            most = max(most, hatch.unsent.size_bytes)
+            await asyncio.sleep(0.005)
+        assert MOST_BYTES >= max(most, hatch.unsent.size_bytes) > 0
+        answers = await lines(sock, 12)
+        assert {answer["id"]: len(answer["text"]) for answer in answers} == dict.fromkeys(range(1, 13), 3 * MEBIBYTE)
+
+
+async def test_a_flood_of_requests_is_read_as_it_is_answered(tmp_path: Path):
+    async with served(tmp_path) as (_, connected):
+        sock = connected()
+        data = b"".join(search(number, query="") for number in range(1, 5_001))
+        assert await pushed([sock], data) == [len(data)]
+        assert sorted(answer["id"] for answer in await lines(sock, 5_000)) == [*range(1, 5_001)]
