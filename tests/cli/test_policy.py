@@ -50,9 +50,7 @@ def test_test_tells_what_becomes_of_a_call(belljar: Run) -> None:
     assert (allowed.code, allowed.out) == (0, "allow\n")
     denied = belljar("policy", "test", policy(), "--call", "pay.out", '{"amount": 500}')
     assert denied.code == 1
-    assert denied.out.startswith(
-        "deny: the policy does not allow this call of pay.out: it must hold that arguments.amount"
-    )
+    assert denied.out.startswith("deny: the policy does not allow this call: it must hold that arguments.amount")
     asked = belljar("policy", "test", policy(), "--call", "git.push", "{}", "--json")
     assert asked.code == 1
     assert json.loads(asked.out) == {"decision": "ask", "rule": "tools.1", "reason": "it is public then"}

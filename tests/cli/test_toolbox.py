@@ -34,7 +34,8 @@ def test_servers_are_listed_with_what_is_wrong_with_them(belljar: Run, config: s
     lines = [line.split(maxsplit=2) for line in outcome.out.splitlines()]
     assert lines[:2] == [["server", "tools", "about"], ["awkward", "32", "Handle with care."]]
     assert lines[2][:2] == ["missing", "0"]
-    assert "cannot be started" in lines[2][2]
+    # The command is for the operator, who reads this, and not for sessions.
+    assert "cannot be started: No such file or directory (Cannot start /" in lines[2][2]
     assert outcome.code == 1
 
 

@@ -1,10 +1,20 @@
 """Output rules: what callers see of streams that arrive in pieces, and of everything else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from belljar.outputs.events import DisplayData, Event, ExecuteResult, Finished, InputRequest, Raised, Stream
+from belljar.outputs.events import (
+    CommMessage,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    Finished,
+    InputRequest,
+    Raised,
+    Stream,
+)
 from belljar.policy.rules import OutputRule
 from belljar.policy.screen import MOST_LINE_CHARS, FilterScreen
 
@@ -83,6 +93,14 @@ def test_results_displays_errors_and_questions_are_changed_too() -> None:
     ]
 
 
+def test_what_widgets_say_is_changed_too_and_withheld_with_the_rest() -> None:
+    said = CommMessage("comm_msg", "id", {"state": {"value": KEY}}, buffers=("QQ==",))
+    assert shown(screen(), said) == [replace(said, data={"state": {"value": "\\0[key]"}})]
+    (withheld,) = shown(screen({"text": KEY, "withhold": True}), said)
+    assert isinstance(withheld, CommMessage)
+    assert (KEY in str(withheld), withheld.buffers) == (False, ())
+
+
 def test_what_a_line_holds_comes_before_what_follows_it() -> None:
     finished = Finished(is_ok=True, execution_count=1)
     assert shown(screen(), Stream("stdout", "no newline"), finished) == [Stream("stdout", "no newline"), finished]
@@ -97,7 +115,7 @@ def test_withholding_says_so_once_and_gives_nothing_more() -> None:
         *filtering.screen(ExecuteResult({"text/plain": "MIIE", "image/png": "MIIE"})),
         *filtering.flush(),
     ]
-    words = "[belljar: output withheld by output.1: a key]\n"
+    words = "[belljar: output withheld by output.1: a key; the cell ran, show less of what it made]\n"
     assert said == [
         Stream("stdout", "before\n"),
         Stream("stdout", f"just before\n{words}"),

@@ -1,5 +1,6 @@
 """Policy files: what is wrong with one is told with the line it stands in."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,17 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     level: int
+
+
+def test_faults_of_every_table_are_told_in_the_order_of_their_lines() -> None:
+    text = '[other]\nlevel = "high"\n[[tools]]\nmatch = "a.b"\ndecision = "aks"\n[[code]]\nimport = "os"\n'
+    with pytest.raises(PolicyError) as raised:
+        parse_policy(text, "policy.toml", {"other": Section})
+    assert re.findall(r"line (\d+): (\S+):", raised.value.message) == [
+        ("2", "other.level"),
+        ("5", "tools.1.decision"),
+        ("7", "code.1.import"),
+    ]
 
 
 def test_tables_of_other_rooms_are_validated_by_their_models_with_the_same_lines() -> None:

@@ -92,7 +92,7 @@ async def test_a_request_of_more_values_than_anyone_means_is_answered_unread(cal
         "id": 7,
         "outcome": "error",
         "kind": "arguments",
-        "message": "the arguments have more than 100,000 values",
+        "message": "the arguments have more than 100,000 values; pass fewer at once",
     }
     query = {**ADD, "tool": "query", "arguments": {"from": "x", "since": None}}
     text = f"({query!r} | {{'arguments': {{'from': '\\\\\",[' * 500_000, 'since': None}}}})"
@@ -103,8 +103,8 @@ async def test_a_request_of_more_values_than_anyone_means_is_answered_unread(cal
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"server": "../awkward"}, "there is no server"),
-        ({"tool": "add\n"}, "has no tool"),
+        ({"server": "../awkward"}, "there is no such server"),
+        ({"tool": "add\n"}, "the server has no such tool"),
         ({"arguments": {"a": "\ud800", "b": 1}}, "the request cannot be read"),
         ({"arguments": {"a": 1, "b": True}}, "'b' is a boolean, not of type integer"),
     ],

@@ -144,7 +144,12 @@ class Asking:
     ("answer", "outcome", "told"),
     [
         ({}, "approved", "{'sum': 3}"),
-        ("decline", "declined", "ToolRefused: modern.add: the person was asked and did not allow it"),
+        (
+            "decline",
+            "declined",
+            "ToolRefused: modern.add: the person was asked and did not allow it. "
+            "Do without it, or ask what they want instead",
+        ),
     ],
 )
 @pytest.mark.parametrize("era", ERAS)

@@ -61,9 +61,11 @@ async def test_a_tool_is_found_imported_and_called(caller: Caller):
                 "server": "awkward",
                 "tool": "add",
                 "import": "from servers.awkward import add",
+                "signature": "add(a: int, b: int) -> {sum: int}",
                 "description": "Adds.",
             }
-        ]
+        ],
+        "unreachable": [],
     }
     answer = await caller.call("execute_code", code="from servers.awkward import add\nadd(1, 2)")
     assert "Out[1]: {'sum': 3}" in text_of(answer)
@@ -80,7 +82,13 @@ async def test_a_tool_is_found_imported_and_called(caller: Caller):
     ],
 )
 async def test_there_are_three_levels_of_detail(caller: Caller, detail: str, told: str):
-    assert text_of(await caller.call("search_tools", query="tree", detail=detail, limit=1)).startswith(told)
+    found = await caller.call("search_tools", query="tree", detail=detail, limit=1)
+    assert text_of(found).startswith(told)
+    # Some clients show a model the fields alone.
+    (fields,) = (found.structured_content or {})["tools"]
+    more = {"names": {"description"}, "signatures": {"description", "signature"}, "source": {"source"}}[detail]
+    assert fields.keys() == {"server", "tool", "import", *more}
+    assert all(str(fields[name]) in text_of(found) for name in more)
 
 
 async def test_inside_there_is_the_same_search(caller: Caller):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from calls import Caller, connected, images, text_of
+from calls import Caller, blocks, connected, images, text_of
+from mcp.types import TextContent
 from tool_cells import runtime_with_tools, slow_call
 
 from belljar.environments import Environment
@@ -137,6 +138,10 @@ async def test_media_are_objects_that_can_be_saved_and_shown(caller: Caller, sha
     assert [file.name for file in saved.files] == ["out/pixel.png"]
     shown = await caller.call("execute_code", code="m[1]", session_id=shared_session)
     assert [image.mime_type for image in images(shown)] == ["image/png"]
+    for cell in ("m", "from toolbox import Answer\na = Answer(sum=3)\na.media = m[1:2]\na"):
+        shown = await caller.call("execute_code", code=cell, session_id=shared_session)
+        assert [image.mime_type for image in images(shown)] == ["image/png"]
+        assert "<image image/png, 70 bytes>" in "".join(block.text for block in blocks(shown, TextContent))
 
 
 async def test_a_result_that_is_too_large_is_a_file_and_a_handle(caller: Caller, shared_session: str):
@@ -158,12 +163,16 @@ async def test_an_error_names_the_tool_and_what_it_takes_and_can_be_caught(calle
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ("add(1, 2, c=2)", "got an unexpected keyword argument 'c'"),
+        ("add(1, 2, c=2)", "awkward.add: there is no parameter 'c'\nIt takes: a: int, b: int"),
+        ("fail(wy='so')", "awkward.fail: there is no parameter 'wy', did you mean 'why'?\nIt takes: why: str"),
+        ("add(1, 2, 3)", "3 arguments are passed by position, 2 can be: pass the others by name"),
+        ("add(1)", "missing a required argument: 'b'"),
+        ("toolbox.get('awkward', 'fail')(wy='so')", "there is no parameter 'wy', did you mean 'why'?"),
         ("add(1, 'x')", "'b' is a string, not of type integer"),
         ("toolbox.get('awkward', 'add')(a=1)", "'b' is missing"),
         ("toolbox.get('awkward', 'add')(a=1, b=2, c=3)", "there is no parameter 'c'"),
-        ("toolbox.get('awkward', 'nix')()", "server 'awkward' has no tool 'nix'"),
-        ("toolbox.get('nix', 'add')()", "there is no server 'nix'; there is awkward"),
+        ("toolbox.get('awkward', 'nix')()", "awkward.nix: the server has no such tool: there is 'query', "),
+        ("toolbox.get('nix', 'add')()", "nix.add: there is no such server: there is 'awkward'"),
         ("add(1, float('nan'))", "nothing that JSON has"),
         ("add(1, {2})", "nothing that JSON has"),
         ("add(1, '\\ud800')", "nothing that JSON has"),
@@ -172,7 +181,7 @@ async def test_an_error_names_the_tool_and_what_it_takes_and_can_be_caught(calle
     ],
 )
 async def test_a_call_that_cannot_be_says_why(caller: Caller, shared_session: str, call: str, told: str):
-    result = await caller.execute(f"import toolbox\nfrom servers.awkward import add\n{call}", shared_session)
+    result = await caller.execute(f"import toolbox\nfrom servers.awkward import add, fail\n{call}", shared_session)
     assert told in str(result.error)
     # Nothing of ours in between: the cell's own line, then the words.
     assert not [line for line in result.traceback if "inside/toolbox" in line]
@@ -186,6 +195,26 @@ async def test_coroutines_call_at_the_same_time(caller: Caller, shared_session: 
         "import asyncio\nfrom servers.awkward import meet\nawait asyncio.gather(*(meet.aio(count=5) for _ in range(5)))"
     )
     assert await value(caller, shared_session, code) == "['met', 'met', 'met', 'met', 'met']"
+
+
+async def test_a_coroutine_may_call_and_wait_while_others_are_under_way(caller: Caller, shared_session: str):
+    code = (
+        "import asyncio\nfrom servers.awkward import add\n"
+        "others = asyncio.gather(*(add.aio(n, n) for n in range(5)))\nawait asyncio.sleep(0)\n"
+        "add(1, 2)['sum'], [each['sum'] for each in await others]"
+    )
+    assert await value(caller, shared_session, code) == "(3, [0, 2, 4, 6, 8])"
+
+
+async def test_event_loops_of_two_threads_call_at_the_same_time(caller: Caller, shared_session: str):
+    code = (
+        "import asyncio\nfrom concurrent.futures import ThreadPoolExecutor\nfrom servers.awkward import meet\n"
+        "with ThreadPoolExecutor(2) as pool:\n"
+        "    apart = pool.submit(lambda: asyncio.run(meet.aio(count=3)))\n"
+        "    waiting = pool.submit(meet, count=3)\n    told = await meet.aio(count=3)\n"
+        "told, apart.result(), waiting.result()"
+    )
+    assert await value(caller, shared_session, code) == "('met', 'met', 'met')"
 
 
 async def test_threads_call_at_the_same_time(caller: Caller, shared_session: str):
@@ -208,7 +237,7 @@ async def test_a_process_that_is_forked_has_a_connection_of_its_own(caller: Call
 
 async def test_between_two_cells_nothing_is_left_open(caller: Caller, shared_session: str):
     await value(caller, shared_session, "from servers.awkward import add\n[add(1, 1), await add.aio(1, 1)]")
-    code = "import threading, toolbox.connection as c\n[t.name for t in threading.enumerate()], c.own()._socket"
+    code = "import threading, toolbox.connection as c\n[t.name for t in threading.enumerate()], c.own()._wire"
     assert await value(caller, shared_session, code) == "(['MainThread'], None)"
 
 
@@ -226,6 +255,7 @@ async def test_an_interrupt_cancels_the_calls_of_the_cell(caller: Caller, tmp_pa
     await caller.fields("interrupt_execution", execution_id=running.execution_id)
     result = await caller.get(running.execution_id)
     assert (result.status, result.state) == ("interrupted", "kept")
+    assert not [line for line in result.traceback if "inside/toolbox" in line]
     assert calls_of(result) == [("add", "returned"), ("slow", "cancelled")]
     await until((tmp_path / "cancelled").exists)
     assert await value(caller, running.session_id, "kept, add(3, 4)") == "({'sum': 3}, {'sum': 7})"
@@ -319,9 +349,9 @@ async def test_a_live_session_sees_tools_that_come_and_go(runtime: Runtime, call
     await value(caller, session, "shrink('later')")
     await until(lambda: not (tree / "later.py").exists())
     gone = await caller.execute("from servers.awkward import later", session)
-    assert "cannot import name 'later'" in str(gone.error)
+    assert "awkward.later: the server has no such tool" in str(gone.error)
     # Who has it still is told so.
-    assert "has no tool 'later'" in str((await caller.execute("later()", session)).error)
+    assert "awkward.later: the server has no such tool" in str((await caller.execute("later()", session)).error)
 
 
 async def test_a_fork_that_slept_finds_its_own_way_out(default_environment: Environment, tmp_path: Path):

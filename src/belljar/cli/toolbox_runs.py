@@ -17,10 +17,10 @@ import typer
 
 from belljar.cli.asking import ask_at_terminal
 from belljar.cli.columns import columns, printable
-from belljar.errors import InvalidArgument, SettingsError
+from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.removal import remove_tree
 from belljar.settings import MEBIBYTE, Settings, load_settings
-from belljar.toolbox.base import Answer, Block, Catalogue
+from belljar.toolbox.base import Answer, Block, Catalogue, ServerCatalogue
 from belljar.toolbox.config import load_servers
 from belljar.toolbox.connection import Limits
 from belljar.toolbox.generating import generate
@@ -52,6 +52,10 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s")
     try:
         status = asyncio.run(work(settings, *arguments, **options))
+    except UpstreamFailed as error:
+        # Whoever is at the terminal is the operator.
+        said = ". ".join(filter(None, (error.hint, printable(error.detail))))
+        raise UpstreamFailed(error.message, hint=said) from error
     except KeyboardInterrupt:
         status = 130
     if status:
@@ -70,7 +74,7 @@ async def listed(settings: Settings, server: str, as_json: bool) -> int:
         _print_tools(catalogue, server)
     else:
         rows = [
-            (name, str(len(found.tools)), found.error or first_sentence(found.instructions, _ABOUT_CHARACTERS))
+            (name, str(len(found.tools)), _fault(found) or first_sentence(found.instructions, _ABOUT_CHARACTERS))
             for name, found in catalogue.servers.items()
         ]
         print(columns([("server", "tools", "about"), *rows]))
@@ -133,7 +137,12 @@ def _shapes(settings: Settings) -> Shapes:
 def _complain(catalogue: Catalogue) -> None:
     for each in catalogue.servers.values():
         if each.error:
-            print(f"warning: {printable(each.error)}", file=sys.stderr)
+            print(f"warning: {printable(_fault(each))}", file=sys.stderr)
+
+
+def _fault(found: ServerCatalogue) -> str:
+    """Why a server was not reached, with what only the operator is told."""
+    return f"{found.error} ({found.detail})" if found.error and found.detail else found.error
 
 
 def _print_tools(catalogue: Catalogue, server: str) -> None:
@@ -148,7 +157,7 @@ def _as_json(catalogue: Catalogue, server: str) -> list[dict[str, Any]]:
     return [
         {
             "server": name,
-            "error": found.error,
+            "error": _fault(found),
             "tools": [
                 {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
                 for tool in found.tools

@@ -16,6 +16,7 @@ from belljar.environments.index import index_variables
 from belljar.kernels.folders import Folders
 from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
 from belljar.kernels.launching import RUNNER
+from belljar.kernels.skills import Skills
 from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
@@ -25,17 +26,26 @@ from belljar.toolbox.opening import Toolbox
 class Furnishing:
     """What the settings, the workshop and the toolbox have for every sandbox of a provider."""
 
-    def __init__(self, settings: Settings, provider: Provider, workshop: Workshop, toolbox: Toolbox | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        provider: Provider,
+        workshop: Workshop,
+        toolbox: Toolbox | None,
+        skills: Skills | None = None,
+    ) -> None:
         self._settings = settings
         self._provider = provider
         self._workshop = workshop
         self._toolbox = toolbox
+        self._skills = skills
 
     def spec(self, folders: Folders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
         """What a session's sandbox is to be like."""
-        if self._toolbox is not None and has_tools:
-            self._toolbox.show_in(folders.workspace, folders.identity)
-            readable = (*readable, *self._toolbox.readable)
+        for shown in (self._toolbox, self._skills) if has_tools else ():
+            if shown is not None:
+                shown.show_in(folders.workspace, folders.identity)
+                readable = (*readable, *shown.readable)
         return SandboxSpec(
             session_id=folders.session_id,
             workspace=folders.workspace,
@@ -54,9 +64,12 @@ class Furnishing:
             scratch=folder / "scratch",
             home=folder / "home",
             # A branch can be shown only what its trunk was.
-            readable=(*environment.readable, RUNNER, *(self._toolbox.readable if self._toolbox else ())),
+            readable=(*environment.readable, RUNNER, *self._shown()),
             limits=limits_of(self._settings),
         )
+
+    def _shown(self) -> tuple[Path, ...]:
+        return tuple(path for each in (self._toolbox, self._skills) if each is not None for path in each.readable)
 
     async def hatched(
         self,
@@ -79,6 +92,7 @@ class Furnishing:
             egress=await self._egress(),
             open_uv=self._workshop.uv_for(folders.session_id),
             toolbox=self._toolbox if has_tools else None,
+            importable=(self._skills.importable,) if self._skills is not None and has_tools else (),
             doors=doors,
         )
 

@@ -51,6 +51,7 @@ async def open_hatches(
     egress: Egress,
     open_uv: OpenUv,
     toolbox: Toolbox | None = None,
+    importable: Sequence[Path] = (),
     doors: Mapping[str, Door] | None = None,
 ) -> "HatchedSandbox":
     """The sandbox with its hatches, which close with it. `python` runs the relay; no environment, no packages.
@@ -63,7 +64,8 @@ async def open_hatches(
         hatched = HatchedSandbox(sandbox, hatches)
         # A new name for every kernel: the last one's code may have left anything under an old one.
         token = secrets.token_hex(4)
-        hatched.doors = {f"{kind}-{token}": Door() for kind in ("packages", "egress")} if doors is None else {**doors}
+        kinds = ("packages", "egress", *(("toolbox",) if toolbox else ()))
+        hatched.doors = {f"{kind}-{token}": Door() for kind in kinds} if doors is None else {**doors}
         names = {name.partition("-")[0]: name for name in hatched.doors}
         if environment is not None and (name := names.pop("packages", "")):
             fulfil = partial(install_for, environment, layer, open_uv)
@@ -78,14 +80,14 @@ async def open_hatches(
             )
             hatched.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
             hatched.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
-        if toolbox is not None:
-            name = f"toolbox-{token}"
-            inside = sandbox.workspace
+        if toolbox is not None and (name := names.pop("toolbox", "")):
+            inside, door = sandbox.workspace, hatched.doors[name]
             await hatches.enter_async_context(
-                toolbox.open_hatch(scratch, name, session_id=session_id, folder_inside=inside)
+                toolbox.open_hatch(scratch, name, session_id=session_id, folder_inside=inside, door=door)
             )
             hatched.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
-            hatched.importable = toolbox.importable
+            importable = (*toolbox.importable, *importable)
+        hatched.importable = importable
         for name in names.values():
             hatched.close_door(name)
         hatched.resources = hatches.pop_all()

@@ -10,6 +10,9 @@ from belljar.policy.expressions import Expression, ExpressionFailed
 from belljar.policy.rules import ToolRule, parse_rate
 from belljar.policy.schemas import ArgumentSchema, unfit
 
+WITHOUT = "Do without it: only the operator can change that"
+OTHER_ARGUMENTS = "Call it with arguments that satisfy this"
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -22,11 +25,6 @@ class Call:
     destructive: bool
     calls: int = 0
     """Of this tool in this session before."""
-
-    @property
-    def name(self) -> str:
-        """As rules and people call it."""
-        return f"{self.server}.{self.tool}"
 
     def values(self) -> dict[str, Any]:
         """What expressions may name."""
@@ -64,10 +62,12 @@ class CheckedRule:
         except ExpressionFailed:
             return self.rule.decision != "allow"
 
+    def excludes(self, call: Call) -> bool:
+        """Whether it is for tools that only read, and this one does not say so of itself."""
+        return self.rule.read_only and not call.read_only
+
     def fault(self, call: Call, values: Mapping[str, Any]) -> str:
         """What the call does not satisfy; empty when there is nothing."""
-        if self.rule.read_only and not call.read_only:
-            return "only tools that say they only read may be called"
         if self._schema is not None and (fault := self._schema.fault(call.arguments)):
             return fault
         for expression, reason in self._requirements:
@@ -87,12 +87,13 @@ def checked(rules: Iterable[ToolRule]) -> list[CheckedRule]:
 def unfit_verdict(call: Call) -> Verdict | None:
     """A refusal of arguments that no rule could look at."""
     reason = unfit(dict(call.arguments))
-    return refusal(call, f"the arguments cannot be checked: {reason}", "arguments") if reason else None
+    return refusal(f"the arguments cannot be checked: {reason}", "arguments", OTHER_ARGUMENTS) if reason else None
 
 
-def refusal(call: Call, reason: str, rule: str) -> Verdict:
-    """A no, in words for the code that asked."""
-    return Verdict("deny", f"the policy does not allow this call of {call.name}: {reason} ({rule})", rule)
+def refusal(reason: str, rule: str, then: str = "") -> Verdict:
+    """A no, in words for the code that asked, which knows what it called; and what to do now."""
+    said = f"the policy does not allow this call: {reason} ({rule})"
+    return Verdict("deny", f"{said}. {then}" if then else said, rule)
 
 
 def _is_match(pattern: str, call: Call) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from belljar.policy.regexes import compiled
 from belljar.policy.rules import OutputRule
 
-WITHHELD = "[belljar: output withheld by {rule}{reason}]\n"
+WITHHELD = "[belljar: output withheld by {rule}{reason}; the cell ran, show less of what it made]\n"
 
 
 class OutputFilter:

@@ -13,7 +13,7 @@ from belljar.logs import pseudonym
 from belljar.outputs.screening import Screen
 from belljar.policy.base import Finding, Verdict
 from belljar.policy.budgets import Rates
-from belljar.policy.calls import Call, CheckedRule, checked, refusal, unfit_verdict
+from belljar.policy.calls import OTHER_ARGUMENTS, WITHOUT, Call, CheckedRule, checked, refusal, unfit_verdict
 from belljar.policy.decisions import DecisionLog
 from belljar.policy.inspection import Inspection, Inspector
 from belljar.policy.memory import Memory
@@ -21,6 +21,7 @@ from belljar.policy.rules import Policy
 from belljar.policy.screen import FilterScreen
 
 KERNEL_MARK = "kernel:"
+READS_ONLY = "only tools that say they only read may be called"
 # Longer code is looked through in a thread: 1 MiB takes seconds.
 SHORT_CODE_CHARS = 4_000
 
@@ -69,9 +70,8 @@ class Guard:
         if verdict.decision == "deny":
             return verdict
         for rule in rules:
-            if fault := rule.fault(call, values) or self._exhausted(rule):
-                reason = f"{rule.rule.reason}: {fault}" if rule.rule.reason else fault
-                return refusal(call, reason, rule.name)
+            if (limit := self._limited(call, values, rule)) is not None:
+                return limit
         self._count(key, rules)
         return verdict
 
@@ -97,7 +97,8 @@ class Guard:
         rules = [rule for rule in rules if rule.holds(call, values)]
         decision = self._decision(call, rules).decision
         is_decided = decision == "allow" or (decision == "ask" and is_approved)
-        return is_decided and unfit_verdict(call) is None and not any(rule.fault(call, values) for rule in rules)
+        is_within = not any(rule.excludes(call) or rule.fault(call, values) for rule in rules)
+        return is_decided and unfit_verdict(call) is None and is_within
 
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
         """What became of a judged call: `allowed`, `denied`, `approved` or `declined`."""
@@ -110,23 +111,35 @@ class Guard:
         policy = self._book.policy
         for rule in rules:
             if rule.rule.decision is not None:
-                return self._by_rule(call, rule)
+                return self._by_rule(rule)
         if policy.read_only and not call.read_only:
-            return refusal(call, "only tools that say they only read may be called", "read_only")
+            return refusal(READS_ONLY, "read_only", WITHOUT)
         if call.destructive and not call.read_only and policy.destructive != "allow":
-            return _decided(call, policy.destructive, "it may destroy something", "destructive")
+            return _decided(policy.destructive, "it may destroy something", "destructive")
         default = policy.default or ("deny" if policy.strict else "allow")
-        return _decided(call, default, "no rule decides on it", "default" if policy.default else "")
+        return _decided(default, "no rule decides on it", "default" if policy.default else "")
 
-    def _by_rule(self, call: Call, rule: CheckedRule) -> Verdict:
+    def _by_rule(self, rule: CheckedRule) -> Verdict:
         if rule.rule.decision == "ask" and rule.rule.ask_once and self._memory.is_approved(rule.name):
             return Verdict("allow", "approved before in this session", rule.name)
-        return _decided(call, rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
+        return _decided(rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
 
-    def _exhausted(self, rule: CheckedRule) -> str:
+    def _limited(self, call: Call, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
+        """A refusal of a call that goes beyond what a rule allows."""
+        why = f"{rule.rule.reason}: " if rule.rule.reason else ""
+        if rule.excludes(call):
+            return refusal(f"{why}{READS_ONLY}", rule.name, WITHOUT)
+        if fault := rule.fault(call, values):
+            return refusal(f"{why}{fault}", rule.name, OTHER_ARGUMENTS)
         most = rule.rule.max_calls
         if most is not None and self._memory.count(rule.name) >= most:
-            return f"{most} calls in this session are the most"
+            made = "1 call in this session is" if most == 1 else f"{most} calls in this session are"
+            return refusal(f"{why}{made} the most", rule.name, WITHOUT)
+        if too_fast := self._too_fast(rule):
+            return refusal(f"{why}{too_fast}", rule.name)
+        return None
+
+    def _too_fast(self, rule: CheckedRule) -> str:
         if rule.rate is not None:
             number, period_s = rule.rate
             wait_s = self._book.rates.wait_s((self._principal, rule.name), number, period_s)
@@ -187,9 +200,9 @@ class Guard:
             self._book.log.note(session=self._session_id, principal=pseudonym(self._principal), **fields)
 
 
-def _decided(call: Call, decision: str, reason: str, rule: str) -> Verdict:
+def _decided(decision: str, reason: str, rule: str) -> Verdict:
     if decision == "deny":
-        return refusal(call, reason, rule or "strict")
+        return refusal(reason, rule or "strict", WITHOUT)
     return Verdict("ask" if decision == "ask" else "allow", reason if decision == "ask" else "", rule)
 
 

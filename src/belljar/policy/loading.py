@@ -38,16 +38,21 @@ class PolicySource:
         """The line of a place in the file, or of the nearest thing around it that has one."""
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 1)
 
-    def explain(self, error: ValidationError, *within: str) -> PolicyError:
-        """The faults with their lines; `within` names the table that was validated by itself."""
-        faults = [self._fault((*within, *fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        return PolicyError(f"policy {self.path}, {'; '.join(faults[:MOST_FAULTS])}{more}", hint=HINT)
+    def faults(self, error: ValidationError, *within: str) -> list[tuple[int, str]]:
+        """Lines and what is wrong there; `within` names the table that was validated by itself."""
+        return [self._fault((*within, *fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
 
-    def _fault(self, place: Place, said: str) -> str:
+    def explain(self, faults: list[tuple[int, str]]) -> PolicyError:
+        """All of them, in the order of their lines."""
+        said = [f"line {line}: {what}" for line, what in sorted(faults)]
+        more = [f"and {len(said) - MOST_FAULTS} more"] if len(said) > MOST_FAULTS else []
+        separator = "\n  "
+        return PolicyError(f"policy {self.path}, {separator.join([*said[:MOST_FAULTS], *more])}", hint=HINT)
+
+    def _fault(self, place: Place, said: str) -> tuple[int, str]:
         reason = said.removeprefix("Value error, ").replace("Input should", "it should", 1)
         reason = "no such key" if reason == "Extra inputs are not permitted" else reason
-        return f"line {self.line_of(place)}: {_in_words(place)}: {reason}"
+        return self.line_of(place), f"{_in_words(place)}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +89,21 @@ def parse_policy(text: str, path: str, sections: Mapping[str, type[BaseModel]] =
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"policy {path} is not TOML: {error}", hint=HINT) from error
     source = PolicySource(path, _lines(text))
-    others = {name: _validated(model, values[name], source, name) for name, model in sections.items() if name in values}
-    own = {name: value for name, value in values.items() if name not in others}
-    return LoadedPolicy(_validated(Policy, own, source), source, others)
+    faults: list[tuple[int, str]] = []
 
+    def validated(model: type[Model], values: Any, *within: str) -> Model | None:
+        try:
+            return model.model_validate(values)
+        except ValidationError as error:
+            faults.extend(source.faults(error, *within))
+            return None
 
-def _validated(model: type[Model], values: Any, source: PolicySource, *within: str) -> Model:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise source.explain(error, *within) from None
+    # Each by itself and all of them before any fault is told: who mends one should not meet the next one then.
+    others = {name: validated(model, values[name], name) for name, model in sections.items() if name in values}
+    policy = validated(Policy, {name: value for name, value in values.items() if name not in others})
+    if policy is None or faults:
+        raise source.explain(faults)
+    return LoadedPolicy(policy, source, {name: section for name, section in others.items() if section is not None})
 
 
 def _in_words(place: Place) -> str:

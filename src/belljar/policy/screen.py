@@ -6,7 +6,16 @@ from typing import Literal, cast
 
 from pydantic import JsonValue
 
-from belljar.outputs.events import DisplayData, Event, ExecuteResult, InputRequest, MimeBundle, Raised, Stream
+from belljar.outputs.events import (
+    CommMessage,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    InputRequest,
+    MimeBundle,
+    Raised,
+    Stream,
+)
 from belljar.policy.filters import OutputFilter
 from belljar.policy.rules import OutputRule
 
@@ -64,6 +73,10 @@ class FilterScreen:
                 return Raised(clean(event.name), clean(event.message), trace.split("\n"))
             case InputRequest():
                 return replace(event, prompt=clean(event.prompt))
+            case CommMessage():
+                data, metadata = self._bundle(event.data), self._bundle(event.metadata)
+                buffers = () if self._filter.withheld else event.buffers
+                return replace(event, data=data, metadata=metadata, buffers=buffers)
             case _:
                 return event
 

@@ -28,6 +28,7 @@ class FoundTools(Model):
     """Answer of `search_tools`."""
 
     tools: list[dict[str, JsonValue]]
+    unreachable: list[str] = Field(default_factory=list[str])
 
 
 class ToolboxSurface:

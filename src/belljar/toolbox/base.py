@@ -10,6 +10,9 @@ from typing import Any, Literal, Protocol
 
 JsonObject = dict[str, Any]
 
+AWAY = "It is tried again when cells name it; where it stays away, only the operator can mend it"
+"""Said of a server that was never reached."""
+
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
@@ -42,6 +45,12 @@ class ServerCatalogue:
     tools: tuple[ToolDefinition, ...] = ()
     instructions: str = ""
     error: str = ""
+    detail: str = field(default="", compare=False)
+    """What the operator should know of the error, and sessions should not."""
+    by_name: Mapping[str, ToolDefinition] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {tool.name: tool for tool in reversed(self.tools)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class Catalogue:
     def find(self, server: str, tool: str) -> ToolDefinition | None:
         """A tool by its names on the wire."""
         known = self.servers.get(server)
-        return next((each for each in known.tools if each.name == tool), None) if known else None
+        return known.by_name.get(tool) if known else None
 
     def tools(self) -> list[ToolDefinition]:
         """All of them."""
@@ -79,6 +88,13 @@ class Answer:
     blocks: tuple[Block, ...] = ()
     structured: Any = None
     is_error: bool = False
+    release: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """For one that is so large that others wait until it is passed on."""
+
+    def drop(self) -> None:
+        """Nothing of it is needed any more; may be called twice."""
+        if self.release is not None:
+            self.release()
 
 
 @dataclass(frozen=True, slots=True)

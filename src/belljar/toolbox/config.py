@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from belljar.errors import SettingsError
 from belljar.settings import Settings
 from belljar.toolbox import relaxed_json
-from belljar.toolbox.placeholders import Placeholders
+from belljar.toolbox.placeholders import Placeholders, Unasked
 
 MOST_SERVERS: Final = 200
 _LARGEST_FILE: Final = 4 * 1024 * 1024
@@ -46,7 +46,18 @@ class HttpServer:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
-ServerConfig = StdioServer | HttpServer
+@dataclass(frozen=True, slots=True)
+class UnusableServer:
+    """A server that another program can use and we cannot; the others of its file are none the worse for it."""
+
+    name: str
+    reason: str
+    detail: str = ""
+    """What the operator can do."""
+
+
+Connectable = StdioServer | HttpServer
+ServerConfig = Connectable | UnusableServer
 
 
 def load_servers(settings: Settings) -> dict[str, ServerConfig]:
@@ -55,7 +66,8 @@ def load_servers(settings: Settings) -> dict[str, ServerConfig]:
     if settings.mcp_config:
         found |= read_file(Path(settings.mcp_config))
     if settings.mcp_servers:
-        found |= _entries(settings.mcp_servers, "mcp_servers", Path.cwd(), dict(os.environ))
+        placeholders = Placeholders(dict(os.environ), Path.cwd())
+        found |= _entries(settings.mcp_servers, "mcp_servers", Path.cwd(), placeholders)
     found = _with_addresses(found, os.environ)
     if len(found) > MOST_SERVERS:
         raise SettingsError(f"{len(found)} MCP servers are configured, more than {MOST_SERVERS}")
@@ -74,7 +86,25 @@ def read_file(path: Path, variables: Mapping[str, str] | None = None) -> dict[st
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} is not JSON: {error}") from error
     servers, where = _servers_in(value, str(path))
-    return _entries(servers, where, path.absolute().parent, os.environ if variables is None else variables)
+    placeholders = Placeholders(
+        os.environ if variables is None else variables, path.absolute().parent, _input_defaults(value)
+    )
+    return _entries(servers, where, path.absolute().parent, placeholders)
+
+
+def _input_defaults(value: Any) -> dict[str, str]:
+    """What VS Code's `inputs` have as defaults."""
+    listed: object = cast("dict[str, Any]", value).get("inputs")
+    tables = (
+        [cast("dict[str, Any]", each) for each in cast("list[Any]", listed) if isinstance(each, dict)]
+        if (isinstance(listed, list))
+        else []
+    )
+    return {
+        each["id"]: each["default"]
+        for each in tables
+        if isinstance(each.get("id"), str) and isinstance(each.get("default"), str)
+    }
 
 
 def _servers_in(value: Any, path: str) -> tuple[Mapping[str, Any], str]:
@@ -89,9 +119,8 @@ def _servers_in(value: Any, path: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _entries(
-    servers: Mapping[str, Any], where: str, folder: Path, variables: Mapping[str, str]
+    servers: Mapping[str, Any], where: str, folder: Path, placeholders: Placeholders
 ) -> dict[str, ServerConfig]:
-    placeholders = Placeholders(variables, folder)
     found: dict[str, ServerConfig] = {}
     for name, value in servers.items():
         place = f"{where}.{name}"
@@ -99,7 +128,11 @@ def _entries(
         if not _is_name(name):
             raise SettingsError(f"{place} is no name for a server", hint="Take up to 64 letters, digits, . _ -")
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
-            found[name] = _Entry(name, entry, place, folder, placeholders).server()
+            try:
+                found[name] = _Entry(name, entry, place, folder, placeholders).server()
+            except Unasked as error:
+                reason = "needs an input that another program would ask a person for"
+                found[name] = UnusableServer(name, reason, str(error))
     return found
 
 
@@ -118,10 +151,8 @@ class _Entry:
     def server(self) -> ServerConfig:
         kind = (self._text("type") or self._text("transport")).lower()
         if kind == "sse":
-            raise SettingsError(
-                f"{self._place} speaks SSE, a transport that MCP has given up",
-                hint='Take the server\'s streamable HTTP address with "type": "http"',
-            )
+            detail = 'take its streamable HTTP address, with "type": "http"'
+            return UnusableServer(self._name, "speaks SSE, a transport that MCP has given up", detail)
         url = self._text("url") or self._text("serverUrl") or self._text("httpUrl")
         if self._text("command") and not url and kind in _STDIO:
             return self._stdio()

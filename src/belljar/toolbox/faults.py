@@ -31,6 +31,13 @@ def words(error: BaseException) -> str:
     return " ".join(shown.split())
 
 
+def detail(error: BaseException) -> str:
+    """What only the operator should read of an error of ours."""
+    error = _innermost(error)
+    said: object = error.data if isinstance(error, MCPError) and error.code in _OURS else ""
+    return said[:_MESSAGE_CHARACTERS] if isinstance(said, str) else ""
+
+
 def _innermost(error: BaseException) -> BaseException:
     """The first of those that a group of tasks raised."""
     while isinstance(error, BaseExceptionGroup):

@@ -7,7 +7,7 @@ names as string literals. Knows nothing of disks.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from belljar.toolbox.base import Catalogue, JsonObject, ServerCatalogue, ToolDefinition
+from belljar.toolbox.base import AWAY, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.naming import Names, names_of, parameter_names
 from belljar.toolbox.schemas import ANY, TypeWriter, as_schema, camel, properties_of, required_of, resolved
 from belljar.toolbox.texts import docstring, first_sentence, one_line, visible
@@ -40,12 +40,14 @@ def generate(catalogue: Catalogue, shape_of: ShapeOf) -> dict[str, str]:
 def _root(catalogue: Catalogue, names: Names) -> str:
     lines = ["Tools of other servers as functions: `from servers.SERVER import TOOL`, then `TOOL(…)`."]
     listed = [_server_line(server, names.package(server.server)) for server in catalogue.servers.values()]
-    return docstring("\n".join([*lines, *(["", *listed] if listed else [])]), "") + "\n"
+    # Whoever imports it has to be told of servers and tools that are not there.
+    about = docstring("\n".join([*lines, *(["", *listed] if listed else [])]), "")
+    return f"{about}\n# pyright: reportUnusedImport=false\n\nfrom toolbox import ToolMissing\n"
 
 
 def _server_line(server: ServerCatalogue, package: str) -> str:
     if server.error:
-        return f"{package}: not reachable ({one_line(server.error, _LINE_CHARS)})"
+        return f"{package}: not reachable ({one_line(_without_name(server), _LINE_CHARS)})"
     about = first_sentence(server.instructions, _LINE_CHARS)
     return f"{package}: {len(server.tools)} tool{'' if len(server.tools) == 1 else 's'}{f'. {about}' if about else ''}"
 
@@ -54,9 +56,11 @@ def _package(server: ServerCatalogue, names: Names) -> str:
     """Sorted, so that a server that lists its tools in another order is the same server."""
     about = visible(server.instructions, _DESCRIPTION_CHARS)
     if server.error:
-        about = f"Not reachable: {one_line(server.error, _PARAMETER_CHARS)}"
+        about = f"not reachable: {_why(server)}"
     said = one_line(server.server, _LINE_CHARS)
     lines = [docstring(f"{said}: {about}" if about else said, "")]
+    if server.error:
+        lines += ["", f"UNREACHABLE = {_why(server)!r}"]
     tools = sorted(server.tools, key=lambda tool: names.function(server.server, tool.name))
     if tools:
         lines += ["# pyright: reportUnusedImport=false", ""]
@@ -65,6 +69,16 @@ def _package(server: ServerCatalogue, names: Names) -> str:
         about = first_sentence(tool.description or tool.title, _LINE_CHARS)
         lines.append(f"from .{module} import {function}{f'  # {about}' if about else ''}")
     return "\n".join(lines) + "\n"
+
+
+def _why(server: ServerCatalogue) -> str:
+    """For code that asks for its tools."""
+    return f"the server {one_line(_without_name(server), _PARAMETER_CHARS)}. {AWAY}"
+
+
+def _without_name(server: ServerCatalogue) -> str:
+    """Whose error it is stands beside it."""
+    return server.error.removeprefix(f"MCP server {server.server} ")
 
 
 def source(tool: ToolDefinition, shape: JsonObject | None, function: str) -> str:

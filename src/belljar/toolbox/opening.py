@@ -6,12 +6,12 @@ one.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.files.removal import remove_tree
+from belljar.egress.listening import Door
 from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
 from belljar.toolbox.base import Catalogue, JsonObject, ToolDefinition, Upstreams
@@ -19,6 +19,7 @@ from belljar.toolbox.broker import Broker
 from belljar.toolbox.config import load_servers
 from belljar.toolbox.connection import Limits
 from belljar.toolbox.generating import generate
+from belljar.toolbox.grove import Plot
 from belljar.toolbox.hatch import Hatch, Search, open_hatch
 from belljar.toolbox.naming import Names, names_of
 from belljar.toolbox.search import Index
@@ -29,8 +30,6 @@ from belljar.toolbox.upstreams import open_upstreams
 
 INSIDE = Path(__file__).parent / "inside"
 """What sessions import; on their path."""
-TREES = "trees"
-"""The folder with a tree for each server that runs. Whatever else is in there is a leftover, so it is ours alone."""
 READY_S = 30.0
 MEBIBYTE = 1024 * 1024
 
@@ -88,7 +87,11 @@ class Toolbox:
             self._index = index if known is self._known else None
         found = index.search(query, limit=limit, server=self._server_named(server))
         text = show(found, detail, names, self._shapes.shape)
-        return text, {"tools": [as_fields(tool, names) for tool in found]}
+        fields: JsonObject = {"tools": [as_fields(tool, detail, names, self._shapes.shape) for tool in found]}
+        # What is not found may be what one of these has.
+        if away := [names.package(each.server) for each in known.servers.values() if each.error]:
+            return f"{text}\n# not reachable now: {', '.join(away)}", {**fields, "unreachable": away}
+        return text, fields
 
     def _server_named(self, name: str) -> str:
         """A server by its own name, or by that of its package."""
@@ -103,6 +106,8 @@ class Toolbox:
 
     async def ready(self) -> None:
         """Until the tree is written for the first time; a server that takes too long is not waited for."""
+        if self._is_ready.is_set() and any(server.error for server in self._known.servers.values()):
+            await self.upstreams.catalogue()  # tries those again that were not reached, and waits for none
         try:
             async with asyncio.timeout(READY_S):
                 await self._is_ready.wait()
@@ -142,11 +147,14 @@ class Toolbox:
         self._brokers.pop(session_id, None)
 
     def open_hatch(
-        self, folder: Path, name: str, *, session_id: str, folder_inside: str
+        self, folder: Path, name: str, *, session_id: str, folder_inside: str, door: Door | None = None
     ) -> AbstractAsyncContextManager[Hatch]:
-        """A socket of that name for a kernel of the session."""
+        """A socket of that name for a kernel of the session; a door that an earlier server opened is one already."""
         broker = self.broker(session_id)
-        return open_hatch(folder, name, broker=broker, find=self._find, folder_inside=folder_inside)
+        if door is not None and door.descriptor >= 0:
+            # Who knocked while no server was there is heard once it is known which execution that belongs to.
+            broker.hold()
+        return open_hatch(folder, name, broker=broker, find=self._find, folder_inside=folder_inside, door=door)
 
     async def _find(self, asked: Search) -> JsonObject:
         text, fields = await self.search(asked.query, detail=asked.detail, limit=asked.limit, server=asked.server)
@@ -168,8 +176,8 @@ class Toolbox:
 
 
 @asynccontextmanager
-async def open_toolbox(settings: Settings, run: str, living: Collection[str]) -> AsyncGenerator[Toolbox | None]:
-    """The toolbox of this server, by the name of its run; None where no servers are configured."""
+async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox | None]:
+    """The toolbox of this server, whose tree stands on this plot; None where no servers are configured."""
     servers = load_servers(settings)
     if not servers:
         yield None
@@ -177,35 +185,23 @@ async def open_toolbox(settings: Settings, run: str, living: Collection[str]) ->
     folder = settings.data_directory / "toolbox"
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    tree = Tree(_own_folder(Path(settings.servers_directory or folder) / TREES, run, living))
     limits = Limits(
         start_s=settings.upstream_start_s,
         silence_s=settings.upstream_silence_s,
+        questions=settings.upstream_questions,
         message_bytes=settings.upstream_message_mb * MEBIBYTE,
+        memory_bytes=settings.upstream_memory_mb * MEBIBYTE,
     )
-    async with open_upstreams(servers, limits) as upstreams:
-        shapes = Shapes(folder / "shapes")
-        toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
-        tree.write(generate(Catalogue(), shapes.shape))
-        writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
-        try:
-            yield toolbox
-        finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
-            await asyncio.to_thread(remove_tree, tree.folder)
-
-
-def _own_folder(trees: Path, run: str, living: Collection[str]) -> Path:
-    """Made, with the leftovers of servers that are gone removed; open to be read by the users of sessions."""
-    # A folder that the operator made keeps the mode that they chose.
-    made = [trees.parent] if not trees.parent.exists() else []
-    trees.mkdir(parents=True, exist_ok=True)
-    for leftover in trees.iterdir():
-        if leftover.name not in living:
-            remove_tree(leftover)
-    own = trees / run
-    own.mkdir()
-    for folder in (*made, trees, own):
-        folder.chmod(0o755)
-    return own
+    with plot.open(Path(settings.servers_directory or folder)) as place:
+        tree = Tree(place)
+        async with open_upstreams(servers, limits) as upstreams:
+            shapes = Shapes(folder / "shapes")
+            toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
+            if tree.is_empty:
+                tree.write(generate(Catalogue(), shapes.shape))
+            writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
+            try:
+                yield toolbox
+            finally:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)

@@ -11,11 +11,19 @@ _PLACEHOLDER: Final = re.compile(r"\$\{([^{}]*)\}")
 _PLAIN: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<has_default>:-(?P<default>.*))?", re.DOTALL)
 
 
-class Placeholders:
-    """What one file's placeholders stand for. `where` names the place that errors are about."""
+class Unasked(Exception):
+    """A value that another program would ask its person for; its text says how the operator can give it."""
 
-    def __init__(self, variables: Mapping[str, str], folder: Path) -> None:
+
+class Placeholders:
+    """What one file's placeholders stand for. `where` names the place that errors are about.
+
+    `defaults` are the values that the file itself has for what it would ask for.
+    """
+
+    def __init__(self, variables: Mapping[str, str], folder: Path, defaults: Mapping[str, str] | None = None) -> None:
         self._variables = variables
+        self._defaults = defaults or {}
         self._known = {"workspaceFolder": str(_workspace(folder)), "userHome": str(Path.home()), "/": "/"}
         self._known |= {"workspaceFolderBasename": _workspace(folder).name, "pathSeparator": "/"}
 
@@ -28,11 +36,7 @@ class Placeholders:
             return self._known[inside]
         kind, colon, rest = inside.partition(":")
         if kind == "input" and colon:
-            raise SettingsError(
-                f"{where} has ${{{inside}}}, and there is nobody to ask while a server starts",
-                hint="Put the value into a variable of belljar's environment and write ${env:NAME}, "
-                'or leave the server out with "disabled": true',
-            )
+            return self._input(rest, where)
         if kind == "env" and colon:
             return self._variable(rest, where)
         plain = _PLAIN.fullmatch(inside)
@@ -43,6 +47,15 @@ class Placeholders:
         if plain["has_default"] and not self._variables.get(plain["name"]):
             return plain["default"]
         return self._variable(plain["name"], where)
+
+    def _input(self, name: str, where: str) -> str:
+        """Editors ask for it; there is nobody to ask while a server starts, but a variable may have the answer."""
+        variable = f"MCP_INPUT_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
+        if variable in self._variables:
+            return self._variables[variable]
+        if name in self._defaults:
+            return self._defaults[name]
+        raise Unasked(f"set {variable}, or write {where} without ${{input:{name}}}")
 
     def _variable(self, name: str, where: str) -> str:
         if name not in self._variables:

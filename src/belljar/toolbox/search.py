@@ -23,16 +23,20 @@ _SATURATION, _LENGTH_SHARE = 1.2, 0.6
 # A name says more than a description, and every tool of a server has the server's name.
 _NAME, _TITLE, _SERVER, _DESCRIPTION, _PARAMETER, _PARAMETER_TEXT = 3.0, 2.0, 1.0, 1.0, 1.0, 0.4
 _SYNONYM: Final = 0.7
+_ASIDE: Final = 0.3
 _STOP: Final = (
-    " a an and any are as at be by can do for from get give how i in into is it its me my of on or our please show "
-    "that the their them this to tool tools use want what which with you your "
+    " a about all an and any are as at be by can do for from get give how i in into is it its me my of on once or our "
+    "out please show some someone something that the their them there this to tool tools use want what when where "
+    "which who whole with you your "
 )
 # Words that people use for what tools call otherwise; each finds the others of its group.
 _GROUPS: Final = (
     "history log",
     "recent latest last log",
-    "change modification edit diff commit",
-    "remove delete drop erase",
+    "change modification edit diff",
+    "uncommitted unstaged pending",
+    "undo revert reset restore unstage",
+    "remove delete drop erase forget",
     "make create add new insert",
     "find search query lookup",
     "folder directory dir",
@@ -44,6 +48,9 @@ _GROUPS: Final = (
     "fetch download retrieve",
     "list enumerate ls",
     "move rename",
+    "tree structure hierarchy recursive",
+    "several multiple many",
+    "replace substitute edit",
     "message mail email",
     "picture image photo",
     "table sql database db",
@@ -53,6 +60,8 @@ _GROUPS: Final = (
     "repo repository",
     "ticket issue bug",
 )
+# Whoever says the first may mean the second, and not the other way round.
+_ALSO: Final = (("change", "commit"),)
 
 
 @cache
@@ -62,6 +71,8 @@ def _synonyms() -> dict[str, frozenset[str]]:
         stems = {stem(word) for word in group.split()}
         for one in stems:
             found.setdefault(one, set()).update(stems - {one})
+    for said, meant in _ALSO:
+        found.setdefault(stem(said), set()).add(stem(meant))
     return {one: frozenset(others) for one, others in found.items()}
 
 
@@ -83,41 +94,50 @@ class Index:
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """The best first; without any word to go by, all of them in their order."""
-        wanted = _wanted(query[:_QUERY_CHARACTERS])
+        wanted, asides = _wanted(query[:_QUERY_CHARACTERS])
         places = [place for place, tool in enumerate(self._tools) if server in ("", tool.server)]
         most = max(1, min(limit, MOST_RESULTS))
         if not wanted:
             return [self._tools[place] for place in places[:most]]
-        scores = {place: self._score(place, wanted) for place in places}
+        scores = {place: self._score(place, wanted, asides) for place in places}
         best = sorted((place for place in places if scores[place] > 0), key=lambda place: -scores[place])
         return [self._tools[place] for place in best[:most]]
 
-    def _score(self, place: int, wanted: Iterable[str]) -> float:
+    def _score(self, place: int, wanted: Iterable[str], asides: Iterable[str]) -> float:
         """BM25, times the share of the words that were found: a tool that fits all of them goes before one that has
-        one of them everywhere."""
+        one of them everywhere. Asides find nothing by themselves."""
         parts = [self._part(place, term) for term in wanted]
-        return sum(parts) * sum(1 for part in parts if part > 0) / len(parts)
+        found = sum(parts) * sum(1 for part in parts if part > 0) / len(parts)
+        return found and found + _ASIDE * sum(self._rarity(term) * self._weight(place, term) for term in asides)
 
     def _part(self, place: int, term: str) -> float:
-        own = self._weight(place, term)
-        others = (_SYNONYM * self._weight(place, other) for other in _synonyms().get(term, ()))
+        rarity = self._rarity(term)
+        own = rarity * self._weight(place, term)
+        # A word that stands for another says no more than that would, however rare it is itself.
+        others = (
+            _SYNONYM * min(rarity, self._rarity(other)) * self._weight(place, other)
+            for other in _synonyms().get(term, ())
+        )
         return max((own, *others))
+
+    def _rarity(self, term: str) -> float:
+        count, spread = len(self._tools), self._spread[term]
+        return math.log(1 + (count - spread + 0.5) / (spread + 0.5))
 
     def _weight(self, place: int, term: str) -> float:
         weight = self._weights[place].get(term, 0.0)
         if not weight:
             return 0.0
-        count, spread = len(self._tools), self._spread[term]
-        rarity = math.log(1 + (count - spread + 0.5) / (spread + 0.5))
         length = 1 - _LENGTH_SHARE + _LENGTH_SHARE * self._lengths[place] / self._mean
-        return rarity * weight * (_SATURATION + 1) / (weight + _SATURATION * length)
+        return weight * (_SATURATION + 1) / (weight + _SATURATION * length)
 
 
-def _wanted(query: str) -> list[str]:
-    """The words that say something; all of them where none does."""
-    words = [part.lower() for word in _WORD.findall(query) for part in _HUMP.split(word)]
+def _wanted(query: str) -> tuple[list[str], list[str]]:
+    """The words that say something, all of them where none does; and the others, which a tool may be named after."""
+    words = [*dict.fromkeys(part.lower() for word in _WORD.findall(query) for part in _HUMP.split(word))]
     telling = [word for word in words if f" {word} " not in _STOP] or words
-    return [*dict.fromkeys(stem(word) for word in telling)]
+    asides = [word for word in words if word not in telling and len(word) > 2]
+    return [*dict.fromkeys(map(stem, telling))], [*dict.fromkeys(map(stem, asides))]
 
 
 def _weights(tool: ToolDefinition) -> Mapping[str, float]:

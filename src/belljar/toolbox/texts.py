@@ -4,9 +4,10 @@ What nobody can see is taken out: control characters could end a line of code, a
 what a person does not read.
 """
 
+import difflib
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
@@ -67,6 +68,15 @@ def _unhidden(value: Any) -> str:
 def _cut(text: str, limit: int) -> str:
     left_out = len(text) - limit
     return f"{text[:limit]}… and {left_out:,} more characters that are not shown here" if left_out > 0 else text
+
+
+def meant(name: str, known: Collection[str], most: int = 20) -> str:
+    """What a name that nobody has may have been meant for, to be said behind it: one that is like it, or all."""
+    near = difflib.get_close_matches(name[:_NAME_CHARS], known, n=1, cutoff=0.7)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    more = f" and {len(known) - most:,} more" if len(known) > most else ""
+    return f": there is {', '.join(map(repr, list(known)[:most]))}{more}" if known else ""
 
 
 def docstring(text: str, indent: str) -> str:

@@ -24,7 +24,12 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._versions: list[str] = []
+        self._versions: list[str] = _left_in(folder)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no version yet: not even one that an earlier server has left."""
+        return not self._versions
 
     @property
     def importable(self) -> Path:
@@ -92,6 +97,20 @@ def _open_up(folder: Path) -> None:
         Path(place).chmod(0o755)
         for name in names:
             (Path(place) / name).chmod(0o644)
+
+
+def _left_in(folder: Path) -> list[str]:
+    """The versions of an earlier server, the newest last; none where no link leads to one. The unfinished go."""
+    try:
+        newest = (folder / LINK).readlink().name
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+    for name in names:
+        if name.startswith((".", f"{LINK}-")):
+            remove_tree(folder / name) if name.startswith(".") else (folder / name).unlink(missing_ok=True)
+    versions = [name for name in names if name not in (LINK, newest) and not name.startswith((".", f"{LINK}-"))]
+    return [*versions, newest] if newest in names else []
 
 
 def _is_ours(link: Path) -> bool:

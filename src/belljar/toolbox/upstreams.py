@@ -15,8 +15,9 @@ import anyio
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox.base import Answer, Ask, Catalogue, JsonObject, OnProgress, ServerCatalogue
-from belljar.toolbox.config import ServerConfig
+from belljar.toolbox.config import ServerConfig, UnusableServer
 from belljar.toolbox.connection import Connection, Limits, SessionGone
+from belljar.toolbox.memory import Memory
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class Connections:
 
     def __init__(self, servers: Mapping[str, ServerConfig], limits: Limits) -> None:
         self._callbacks: list[Callable[[], None]] = []
-        self._upstreams = {name: Upstream(server, limits, self._tell) for name, server in servers.items()}
+        memory = Memory(limits.memory_bytes)
+        self._upstreams = {name: Upstream(server, limits, memory, self._tell) for name, server in servers.items()}
 
     @property
     def names(self) -> Sequence[str]:
@@ -92,10 +94,11 @@ class Connections:
 class Upstream:
     """One server: its connection, if there is one, and what is known of it."""
 
-    def __init__(self, server: ServerConfig, limits: Limits, on_change: Callable[[], None]) -> None:
+    def __init__(self, server: ServerConfig, limits: Limits, memory: Memory, on_change: Callable[[], None]) -> None:
         self.catalogue = ServerCatalogue(server.name, error="not connected yet")
         self._server = server
         self._limits = limits
+        self._memory = memory
         self._on_change = on_change
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
@@ -156,12 +159,12 @@ class Upstream:
             if self._is_closed:
                 raise UpstreamFailed(f"MCP server {self._server.name} is closed: belljar stops")
             if self._failure is not None and time.monotonic() < self._retry_at:
-                raise UpstreamFailed(self._failure.message, hint=self._failure.hint)
+                raise UpstreamFailed(self._failure.message, hint=self._failure.hint, detail=self._failure.detail)
             return await self._open()
 
     async def _open(self) -> Connection:
-        connection = Connection(self._server, self._limits, self._on_tools_changed)
         try:
+            connection = self._new_connection()
             await connection.open(is_legacy=self._is_legacy)
         except UpstreamFailed as error:
             # The era that it had the last time may no longer be its own.
@@ -179,6 +182,12 @@ class Upstream:
         self._take(connection.catalogue)
         return connection
 
+    def _new_connection(self) -> Connection:
+        if isinstance(self._server, UnusableServer):
+            said = f"MCP server {self._server.name} {self._server.reason}"
+            raise UpstreamFailed(said, detail=self._server.detail)
+        return Connection(self._server, self._limits, self._memory, self._on_tools_changed)
+
     async def _drop(self, connection: Connection) -> None:
         async with self._opening:
             if self._connection is connection:
@@ -194,10 +203,10 @@ class Upstream:
     def _note(self, error: UpstreamFailed) -> None:
         """What was known stays known: a server that is away has the tools that it had."""
         if self._failure is None:
-            log.warning("%s", error.message)
+            log.warning("%s%s", error.message, f" ({error.detail})" if error.detail else "")
         self._failure = error
         if not self.catalogue.tools:
-            self.catalogue = ServerCatalogue(self._server.name, error=error.message)
+            self.catalogue = ServerCatalogue(self._server.name, error=error.message, detail=error.detail)
 
     def _take(self, catalogue: ServerCatalogue) -> None:
         before, self.catalogue = self.catalogue, catalogue

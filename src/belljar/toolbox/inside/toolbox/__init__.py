@@ -5,7 +5,8 @@ name of a server, the name of a tool, and arguments; everything else is the host
 """
 
 from .cells import watch_cells
-from .errors import ArgumentError, ToolError, ToolRefused
+from .errors import ArgumentError, ToolError, ToolMissing, ToolRefused
+from .imports import explain_imports
 from .results import Answer, LargeResult, Media
 from .tools import Found, Tool, get, search, tool
 
@@ -17,6 +18,7 @@ __all__ = [
     "Media",
     "Tool",
     "ToolError",
+    "ToolMissing",
     "ToolRefused",
     "get",
     "search",
@@ -24,3 +26,4 @@ __all__ = [
 ]
 
 watch_cells()
+explain_imports()

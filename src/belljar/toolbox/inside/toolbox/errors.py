@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from typing import Any
+
+_MOST_LISTED = 20
 
 
 class ToolError(Exception):
@@ -27,13 +31,21 @@ class ArgumentError(ToolError, TypeError):
     """The call never left: its arguments are not the tool's."""
 
 
+class ToolMissing(ToolError, ImportError):
+    """There is no such server or tool, or the server was never reached."""
+
+
 class ToolRefused(ToolError):
     """The policy or the person said no."""
 
 
 def error_from(answer: dict[str, Any]) -> ToolError:
     """The error that the host tells of."""
-    kinds: dict[str, type[ToolError]] = {"arguments": ArgumentError, "refused": ToolRefused}
+    kinds: dict[str, type[ToolError]] = {
+        "arguments": ArgumentError,
+        "refused": ToolRefused,
+        "unknown": ToolMissing,
+    }
     kind = kinds.get(str(answer.get("kind")), ToolError)
     return kind(
         str(answer.get("message", "")),
@@ -41,3 +53,12 @@ def error_from(answer: dict[str, Any]) -> ToolError:
         str(answer.get("tool", "")),
         [str(each) for each in answer.get("parameters", ())],
     )
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """What a name that nobody has may have been meant for, to be said behind it: one that is like it, or all."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
+    return f": there is {', '.join(map(repr, list(known)[:_MOST_LISTED]))}{more}" if known else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class Media:
         return f"<{' '.join(filter(None, [self.kind, self.mime, self.uri or self.name]))}, {size:,} bytes>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return self.forms()
+
+    def forms(self) -> dict[str, Any]:
+        """What it is shown as, by media type."""
         shown: dict[str, Any] = {"text/plain": repr(self)}
         if self.mime == "image/svg+xml":
             shown[self.mime] = self.text
@@ -88,6 +93,31 @@ class Answer(dict):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 
 
     media: list[Media]
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} with {', '.join(map(repr, self.media))}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return _all_shown(self.media)
+
+
+class Parts(list):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 has no other way to say it
+    """A result of several parts, texts and media."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        parts: list[Any] = list(self)  # pyright: ignore[reportUnknownArgumentType]
+        return _all_shown([part for part in parts if isinstance(part, Media)])
+
+
+def _all_shown(media: list[Media]) -> dict[str, Any]:
+    """The last of what can be seen or heard as the result's own form, those before it as displays of their own."""
+    *before, last = [{}, *(forms for each in media if len(forms := each.forms()) > 1)]
+    ipython: Any = sys.modules.get("IPython")
+    if ipython is not None:
+        for forms in filter(None, before):
+            ipython.display.display(forms, raw=True)
+    # How it reads is the result's own matter.
+    return {mime: form for mime, form in last.items() if mime != "text/plain"}
+
 
 def value_from(answer: dict[str, Any]) -> Any:
     """What a call returns, or the error that it raises."""
@@ -102,12 +132,12 @@ def value_from(answer: dict[str, Any]) -> Any:
         return value
     found = [_part(part) for part in parts]
     if not answer.get("has_value"):
-        return found[0] if len(found) == 1 else found
+        return found[0] if len(found) == 1 else Parts(found)
     if isinstance(value, dict):
         whole = Answer(value)  # pyright: ignore[reportUnknownArgumentType]
         whole.media = found
         return whole
-    return [value, *found]
+    return Parts([value, *found])
 
 
 def _part(part: dict[str, Any]) -> Any:

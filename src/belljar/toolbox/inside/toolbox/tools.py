@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -45,8 +46,25 @@ class Tool:
             raise _not_json(self, error) from None
         return value_from(answer)
 
+    @functools.cached_property
+    def _by_name(self) -> tuple[set[str], set[str]]:
+        """The parameters that can be passed by name, and those of them that must be."""
+        signature = self.__signature__
+        known = signature.parameters.values() if signature is not None else ()
+        named = [one for one in known if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        return {one.name for one in named}, {one.name for one in named if one.default is inspect.Parameter.empty}
+
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """By the server's names, and only what was passed."""
+        __tracebackhide__ = True
+        known, needed = self._by_name
+        if not args and known.issuperset(kwargs) and needed.issubset(kwargs):
+            names = self._names
+            return {names.get(name, name): value for name, value in kwargs.items()} if names else kwargs
+        return self._bound(args, kwargs)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The same as Python does it, with its errors."""
         __tracebackhide__ = True
         signature = self.__signature__
         if signature is None:
@@ -59,7 +77,8 @@ class Tool:
         try:
             bound = signature.bind(*args, **named)
         except TypeError as error:
-            raise ArgumentError(str(error), self.server, self.tool, [*map(_told, known.values())]) from None
+            misfit = _misfit(args, named, known) or str(error)
+            raise ArgumentError(misfit, self.server, self.tool, [*map(_told, known.values())]) from None
         arguments: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             if known[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -124,6 +143,19 @@ def _told(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}: {parameter.annotation}{default}"
 
 
+def _misfit(args: tuple[Any, ...], named: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> str:
+    """What is wrong with arguments, where Python would name a consequence of it; empty where it names that itself."""
+    by_position = [one for one in known.values() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_position):
+        return f"{len(args)} arguments are passed by position, {len(by_position)} can be: pass the others by name"
+    unknown = [name for name in named if name not in known]
+    if not unknown or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
+        return ""
+    near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
+    guess = f", did you mean {near[0]!r}?" if near else ""
+    return f"there is no parameter {', '.join(map(repr, unknown))}{guess}"
+
+
 def _request(called: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"op": "call", "server": called.server, "tool": called.tool, "arguments": _plain(arguments)}
 
@@ -137,7 +169,8 @@ def _ask(called: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_json(called: Tool, error: Exception) -> ArgumentError:
-    return ArgumentError(f"an argument is nothing that JSON has: {error}", called.server, called.tool)
+    said = error.message if isinstance(error, ArgumentError) else f"an argument is nothing that JSON has: {error}"
+    return ArgumentError(said, called.server, called.tool)
 
 
 def _plain(value: Any) -> Any:

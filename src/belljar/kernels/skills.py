@@ -1,0 +1,70 @@
+"""The operator's folder of Python that every session can read and import as `skills`.
+
+Shown as it is, read-only and live: what the operator changes, the next import finds. Knows nothing of what is in it.
+"""
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import SettingsError
+from belljar.sandboxes.base import Identity
+from belljar.settings import Settings
+
+PACKAGE = "skills"
+
+
+@dataclass(frozen=True, slots=True)
+class Skills:
+    """Made by `open_skills`."""
+
+    folder: Path
+    """The operator's."""
+    importable: Path
+    """What goes on the path of Python: a folder of ours with a link to it, whatever it is called itself."""
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """What sandboxes show of the host's."""
+        return (self.importable, self.folder)
+
+    def show_in(self, workspace: Path, identity: Identity | None) -> None:
+        """A link in a session folder, so that `ls skills` works there; what the session put there itself stays."""
+        place = workspace / PACKAGE
+        with contextlib.suppress(OSError):
+            if place.is_symlink() and _is_ours(place):
+                place.unlink()
+            place.symlink_to(self.importable / PACKAGE)
+            if identity is not None:
+                os.chown(place, identity.uid, identity.gid, follow_symlinks=False)
+
+
+def open_skills(settings: Settings) -> Skills | None:
+    """Those of the settings; None where there are none. Raises SettingsError for a folder that cannot be shown."""
+    if not settings.skills_directory:
+        return None
+    folder = Path(settings.skills_directory).resolve()
+    if not folder.is_dir():
+        raise SettingsError(f"skills_directory {folder} is no folder", hint="Make it, or name another one")
+    if settings.data_directory.resolve().is_relative_to(folder):
+        raise SettingsError(
+            f"skills_directory {folder} holds the data directory, with the files of every session",
+            hint="Name a folder that has skills in it and nothing else",
+        )
+    # The same for every server of a data directory: sessions may outlive theirs.
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    importable = settings.data_directory / PACKAGE / name
+    importable.mkdir(parents=True, exist_ok=True)
+    for each in (importable.parent, importable):
+        each.chmod(0o755)  # whatever the umask is: the users of sessions read it
+    with contextlib.suppress(FileExistsError):
+        (importable / PACKAGE).symlink_to(folder)
+    return Skills(folder, importable)
+
+
+def _is_ours(link: Path) -> bool:
+    """Whether an earlier kernel's start has left it, maybe one of another folder's."""
+    parts = link.readlink().parts
+    return len(parts) > 2 and parts[-1] == parts[-3] == PACKAGE
