@@ -15,6 +15,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Final, Literal, TextIO
 
@@ -57,6 +58,7 @@ def about(*, principal: str = "", **ids: str) -> Generator[None]:
         _current.reset(before)
 
 
+@lru_cache(maxsize=1_000)
 def pseudonym(principal: str) -> str:
     """A principal as logs name it: the same one is always called the same, and it may be somebody's address."""
     return hashlib.sha256(principal.encode()).hexdigest()[:_PRINCIPAL_CHARACTERS]

@@ -80,11 +80,18 @@ class Outcome:
         return "".join(event.text for event in self.events if isinstance(event, Stream) and event.name == name)
 
 
-async def run(kernel: Kernel, code: str, *, allow_input: bool = False, on_event: OnEvent | None = None) -> Outcome:
+async def run(
+    kernel: Kernel,
+    code: str,
+    *,
+    allow_input: bool = False,
+    on_event: OnEvent | None = None,
+    on_begin: Callable[[], None] | None = None,
+) -> Outcome:
     """Run a cell to its end."""
     events: list[Event] = []
     async with asyncio.timeout(DEADLINE_S):
-        async for event in kernel.execute(code, allow_input=allow_input):
+        async for event in kernel.execute(code, allow_input=allow_input, on_begin=on_begin):
             events.append(event)
             if on_event is not None:
                 await on_event(event)

@@ -1,6 +1,7 @@
 """What every kernel must do. A module that has fixtures `place`, `kind` and `kernel` imports it whole and runs it."""
 
 import re
+import time
 
 import pytest
 from cells import Outcome, Place, interrupt_when_started, run, shared_id, speak_between_cells
@@ -53,6 +54,25 @@ async def test_an_error_has_name_message_and_a_plain_traceback(kernel: Kernel) -
     assert "\x1b" not in traceback
     assert all("\n" not in line for line in error.traceback)
     assert not outcome.is_ok
+
+
+async def test_no_code_runs_before_the_one_who_asked_is_ready(kernel: Kernel) -> None:
+    ready: list[float] = []
+
+    def get_ready() -> None:
+        # Many times what a kernel needs to get at the code.
+        while time.monotonic() < asked + 0.1:
+            pass
+        ready.append(time.monotonic())
+
+    asked = time.monotonic()
+    outcome = await run(kernel, "import time\nprint(time.monotonic())", on_begin=get_ready)
+    assert float(outcome.stdout) > ready[0]
+    # Nor does it matter whether there was any code to run.
+    for code in ("", "this is no python", "1"):
+        outcome = await run(kernel, code, on_begin=lambda: ready.append(0.0))
+    assert outcome.result == {"text/plain": "1"}
+    assert len(ready) == 4
 
 
 async def test_code_that_is_not_python_is_a_syntax_error(kernel: Kernel) -> None:

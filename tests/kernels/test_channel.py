@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from belljar.errors import KernelDied
 from belljar.kernels.frames import Wire
+from belljar.kernels.messages import Clear, Comm, Rehearsed, Sync
 from belljar.kernels.runner.channel import Channel
 
 pytestmark = pytest.mark.anyio
@@ -79,3 +81,57 @@ async def test_a_descriptor_beyond_the_first_thousand_can_be_looked_at(wire: Wir
     await wire.send({"op": "x"})
     assert channel.has_message()
     channel.close()
+
+
+class _Interrupted(socket.socket):
+    """In the middle of whose first packet a finaliser runs."""
+
+    def finalise(self) -> None:
+        """Replaced by the test."""
+
+    def sendall(self, packet: bytes) -> None:  # type: ignore[override]
+        half = len(packet) // 2
+        super().sendall(packet[:half])
+        finalise, self.finalise = self.finalise, lambda: None  # type: ignore[method-assign]
+        finalise()
+        super().sendall(packet[half:])
+
+
+async def test_what_a_finaliser_says_follows_the_message_it_ran_in_the_middle_of(wire: Wire) -> None:
+    sock = _Interrupted(fileno=os.dup(wire.child_socket))
+    channel = Channel(sock)
+    may_wait: list[bool] = []
+
+    def finalise() -> None:
+        may_wait.append(channel.is_owner())
+        channel.send({"type": "clear", "wait": True})
+
+    sock.finalise = finalise  # type: ignore[method-assign]
+    channel.send({"type": "sync"}, {"type": "rehearsed"})
+    said = [item for _ in range(3) for item in await wire.receive()]
+    assert said == [Sync(type="sync"), Rehearsed(type="rehearsed"), Clear(type="clear", wait=True)]
+    assert (may_wait, channel.is_owner()) == ([False], True)
+    channel.close()
+
+
+COMM = {"type": "comm", "kind": "comm_msg", "comm_id": "id", "data": {}}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "comm_info"},
+        {"comm_id": "x" * 1_000},
+        {"data": []},
+        {"buffers": ["not base64"]},
+        {"buffers": ["QQ=="] * 2_000},
+        {"metadata": 1},
+    ],
+)
+async def test_a_widgets_word_that_has_not_its_form_is_refused(
+    wire: Wire, channel: Channel, wrong: dict[str, object]
+) -> None:
+    channel.send(COMM, {**COMM, **wrong})
+    assert await wire.receive() == [Comm(type="comm", kind="comm_msg", comm_id="id", data={})]
+    with pytest.raises(KernelDied, match="malformed"):
+        await wire.receive()

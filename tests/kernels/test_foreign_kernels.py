@@ -41,10 +41,12 @@ async def engine(
 
 @asynccontextmanager
 async def interrupted(session: belljar.SessionHandle, code: str) -> AsyncIterator[ExecutionResult]:
-    """A cell that is interrupted when it says something."""
+    """A cell that is interrupted when it says something; once, because a second time may hit what comes after it."""
     stream = session.stream(code)
+    is_told = False
     async for event in stream:
-        if event.kind == "stdout":
+        if event.kind == "stdout" and not is_told:
+            is_told = True
             await session.interrupt()
     yield stream.result
 

@@ -37,6 +37,34 @@ async def test_asyncio_run_works_in_a_cell(kernel: Kernel) -> None:
     assert (await run(kernel, "await answer()")).result == {"text/plain": "42"}
 
 
+async def test_a_cell_that_is_interrupted_before_it_may_begin_never_runs(kernel: Kernel) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    def interrupt() -> None:
+        tasks.append(asyncio.create_task(kernel.interrupt()))
+
+    # The first words of its preparation come before the cell may begin.
+    prepare = "def prepare(*_): print('prepared')\nevents = get_ipython().events\nran = []\n"
+    await run(kernel, prepare + "events.register('pre_run_cell', prepare)")
+    outcome = await run(kernel, "while True: ran.append(1)", on_begin=interrupt)
+    assert outcome.error.name == "KeyboardInterrupt"
+    assert outcome.stdout == "prepared\n"
+    await run(kernel, "events.unregister('pre_run_cell', prepare)")
+    assert (await run(kernel, "'still here'")).result == {"text/plain": "'still here'"}
+
+
+async def test_a_form_that_was_given_to_a_plain_type_is_shown(kernel: Kernel) -> None:
+    await run(kernel, "html = get_ipython().display_formatter.formatters['text/html']")
+    await run(kernel, "html.for_type(int, lambda number: f'<b>{number}</b>')")
+    assert (await run(kernel, "7")).result == {"text/plain": "7", "text/html": "<b>7</b>"}
+    assert (await run(kernel, "True")).result == {"text/plain": "True", "text/html": "<b>True</b>"}
+    assert (await run(kernel, "'seven'")).result == {"text/plain": "'seven'"}
+    await run(kernel, "html.for_type_by_name('builtins', 'dict', lambda mapping: '<i>map</i>')")
+    assert (await run(kernel, "{}")).result == {"text/plain": "{}", "text/html": "<i>map</i>"}
+    await run(kernel, "html.pop(int); html.pop(dict);")
+    assert (await run(kernel, "7")).result == {"text/plain": "7"}
+
+
 async def test_a_task_goes_on_between_cells(kernel: Kernel) -> None:
     await run(kernel, "import asyncio\ntask = asyncio.create_task(asyncio.sleep(0.01, 'done'))\nawait asyncio.sleep(0)")
     assert (await run(kernel, "await task")).result == {"text/plain": "'done'"}

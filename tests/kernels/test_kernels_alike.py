@@ -1,6 +1,13 @@
+from collections.abc import Iterator
+
 import pytest
 
+from belljar.kernels import ipython
+from belljar.kernels.jupyter import kernel as jupyter_kernel
+
 pytest.register_assert_rewrite("conformance")
+
+from cells import DEADLINE_S  # noqa: E402
 
 from conformance import *  # noqa: E402, F403
 
@@ -8,3 +15,12 @@ from conformance import *  # noqa: E402, F403
 @pytest.fixture(scope="module", params=["ipython", "jupyter:python3"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_patience() -> Iterator[None]:
+    """The first completion of a Jupyter kernel takes two seconds of its processor, and a busy machine has little."""
+    with pytest.MonkeyPatch.context() as patch:
+        for room in (ipython, jupyter_kernel):
+            patch.setattr(room, "QUESTION_PATIENCE_S", DEADLINE_S)
+        yield

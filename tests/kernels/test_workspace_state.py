@@ -49,5 +49,6 @@ def test_state_is_where_the_session_began_whatever_the_folder_is_now(tmp_path: P
 
 
 def test_what_is_missing_is_an_error_unless_there_is_a_default(tmp_path: Path) -> None:
-    assert "FileNotFoundError" in run(tmp_path, "load('n.json')")
+    said = run(tmp_path, "save('a.txt', 'x'); load('n.json')")
+    assert "FileNotFoundError: there is no 'n.json' in workspace/ (there is 'a.txt'); pass a default" in said
     assert run(tmp_path, "print(load('n.json', default=None))") == "None\n"

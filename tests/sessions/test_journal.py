@@ -215,6 +215,44 @@ async def test_an_execution_is_on_record_before_its_code_runs(journal: Journal, 
         assert other.execute("SELECT started_at > 0 FROM executions").fetchall() == [(1,)]
 
 
+async def test_an_execution_that_waits_for_its_turn_is_on_record_soon_and_before_anyone_is_told(
+    journal: Journal, path: Path
+) -> None:
+    query = "SELECT id, started_at IS NOT NULL FROM executions ORDER BY rowid"
+    with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
+        journal.begin(Record("one", "session", OWNER, "code", None), time.time())
+        journal.begin(Record("two", "session", OWNER, "code", None), time.time())
+        assert [record.id for record in journal.unfinished("session")] == ["one", "two"]
+        journal.commit()
+        assert other.execute(query).fetchall() == [("one", 0), ("two", 0)]
+        journal.begin(Record("three", "session", OWNER, "code", None), time.time())
+        while len(other.execute(query).fetchall()) < 3:
+            await anyio.sleep(0.01)
+        journal.start("one")
+        journal.begin(Record("four", "session", OWNER, "code", None), time.time())
+        journal.start("four")
+        assert other.execute(query).fetchall() == [("one", 1), ("two", 0), ("three", 0), ("four", 1)]
+
+
+async def test_an_execution_that_ends_without_its_turn_keeps_its_place(journal: Journal, path: Path) -> None:
+    journal.begin(Record("one", "session", OWNER, "code", None), time.time())
+    journal.begin(Record("two", "session", OWNER, "code", None), time.time())
+    finish(journal, "two", 0)
+    journal.begin(Record("three", "session", OWNER, "code", None), time.time(), "key")
+    found = [(record.id, record.has_begun, record.result is not None) for record in journal.of_session("session")]
+    assert found == [("one", False, False), ("two", False, True), ("three", False, False)]
+
+
+async def test_the_last_words_of_one_of_several_users_are_written_when_it_goes(journal: Journal, path: Path) -> None:
+    with open_journal(path) as same:
+        same.begin(Record("one", "session", OWNER, "code", None), time.time())
+    with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
+        assert other.execute("SELECT id FROM executions").fetchall() == [("one",)]
+        journal.begin(Record("two", "session", OWNER, "code", None), time.time())
+        while len(other.execute("SELECT id FROM executions").fetchall()) < 2:
+            await anyio.sleep(0.01)
+
+
 # Files of other versions
 
 VERSION_1 = """
@@ -254,3 +292,13 @@ async def test_a_file_of_a_later_version_is_left_alone(path: Path) -> None:
         later.execute(f"PRAGMA user_version = {VERSION + 1}")
     with pytest.raises(SettingsError, match="of a later belljar"), open_journal(path):
         pass
+
+
+async def test_a_file_that_is_no_journal_is_refused_in_words_and_left_alone(path: Path) -> None:
+    path.write_bytes(b"something else entirely" * 100)
+    with (
+        pytest.raises(SettingsError, match=r"cannot be used: file is not a database"),
+        open_journal(path),
+    ):
+        pass
+    assert path.read_bytes().startswith(b"something else entirely")

@@ -5,12 +5,12 @@ it knows nothing of budgets, journals, timeouts or surfaces. Everything it repor
 hostile: implementations check form and size before they yield an event.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 from belljar.kernels.slate import Slate
-from belljar.outputs.events import Event, MimeBundle
+from belljar.outputs.events import CommMessage, Event, MimeBundle
 from belljar.sandboxes.base import Incident
 
 
@@ -36,8 +36,13 @@ class Kernel(Protocol):
 
     name: str
 
-    def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
-        """Run a cell. The session calls it under its turn and consumes it to the end."""
+    def execute(
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+    ) -> AsyncIterator[Event]:
+        """Run a cell. The session calls it under its turn and consumes it to the end.
+
+        `on_begin` is called once before any of the code runs; the kernel may be getting ready for it by then.
+        """
         ...
 
     def is_alive(self) -> bool:
@@ -150,7 +155,33 @@ class Keepable(Kernel, Protocol):
         ...
 
 
+@runtime_checkable
+class Converses(Kernel, Protocol):
+    """A kernel that has comms: a way between its widgets and their views in front ends."""
+
+    def hear(self, message: CommMessage) -> AsyncIterator[Event]:
+        """Hand a front end's word to its comm. Called under the session's turn, and consumed to the end like a cell."""
+        ...
+
+    async def overhear(self) -> CommMessage | None:
+        """What a thread or a task of an earlier cell had a widget say, if any did. Called between cells only."""
+        ...
+
+    async def comms(self) -> dict[str, str]:
+        """Targets of the comms that are open, by their ids. Called between cells only."""
+        ...
+
+
 _copyable: dict[type, bool] = {}
+_converses: dict[type, bool] = {}
+
+
+def converses(kernel: Kernel | None) -> TypeGuard[Converses]:
+    """Whether it has comms. Asked ten times a second where someone looks on, so each kind is looked at once."""
+    kind = type(kernel)
+    if kind not in _converses:
+        _converses[kind] = isinstance(kernel, Converses)
+    return _converses[kind]
 
 
 def is_copyable(kernel: Kernel | None) -> TypeGuard[Copyable]:

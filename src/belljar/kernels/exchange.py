@@ -6,7 +6,8 @@ Knows nothing of processes, nor of what the requests are about.
 from collections.abc import Mapping
 from typing import TypeVar
 
-from belljar.kernels.frames import Message, Wire
+from belljar.kernels.frames import Wire
+from belljar.kernels.messages import Message
 from belljar.outputs.events import Stream
 
 Answer = TypeVar("Answer", bound=Message)

@@ -1,28 +1,23 @@
 """The host's end of the runner's wire: one socket for messages, two pipes for the streams, read in order.
 
-Whatever arrives was written by code that may be hostile: a frame has a size limit, its JSON is checked against the
-models below before anyone sees it, and a peer that breaks the form is cut off. The form is `runner/channel.py`'s.
+Whatever arrives was written by code that may be hostile: a frame has a size limit, its JSON is checked against
+`messages.py` before anyone sees it, and a peer that breaks the form is cut off. The form is `runner/channel.py`'s.
 """
 
 import asyncio
-import codecs
-import contextlib
-import fcntl
 import json
-import os
 import socket
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from typing import Any, TypeVar
 
 from belljar.errors import KernelDied
+from belljar.kernels.messages import Base, Message, read_message
+from belljar.kernels.pipes import PIPE_BYTES, Pipe
 from belljar.outputs.events import Stream
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
-PIPE_BYTES = 1024 * 1024
 # While output flows, the pipes are looked at this often instead of at every write: a million printed lines wake the
 # host some 300 times instead of 400,000.
 COALESCE_S = 0.008
@@ -34,174 +29,7 @@ GONE = "the kernel's process is gone"
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
-
-class _Message(BaseModel):
-    id: JsonValue = None
-    ack: bool = False
-
-
-class Ready(_Message):
-    """The runner has attached."""
-
-    type: Literal["ready"]
-    python: str
-
-
-class Sync(_Message):
-    """Nothing but the order of the streams."""
-
-    type: Literal["sync"]
-
-
-class Display(_Message):
-    """A rich output or an update of one."""
-
-    type: Literal["display"]
-    data: dict[str, JsonValue]
-    display_id: str | None = None
-    update: bool = False
-
-
-class Clear(_Message):
-    """Forget the output."""
-
-    type: Literal["clear"]
-    wait: bool
-
-
-class Result(_Message):
-    """The last expression's value."""
-
-    type: Literal["result"]
-    data: dict[str, JsonValue]
-
-
-class Error(_Message):
-    """The cell raised."""
-
-    type: Literal["error"]
-    name: str
-    message: str
-    traceback: list[str]
-
-
-class Input(_Message):
-    """The cell waits for an answer."""
-
-    type: Literal["input"]
-    prompt: str
-    is_password: bool
-
-
-class Done(_Message):
-    """The cell is over."""
-
-    type: Literal["finished"]
-    is_ok: bool
-    execution_count: int
-    cpu_s: float = Field(ge=0, allow_inf_nan=False)
-    variables: list[Annotated[str, Field(max_length=1_000)]] = Field(default=[], max_length=200)
-
-
-class Resumed(_Message):
-    """Answer to another server's first word: what the runner waits for, or how its last cell ended."""
-
-    type: Literal["resumed"]
-    awaits: Literal["", "ack", "input"] = ""
-    prompt: str = ""
-    is_password: bool = False
-    last: Done | None = None
-
-
-class Completed(_Message):
-    """Answer to a completion request."""
-
-    type: Literal["completion"]
-    matches: list[str] = Field(max_length=2_000)
-    start: int
-    end: int
-
-
-class Inspected(_Message):
-    """Answer to a question about a name; empty when there is nothing to say."""
-
-    type: Literal["inspection"]
-    data: dict[str, JsonValue] = Field(max_length=20)
-
-
-class Checked(_Message):
-    """Answer to the question whether code is complete."""
-
-    type: Literal["checked"]
-    status: Literal["complete", "incomplete", "invalid"]
-    indent: Annotated[str, Field(max_length=1_000)]
-
-
-class Imported(_Message):
-    """Answer to a request for imports."""
-
-    type: Literal["imported"]
-    loaded: list[str] = Field(max_length=2_000)
-    errors: dict[str, Annotated[str, Field(max_length=2_000)]]
-
-
-_Name = Annotated[str, Field(max_length=200)]
-
-
-class State(_Message):
-    """Answer to a request to save variables or to load them."""
-
-    type: Literal["state"]
-    kept: list[_Name] = Field(max_length=10_000)
-    lost: list[tuple[_Name, _Name, Annotated[str, Field(max_length=600)]]] = Field(max_length=1_000)
-    size_bytes: int = Field(ge=0, lt=2**63)
-
-
-class Forked(_Message):
-    """Answer to a request for a copy, from the process that was copied."""
-
-    type: Literal["forked"]
-    lost: list[Annotated[str, Field(max_length=500)]] = Field(max_length=100)
-    error: Annotated[str, Field(max_length=2_000)] = ""
-
-
-class Rehearsed(_Message):
-    """The first times are over."""
-
-    type: Literal["rehearsed"]
-
-
-class Warm(_Message):
-    """A zygote is ready to be copied."""
-
-    type: Literal["warm"]
-    failed: dict[str, Annotated[str, Field(max_length=2_000)]]
-    threads: int
-
-
-Message = (
-    Ready
-    | Sync
-    | Display
-    | Clear
-    | Result
-    | Error
-    | Input
-    | Done
-    | Resumed
-    | Completed
-    | Inspected
-    | Checked
-    | Imported
-    | Forked
-    | Rehearsed
-    | Warm
-    | State
-)
-_message: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
-
-
-_M = TypeVar("_M", bound=_Message)
+_M = TypeVar("_M", bound=Base)
 
 
 class Wire:
@@ -219,7 +47,7 @@ class Wire:
         if sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         ends = kept[1:] or (-1, -1)
-        self._pipes = {"stdout": _Pipe("stdout", ends[0]), "stderr": _Pipe("stderr", ends[1])} if has_streams else {}
+        self._pipes = {"stdout": Pipe("stdout", ends[0]), "stderr": Pipe("stderr", ends[1])} if has_streams else {}
         self._buffer = bytearray()
         self._is_flowing = False
         self._is_ended = False
@@ -315,7 +143,6 @@ class Wire:
                     return list(streams)
                 raise KernelDied(GONE)
             await self._wait()
-            self._fill()
             # With a message at hand the loop drains the pipes just before it; without one, output alone is news.
             if not self._has_message() and (streams := self._drain()):
                 self._is_flowing = True
@@ -332,6 +159,13 @@ class Wire:
             for item in await self.receive():
                 if isinstance(item, kind):
                     return item
+
+    def has_arrived(self) -> bool:
+        """Whether there is something of a message to read. For between cells."""
+        try:
+            return bool(self._buffer or self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def is_hung_up(self) -> bool:
         """Whether the runner's end of the socket is closed. For between cells, when nothing is being read."""
@@ -359,7 +193,8 @@ class Wire:
         loop = asyncio.get_running_loop()
         self._woken = loop.create_future()
         if not self._is_listening:
-            loop.add_reader(self._sock, self._wake)
+            # By its number: asyncio puts a socket it does not know yet into words first, which takes 0.1 ms.
+            loop.add_reader(self._sock.fileno(), self._on_message)
             self._is_listening = True
         timer = loop.call_later(COALESCE_S, self._wake) if self._is_flowing else None
         pipes = [] if timer else [pipe for pipe in self._pipes.values() if not pipe.is_ended]
@@ -376,16 +211,22 @@ class Wire:
                 timer.cancel()
             self._woken = None
 
-    def _wake(self) -> None:
+    def _on_message(self) -> None:
         if self._woken is None:
             # Nobody waits: between cells a message, or the end, stays in the socket until the next one.
             self._stop_listening()
-        elif not self._woken.done():
+            return
+        # Read here, or the loop would call again before whoever waits has done so.
+        self._fill()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     def _stop_listening(self) -> None:
         if self._is_listening:
-            asyncio.get_running_loop().remove_reader(self._sock)
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
             self._is_listening = False
 
     def _fill(self) -> None:
@@ -429,50 +270,7 @@ class Wire:
             raise KernelDied(f"the kernel sent a message of {length:,} bytes, over the limit of {MAX_FRAME_BYTES:,}")
         frame = bytes(memoryview(self._buffer)[_LENGTH.size : _LENGTH.size + length])
         del self._buffer[: _LENGTH.size + length]
-        try:
-            return _message.validate_json(frame)
-        except ValidationError as error:
-            raise KernelDied(f"the kernel sent a malformed message ({error.error_count()} faults)") from error
+        return read_message(frame)
 
     def _drain(self) -> list[Stream]:
         return [stream for pipe in self._pipes.values() if (stream := pipe.read()) is not None]
-
-
-class _Pipe:
-    """One of the streams; the reader never waits, so a slow reader slows the cell and loses nothing."""
-
-    def __init__(self, name: Literal["stdout", "stderr"], kept: int = -1) -> None:
-        self.name: Literal["stdout", "stderr"] = name
-        self.read_end, self.write_end = (kept, -1) if kept >= 0 else os.pipe()
-        os.set_blocking(self.read_end, False)
-        with contextlib.suppress(OSError, AttributeError):  # past the user's pipe quota it stays at 64 kB
-            fcntl.fcntl(self.read_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.is_ended = False
-
-    def read(self) -> Stream | None:
-        """All it holds now, up to its capacity: a writer that never stops cannot keep us here."""
-        if self.is_ended:
-            return None
-        try:
-            chunk = os.read(self.read_end, PIPE_BYTES)
-        except BlockingIOError:
-            return None
-        self.is_ended = not chunk
-        text = self._decoder.decode(chunk, final=not chunk)
-        return Stream(self.name, text) if text else None
-
-    def close_write_end(self) -> None:
-        """Once the runner has it."""
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
-
-    def close_read_end(self) -> None:
-        """At the end."""
-        self.is_ended = True
-        if self.read_end >= 0:
-            with contextlib.suppress(RuntimeError):  # outside a loop nobody listens
-                asyncio.get_running_loop().remove_reader(self.read_end)
-            os.close(self.read_end)
-            self.read_end = -1

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
-from belljar.kernels import frames
+from belljar.kernels import frames, messages
 from belljar.kernels.base import Asleep, Completeness, Completion, Kernel
 from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, set_expendable, show_in
 from belljar.kernels.exchange import Answer, Exchange
@@ -22,7 +23,7 @@ from belljar.kernels.slate import Slate
 from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
 from belljar.kernels.translating import event_of, plain_text
 from belljar.kernels.usage import Usage
-from belljar.outputs.events import Event, Finished, InputRequest, MimeBundle, Stream
+from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream
 from belljar.sandboxes.base import Branch, Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
@@ -30,6 +31,7 @@ from belljar.sandboxes.child import open_pidfd
 EXIT_GRACE_S = 2.0
 # A kernel with jedi looks through whole libraries the first time.
 QUESTION_PATIENCE_S = 10.0
+OVERHEARING_PATIENCE_S = 1.0
 
 
 async def start_ipython(
@@ -74,16 +76,71 @@ class IPythonKernel:
         self._asleep: list[SleepingKernel] = []
         self._slate: Slate | None = None
 
-    async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
+    async def execute(
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+    ) -> AsyncIterator[Event]:
         """See the contract."""
         request_id = self._exchange.number()
         self._usage.reset_peak()
         for stream in self._exchange.take_early():
             yield stream
+        request = {"op": "execute", "id": request_id, "code": code, "allow_input": allow_input}
+        async for event in self._run(lambda: self._send_cell(request, on_begin)):
+            yield event
+
+    async def _send_cell(self, request: dict[str, Any], on_begin: Callable[[], None] | None) -> None:
+        if on_begin is not None and not self._wire.in_packets:
+            # What must be done before the code runs is done while IPython reads it.
+            await self._wire.send({**request, "awaits_go": True})
+            on_begin()
+            with contextlib.suppress(KernelDied):  # its last words are still to be heard
+                await self._wire.send({"op": "go", "id": request["id"]})
+            return
+        # Another server may take over, and must never find a cell that waits for the word of this one.
+        if on_begin is not None:
+            on_begin()
         if self._slate is not None:
-            self._slate.send(request_id)
+            self._slate.send(request["id"])
+        await self._wire.send(request)
+
+    async def hear(self, message: CommMessage) -> AsyncIterator[Event]:
+        """See `Converses`."""
+        content = {"comm_id": message.comm_id, "data": message.data}
+        if message.kind == "comm_open":
+            content["target_name"] = message.target
+        told = {"kind": message.kind, "metadata": message.metadata, "buffers": message.buffers}
+        request = {"op": "comm", "id": self._exchange.number(), "content": content, **told}
+        # What threads have printed since the last cell is the next one's, and not said to a front end alone.
+        for stream in self._wire.drain():
+            self._exchange.keep(stream)
+        async for event in self._run(lambda: self._wire.send(request)):
+            yield event
+
+    async def comms(self) -> dict[str, str]:
+        """See `Converses`."""
+        answer = await self._question({"op": "comms"}, messages.Comms)
+        return answer.opened if answer else {}
+
+    async def overhear(self) -> CommMessage | None:
+        """See `Converses`. Output that came is the next cell's, as ever."""
         try:
-            await self._wire.send({"op": "execute", "id": request_id, "code": code, "allow_input": allow_input})
+            # A hostile runner may send half a message and no more.
+            async with asyncio.timeout(OVERHEARING_PATIENCE_S):
+                while self._wire.has_arrived():
+                    for item in await self._wire.receive():
+                        if isinstance(item, Stream):
+                            self._exchange.keep(item)
+                        elif isinstance(event := event_of(item), CommMessage):
+                            return event
+        except TimeoutError:
+            pass
+        except KernelDied as gone:
+            raise await self._death(gone) from None
+        return None
+
+    async def _run(self, send: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
+        try:
+            await send()
             self._wire.expect_answer()
             while True:
                 for item in await self._wire.receive():
@@ -95,11 +152,13 @@ class IPythonKernel:
         except KernelDied as gone:
             raise await self._death(gone) from None
 
-    def _event(self, item: Stream | frames.Message) -> Event | None:
+    def _event(self, item: Stream | messages.Message) -> Event | None:
         """What the latest cell says; what is left of an earlier one is nobody's."""
         if isinstance(item, Stream):
             return item
-        event = event_of(item) if item.id == self._exchange.last_id else None
+        # A widget may be told of something by a thread of an earlier cell.
+        is_heard = item.id == self._exchange.last_id or isinstance(item, messages.Comm)
+        event = event_of(item) if is_heard else None
         if isinstance(event, InputRequest):
             self._is_asking = True
         elif isinstance(event, Finished):
@@ -164,7 +223,7 @@ class IPythonKernel:
         return -1 if self._pidfd is None else self._pidfd
 
     def leave(self) -> None:
-        """Let go of the process and let it live; its copies end."""
+        """Let go of the process and let it live; those of its copies end that nobody else holds."""
         for copy in [*self._asleep]:
             self.forget(copy)
         self._release()
@@ -196,18 +255,18 @@ class IPythonKernel:
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See the contract."""
-        answer = await self._question({"op": "complete", "code": code, "cursor": cursor}, frames.Completed)
+        answer = await self._question({"op": "complete", "code": code, "cursor": cursor}, messages.Completed)
         return Completion(answer.matches, answer.start, answer.end) if answer else Completion(end=cursor, start=cursor)
 
     async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
         """See the contract."""
         request = {"op": "inspect", "code": code, "cursor": cursor, "detail": detail}
-        answer = await self._question(request, frames.Inspected)
+        answer = await self._question(request, messages.Inspected)
         return answer.data if answer else {}
 
     async def check_complete(self, code: str) -> Completeness:
         """See the contract."""
-        answer = await self._question({"op": "check", "code": code}, frames.Checked)
+        answer = await self._question({"op": "check", "code": code}, messages.Checked)
         return Completeness(answer.status, answer.indent) if answer else Completeness()
 
     async def _question(self, request: dict[str, str | int], kind: type[Answer]) -> Answer | None:
@@ -228,7 +287,7 @@ class IPythonKernel:
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
         """See `ProvesImports`. What the modules print is nobody's output."""
         await self._exchange.send({"op": "import", "modules": [*modules], "watched": [*watched]})
-        proof = await self._exchange.answer(frames.Imported, keeps_output=False)
+        proof = await self._exchange.answer(messages.Imported, keeps_output=False)
         return ImportProof(frozenset(proof.loaded), proof.errors)
 
     @property
@@ -250,7 +309,7 @@ class IPythonKernel:
         """What variables print when they are pickled or made again is nobody's output."""
         try:
             await self._exchange.send(request)
-            state = await self._exchange.answer(frames.State, keeps_output=False)
+            state = await self._exchange.answer(messages.State, keeps_output=False)
         except KernelDied as gone:
             raise await self._death(gone) from None
         lost = tuple(StateLoss(*map(plain_text, one)) for one in state.lost)
@@ -271,10 +330,10 @@ class IPythonKernel:
             async with patience():
                 if copy is None:
                     await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
-                    answer = check_copied(await self._exchange.answer(frames.Forked))
+                    answer = check_copied(await self._exchange.answer(messages.Forked))
                 else:
                     await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = check_copied(await ours(copy).wire.expect(frames.Forked))
+                    answer = check_copied(await ours(copy).wire.expect(messages.Forked))
             await show_in(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
@@ -295,14 +354,18 @@ class IPythonKernel:
             async with patience():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = check_copied(await self._exchange.answer(frames.Forked))
-                await wire.expect(frames.Ready)
+                answer = check_copied(await self._exchange.answer(messages.Forked))
+                await wire.expect(messages.Ready)
         except BaseException:
             wire.close()
             raise
         copy = SleepingKernel(wire, answer.lost)
         self._asleep.append(copy)
         return copy
+
+    def readopt_copies(self, copies: Sequence[SleepingKernel]) -> None:
+        """These sleep in its sandbox, and were an earlier server's."""
+        self._asleep = [*copies]
 
     async def wake(self, copy: Asleep) -> "IPythonKernel":
         """See `Copyable`. The copy sleeps on."""
@@ -312,7 +375,7 @@ class IPythonKernel:
         try:
             async with patience():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
-                check_copied(await copy.wire.expect(frames.Forked))
+                check_copied(await copy.wire.expect(messages.Forked))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
         except BaseException:
             wire.close()
@@ -336,7 +399,7 @@ class IPythonKernel:
     async def rehearse(self) -> None:
         """See `Rehearses`."""
         await self._exchange.send({"op": "rehearse"})
-        await self._exchange.answer(frames.Rehearsed)
+        await self._exchange.answer(messages.Rehearsed)
 
     async def kill(self) -> None:
         """See the contract. Copies asleep are spared, unless their sandbox cannot do without this process."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from belljar.environments.base import Environment
 from belljar.errors import BelljarError
 from belljar.files.removal import remove_tree
-from belljar.kernels import frames
+from belljar.kernels import frames, messages
 from belljar.kernels.copies import Change, KeptProcess, ask_for_copy, show_in
 from belljar.kernels.ipython import IPythonKernel, meet_copy
 from belljar.kernels.launching import runner_command, session_environment
@@ -65,7 +65,7 @@ class Zygote:
     async def warm_up(self) -> None:
         """Wait until everything is imported."""
         async with asyncio.timeout(PATIENCE_S):
-            self.failed = (await self._wire.expect(frames.Warm)).failed
+            self.failed = (await self._wire.expect(messages.Warm)).failed
         self.is_warm = True
 
     def is_alive(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from belljar.errors import CopyRefused
-from belljar.kernels import frames
+from belljar.kernels import frames, messages
 from belljar.kernels.base import Asleep
 from belljar.kernels.copies import private_memory_mb, set_expendable
 
@@ -38,7 +38,7 @@ def ours(copy: Asleep) -> SleepingKernel:
     return copy
 
 
-def check_copied(answer: frames.Forked) -> frames.Forked:
+def check_copied(answer: messages.Forked) -> messages.Forked:
     """Refuse what the runner could not copy, in its words."""
     if answer.error:
         raise CopyRefused(

@@ -27,6 +27,7 @@ from belljar.kernels.nurseries import Nurseries
 from belljar.kernels.nursery import Nursery, Zygote
 from belljar.kernels.preparing import Environments
 from belljar.kernels.rooms import Room
+from belljar.kernels.skills import open_skills
 from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.base import Branch, Branching, Identity, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
@@ -57,7 +58,7 @@ class KernelStarter:
         self._in_packets = outlives_server
         self.workshop = Workshop(settings, provider)
         self._environments = Environments(settings)
-        self._furnishing = Furnishing(settings, provider, self.workshop, toolbox)
+        self._furnishing = Furnishing(settings, provider, self.workshop, toolbox, open_skills(settings))
         self._nurseries = Nurseries(
             settings, provider, self._furnishing, folder=folder, run=run, in_packets=outlives_server
         )

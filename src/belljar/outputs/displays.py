@@ -67,11 +67,15 @@ class DisplayStore:
     """Files of one execution's displays, numbered; the folder is made when the first is kept."""
 
     def __init__(self, folder: Path, execution_id: str) -> None:
-        self._folder = folder / execution_id
+        self._displays = folder
         self._execution_id = execution_id
         self._kept: dict[str, str] = {}
         self._before = 0
         self.total_bytes = 0
+
+    @property
+    def _folder(self) -> Path:
+        return self._displays / self._execution_id
 
     def go_on(self) -> None:
         """After those that an earlier server kept of the same execution."""

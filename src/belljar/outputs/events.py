@@ -1,11 +1,12 @@
 """What a kernel reports while a cell runs, in the order it happened. Kernels make them, executions consume them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import JsonValue
 
 MimeBundle = dict[str, JsonValue]
+CommKind = Literal["comm_open", "comm_msg", "comm_close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class ClearOutput:
     """Forget the output so far; with `wait`, only when the next one comes."""
 
     wait: bool = False
+    in_widget: bool = False
+    """Only what is shown inside a widget, which is not on record as inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,19 @@ class InputRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CommMessage:
+    """A widget's word to its views in front ends, or theirs to it; `buffers` are base64."""
+
+    kind: CommKind
+    comm_id: str
+    data: MimeBundle
+    target: str = ""
+    """What kind of peer it opens one for."""
+    metadata: MimeBundle = field(default_factory=MimeBundle)
+    buffers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The cell is over; always the last event of a kernel that lives."""
 
@@ -68,4 +84,4 @@ class Finished:
     """Names the session holds now, the first 200: what is lost if the process dies."""
 
 
-Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | Finished
+Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | CommMessage | Finished

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.outputs.events import ClearOutput, CommKind, CommMessage, DisplayData, Event, Raised, Stream
 from belljar.outputs.notebook import BROKEN_OFF
 from belljar.outputs.reassembly import ReadDisplay, error_fields, mime_bundle
 
-OutputKind = Literal["stream", "display_data", "update_display_data", "clear_output", "execute_result", "error"]
+OutputKind = (
+    Literal["stream", "display_data", "update_display_data", "clear_output", "execute_result", "error"] | CommKind
+)
 Output = tuple[OutputKind, dict[str, Any]]
 
 
@@ -28,6 +31,26 @@ def output_of(event: OutputEvent, read_display: ReadDisplay, count: int) -> Outp
         case "clear":
             return "clear_output", {"wait": bool(event.data.get("wait"))}
         case "input":
+            return None
+
+
+def output_at_once(event: Event) -> Output | None:
+    """The message for what is said to those who are there, and kept by nobody."""
+    match event:
+        case Stream():
+            return "stream", {"name": event.name, "text": event.text}
+        case DisplayData():
+            kind = "update_display_data" if event.update else "display_data"
+            transient = {"display_id": event.display_id} if event.display_id else {}
+            return kind, {"data": _sendable(event.data), "metadata": {}, "transient": transient}
+        case Raised():
+            return "error", _sendable({"ename": event.name, "evalue": event.message, "traceback": event.traceback})
+        case ClearOutput():
+            return "clear_output", {"wait": event.wait}
+        case CommMessage():
+            target = {"target_name": event.target} if event.kind == "comm_open" else {}
+            return event.kind, _sendable({"comm_id": event.comm_id, "data": event.data, **target})
+        case _:
             return None
 
 

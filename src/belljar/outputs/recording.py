@@ -80,7 +80,8 @@ class Recorder:
         self.sequence += 1
         self._said_bytes += EVENT_BYTES
         self._ended_bytes += EVENT_BYTES if event.kind in ("result", "error", "input") else 0
-        return event.model_copy(update={"sequence": self.sequence})
+        event.sequence = self.sequence
+        return event
 
     def _display(self, event: DisplayData) -> OutputEvent:
         display = display_of(event.data, self._store, event.display_id)

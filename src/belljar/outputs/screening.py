@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from belljar.outputs.events import DisplayData, Event, ExecuteResult, Raised, Stream
+from belljar.outputs.events import CommMessage, DisplayData, Event, ExecuteResult, Raised, Stream
 
 # An escape sequence that has begun: what stands after it is not a word of its own before it ends.
 _BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]{0,32})?\Z")
@@ -65,6 +65,8 @@ def _size(event: Event) -> int:
             return len(event.text)
         case DisplayData() | ExecuteResult():
             return sum(len(form) if isinstance(form, str) else _SMALL_CHARS + 1 for form in event.data.values())
+        case CommMessage():
+            return _SMALL_CHARS + 1
         case Raised():
             return len(event.message) + sum(map(len, event.traceback))
         case _:

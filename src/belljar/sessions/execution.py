@@ -7,7 +7,7 @@ top to bottom; each line is a room of the house.
 import asyncio
 import logging
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from belljar.sessions.transcript import Transcript
 from belljar.sessions.vetting import vet
 from belljar.spans import ExecutionSpan
 from belljar.toolbox.base import CallRecord, Question, Reply
+from belljar.toolbox.ledger import Ledger
 
 if TYPE_CHECKING:
     from belljar.sessions.session import Session
@@ -52,7 +53,7 @@ class Execution:
             execution_id,
             settings=session.settings,
             journal=session.journal,
-            displays=session.folders.displays,
+            displays=session.displays,
             screens=session.screens(),
             on_change=self._notify,
         )
@@ -165,9 +166,10 @@ class Execution:
 
     # Beyond the end of the server
 
-    def resume(self, events: Iterable[OutputEvent], left_s: float) -> None:
-        """Its kernel was given it by an earlier server, to which it has said this. Called before `run`."""
+    def resume(self, events: Iterable[OutputEvent], left_s: float, calls: Sequence[CallRecord]) -> None:
+        """Its kernel was given it by an earlier server, to which it has said this, and called that. Before `run`."""
         self._is_resumed, self._left_s = True, left_s
+        self._calls = [*calls]
         self._transcript.go_on(events)
 
     def abandon(self) -> None:
@@ -246,10 +248,15 @@ class Execution:
         with listener.stopper.watching(), self._calling():
             if self._is_cancelled:  # while the folder was looked at
                 listener.stopper.stop("interrupted")
-            self.session.journal.start(self.id)
-            self.session.life.begin(self.id, self.cell.timeout_s)
-            await listener.listen(kernel.execute(self.cell.code, allow_input=self.cell.allow_input))
+            cell, on_begin = self.cell, self._put_on_record
+            await listener.listen(kernel.execute(cell.code, allow_input=cell.allow_input, on_begin=on_begin))
         await self._tell_changes(listener)
+
+    def _put_on_record(self) -> None:
+        """Whatever becomes of the server from here on: this cell may have run, and the kernel has it."""
+        self.session.note()
+        self.session.journal.start(self.id)
+        self.session.life.begin(self.id, self.cell.timeout_s)
 
     async def _go_on(self) -> None:
         """Follow a cell that was begun under an earlier server, to its end."""
@@ -259,7 +266,7 @@ class Execution:
         self._transcript.notice(f"{RESUMED}; what it said last before that may be missing")
         await self._traces.begin()
         listener = self._listener(kernel)
-        with listener.stopper.watching():
+        with listener.stopper.watching(), self._calling():
             if self._is_cancelled:
                 listener.stopper.stop("interrupted")
             await listener.listen(kernel.resume())
@@ -308,14 +315,13 @@ class Execution:
     @contextmanager
     def _calling(self) -> Generator[None]:
         """Calls of tools that begin now are this execution's."""
-        if self.session.tools is None:
-            yield
-            return
-        with self.session.tools.serving(self) as ledger:
-            try:
+        ledger = Ledger(earlier=self._calls, on_change=self.session.life.note_call)
+        tools = self.session.tools
+        try:
+            with tools.serving(self, ledger) if tools is not None else nullcontext():
                 yield
-            finally:
-                self._calls = ledger.records()
+        finally:
+            self._calls = ledger.records()
 
     async def _tell_changes(self, listener: Listener) -> None:
         """What the cell left in the folder, and the limits that its kernel met and survived."""

@@ -2,7 +2,8 @@
 
 One SQLite file. Writing an event takes some 20 µs, so it happens on the event loop's thread, in order, with no queue
 between what a caller is told and what is kept. An execution is committed before its code runs, before a caller is told
-of it and when it has ended; what a running one says within `COMMIT_S`, or before a caller is told.
+of it and when it has ended; what a running one says within `COMMIT_S`, or before a caller is told. One that has only
+just been submitted is written when it starts, as a row that has started already: that is nearly always at once.
 """
 
 import asyncio
@@ -16,9 +17,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from belljar.errors import Busy
+from belljar.errors import Busy, SettingsError
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.sessions.schema import migrate
 from belljar.sessions.transactions import BUSY_S, LAST_BUSY_S, Transactions
@@ -26,11 +26,17 @@ from belljar.sessions.transactions import BUSY_S, LAST_BUSY_S, Transactions
 PROBE_S = 1.0
 # Written since it was last measured: then the bound on its size is looked at, however soon that is.
 LOOK_BYTES = 8 * 1024 * 1024
+# What the shortest execution adds to the file beside the journal; whoever looks empties that, in a thread.
+EXECUTION_BYTES = 5 * 4_096
 # The file beside the journal is cut down to this once all of it is in the journal.
 WAL_BYTES = 16 * 1024 * 1024
-# That waits for the disk, on the event loop's thread: seldom.
+# That waits for the disk, on the event loop's thread: only where nobody has looked before.
 CHECKPOINT_PAGES = 4_000
-_BEGIN = "INSERT INTO executions (id, session_id, principal, code, submitted_at, key) VALUES (?, ?, ?, ?, ?, ?)"
+_BEGIN = (
+    "INSERT INTO executions (id, session_id, principal, code, submitted_at, key, started_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_START = "UPDATE executions SET started_at = ? WHERE id = ?"
 _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
 _FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
 _RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at FROM executions"
@@ -75,11 +81,16 @@ class Journal:
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """What a query finds."""
-        yield from self._connection.execute(query, values)
+        self._changes.write_deferred()
+        return self._connection.execute(query, values)
 
     def commit(self) -> None:
         """Make what was written visible to other readers, and safe from the end of this process."""
         self._changes.commit()
+
+    def settle(self) -> None:
+        """Commit, and leave nothing in the event loop: one of several users goes."""
+        self._changes.settle()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -100,22 +111,28 @@ class Journal:
 
     def begin(self, record: Record, submitted_at: float, key: str = "") -> None:
         """An execution was submitted, under a key of its submitter's if it has one."""
-        values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None)
+        values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None, None)
+        if not key:
+            self._changes.defer(record.id, _BEGIN, values)
+            return
+        self._changes.write_deferred()  # the order of the rows is that of executions
         if not self.write(_BEGIN, values) and not self._changes.is_failing:
             raise Busy(
                 "another server is at work on an execution with this idempotency_key", hint="Make the same call again"
             )
-        if key:  # another server must find it; else whoever is told of it, or runs it, commits
-            self.commit()
+        self.commit()  # another server must find it
 
     def start(self, execution_id: str) -> None:
         """Its code is about to run."""
-        self.write("UPDATE executions SET started_at = ? WHERE id = ?", (time.time(), execution_id))
-        self.commit()
+        submitted = self._changes.take_back(execution_id)
+        if submitted is None:
+            self._changes.write_and_commit(_START, (time.time(), execution_id))
+        else:
+            self._changes.write_and_commit(_BEGIN, (*submitted[:-1], time.time()))
 
     def find_key(self, principal: str, key: str) -> str | None:
         """The execution that this principal submitted under a key."""
-        for execution_id, _, owner, _, _, known in self._changes.values_of(_BEGIN):
+        for execution_id, _, owner, _, _, known, _ in self._changes.values_of(_BEGIN):
             if (owner, known) == (principal, key):
                 return execution_id
         query = "SELECT id FROM executions WHERE principal = ? AND key = ?"
@@ -132,15 +149,20 @@ class Journal:
         elif self._cut and not self._changes.is_failing:
             self._cut.clear()
         self.write(_APPEND, (execution_id, event.sequence, event.kind, event.text, json.dumps(event.data)))
-        self._grown_bytes += len(event.text)
+        self._grow(len(event.text))
+
+    def _grow(self, size_bytes: int) -> None:
+        self._grown_bytes += size_bytes
         if self._grown_bytes > LOOK_BYTES:
             self._grown_bytes = 0
             self.has_grown.set()
 
     def finish(self, result: ExecutionResult, *, output_bytes: int = 0, display_bytes: int = 0) -> None:
         """An execution is over; its output takes so many bytes here, and its displays so many beside."""
+        self._changes.write_deferred()
         self.write(_FINISH, (result.model_dump_json(), output_bytes, display_bytes, result.execution_id))
         self.commit()
+        self._grow(EXECUTION_BYTES)
 
     def undo(self, execution_ids: Sequence[str]) -> None:
         """A session was rewound: these executions stay on record as taken back."""
@@ -152,16 +174,16 @@ class Journal:
         """One execution by its id."""
         if not execution_id.isascii():  # SQLite would refuse a lone surrogate by raising
             return None
-        row = self._connection.execute(f"{_RECORD} WHERE id = ?", (execution_id,)).fetchone()
+        row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
         for values in self._changes.values_of(_BEGIN):
-            row = (*values[:4], None, None, None) if values[0] == execution_id else row
+            row = (*values[:4], None, None, values[6]) if values[0] == execution_id else row
         for result, _, _, finished in self._changes.values_of(_FINISH):
             row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None
 
     def of_session(self, session_id: str) -> Iterator[Record]:
         """A session's executions in the order they were submitted."""
-        for row in self._connection.execute(f"{_RECORD} WHERE session_id = ? ORDER BY rowid", (session_id,)):
+        for row in self.rows(f"{_RECORD} WHERE session_id = ? ORDER BY rowid", (session_id,)):
             yield _record(row)
 
     def unfinished(self, session_id: str) -> list[Record]:
@@ -178,38 +200,19 @@ class Journal:
         """What an execution said after event number `since`."""
         for sequence, kind, text, data in self._connection.execute(
             "SELECT sequence, kind, text, data FROM events WHERE execution_id = ? AND sequence > ? ORDER BY sequence",
-            (execution_id, since),
+            (execution_id, min(since, sys.maxsize)),  # SQLite has no larger numbers
         ):
             yield OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
         if self._changes.is_failing:
-            yield from self._unwritten(execution_id, since)
+            yield from self.unwritten(execution_id, since)
 
-    def _unwritten(self, execution_id: str, since: int) -> list[OutputEvent]:
+    def unwritten(self, execution_id: str, since: int = 0) -> list[OutputEvent]:
+        """What of it waits in memory for a disk that refuses."""
         return [
             OutputEvent.model_validate({"sequence": sequence, "kind": kind, "text": text, "data": json.loads(data)})
             for of, sequence, kind, text, data in self._changes.values_of(_APPEND)
             if of == execution_id and sequence > since
         ]
-
-    def read_output(self, execution_id: str, offset: int, limit: int) -> str:
-        """Stream text from character `offset`, `limit` of them or all. Reads by itself, so any thread may call it."""
-        parts: list[str] = []
-        left = limit or sys.maxsize
-        with closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as connection:
-            for (text,) in connection.execute(
-                "SELECT CASE kind WHEN 'display' THEN text || char(10) ELSE text END FROM events "
-                "WHERE execution_id = ? AND kind IN ('stdout', 'stderr', 'notice', 'display') AND text <> '' "
-                "ORDER BY sequence",
-                (execution_id,),
-            ):
-                skipped = min(offset, len(text))
-                offset -= skipped
-                part = text[skipped : skipped + left]
-                left -= len(part)
-                parts.append(part)
-                if left <= 0:
-                    break
-        return "".join(parts)
 
     def fault(self) -> str:
         """Why nothing can be written now; empty when it can. Writes by itself, so any thread may call it."""
@@ -231,6 +234,7 @@ class Journal:
 
     def forget_session(self, session_id: str) -> None:
         """A session was cleared by its owner."""
+        self._changes.write_deferred()
         self.write(
             "DELETE FROM events WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )
@@ -255,7 +259,7 @@ def open_journal(path: Path) -> Generator[Journal]:
     try:
         yield journal
     finally:
-        journal.commit()
+        journal.settle()
         _, users = _open.pop(key)
         if users > 1:
             _open[key] = journal, users - 1
@@ -267,6 +271,23 @@ _open: dict[tuple[str, int], tuple[Journal, int]] = {}
 
 
 def _connected(path: Path) -> Journal:
+    with usable(path):
+        return _opened(path)
+
+
+@contextmanager
+def usable(path: Path) -> Generator[None]:
+    """While a server starts: a journal that it cannot use is the operator's to mend."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise SettingsError(
+            f"Journal {path} cannot be used: {error}",
+            hint="Move a damaged file away, end the process that locks it, or choose another data_directory",
+        ) from error
+
+
+def _opened(path: Path) -> Journal:
     connection = sqlite3.connect(path, isolation_level=None, timeout=LAST_BUSY_S)
     try:
         migrate(path, connection)

@@ -15,7 +15,11 @@ from belljar.sessions.journal import Journal
 
 RollState = Literal["unborn", "live", "asleep", "gone"]
 
-_COLUMNS = "id, principal, environment, reason, run, state, created_at, used_at, executions, variables, unkept, end"
+# Executions are counted where they are: a number beside them would be another row to change for every cell.
+_COLUMNS = (
+    "id, principal, environment, reason, run, state, created_at, used_at, "
+    "(SELECT count(*) FROM executions WHERE session_id = sessions.id), variables, unkept, end"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,11 @@ class Roll:
             (session_id, principal, environment, reason, self._run, state, now, now),
         )
 
-    def note(self, session_id: str, executions: int, variables: Sequence[str]) -> None:
-        """A session has run a cell."""
+    def note(self, session_id: str, variables: Sequence[str]) -> None:
+        """A session was used, and has these variables."""
         self._journal.write(
-            "UPDATE sessions SET used_at = ?, executions = ?, variables = ? WHERE id = ?",
-            (time.time(), executions, json.dumps([*variables]), session_id),
+            "UPDATE sessions SET used_at = ?, variables = ? WHERE id = ?",
+            (time.time(), json.dumps([*variables]), session_id),
         )
 
     def put_to_sleep(self, session_id: str, end: str, unkept: Sequence[str] = ()) -> None:

@@ -23,6 +23,7 @@ from belljar.sessions.admission import Admission
 from belljar.sessions.authors import Authors
 from belljar.sessions.cells import Cell
 from belljar.sessions.checkpoints import Checkpoints
+from belljar.sessions.comms import Comms
 from belljar.sessions.execution import Execution
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.journal import Journal, Record
@@ -41,6 +42,8 @@ Watcher = Callable[[Execution | None], None]
 
 MEBIBYTE = 1024 * 1024
 IDLE_S = 0.02
+# When it was last used is on record about as precisely.
+NOTE_S = 10.0
 
 
 class Session:
@@ -66,6 +69,7 @@ class Session:
     ) -> None:
         self.id = folders.session_id
         self.folders = folders
+        self.displays = folders.displays
         self.principal = principal
         self.environment = environment
         self.reason = reason
@@ -91,6 +95,8 @@ class Session:
         self.authors = Authors()
         self.watchers: set[Watcher] = set()
         """People who share it. It is in use as long as there are any."""
+        self.comms = Comms(self)
+        """Its widgets, and who looks at them."""
         self._timeline = Timeline(self.id, journal)
         self._lease = Lease(
             self.id, idle_s=settings.session_idle_s, is_in_use=lambda: self.is_busy or bool(self.watchers)
@@ -98,10 +104,14 @@ class Session:
         self._is_closed = False
         self.count = 0
         """How many executions there were so far."""
+        self._noted: tuple[str, ...] = ()
+        """Its variables as they are on record."""
+        self._noted_at = -NOTE_S
 
     def _open_life(self, start_kernel: StartKernel, custody: Custody | None) -> Life:
         folders, settings = self.folders, self.settings
-        snapshots = Snapshots(folders.workspace, folders.snapshots, limit_bytes=settings.checkpoint_disk_mb * MEBIBYTE)
+        limit_bytes, outlives = settings.checkpoint_disk_mb * MEBIBYTE, custody is not None
+        snapshots = Snapshots(folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives)
         return Life(
             folders,
             start_kernel=start_kernel,
@@ -111,13 +121,14 @@ class Session:
             on_growth=self._on_growth,
             does_rewind=settings.on_death == "rewind",
             custody=custody,
+            entrusted=self.veil.box_descriptor,
         )
 
     # Cells
 
     def submit(self, cell: Cell, key: str = "") -> Execution:
         """Queue a cell; it runs when its turn comes, whoever waits for it."""
-        self.admission.check_queue()
+        self.admission.check_queue(self.principal)
         self.journal.check_room()
         self.queue.check_room()
         self.count += 1
@@ -162,12 +173,13 @@ class Session:
         self._timeline.add(execution.id)
         self.life.checkpoints.begin(execution.id, execution.number)
         self._tell(execution)
-        if execution.number == 1:
-            self.note()  # that it may have variables, for the next server if this one is killed
 
     def note(self) -> None:
-        """Put on record how many executions there were and what they left, with whatever is committed next."""
-        self._roll.note(self.id, self.count, self.life.variables)
+        """Put on record that it is used and what it holds, if that is news, with whatever is committed next."""
+        now, variables = time.monotonic(), self.life.variables
+        if variables != self._noted or now - self._noted_at > NOTE_S:
+            self._noted, self._noted_at = variables, now
+            self._roll.note(self.id, variables)
 
     def screens(self) -> Screens:
         """What the output of a new execution passes through."""
@@ -245,11 +257,12 @@ class Session:
         """It was used."""
         self._lease.touch()
 
-    def restore(self, entry: Entry) -> None:
-        """It is older than this server, and goes on as it is on record."""
+    def restore(self, entry: Entry, loss: str) -> None:
+        """It is older than this server, and goes on as it is on record; its earlier states were lost like that."""
         self._lease.restore(entry.created_at)
         self.count = entry.executions
         self._timeline.restore()
+        self.life.checkpoints.lose(self._timeline.ids, loss)
         self.life.variables = entry.variables
 
     def is_blank(self) -> bool:
@@ -268,6 +281,7 @@ class Session:
         self.queue.interrupt()
         await self.queue.cancel()
         await self.life.aclose()
+        self.veil.close()
 
     def remove_files(self) -> None:
         """Delete everything it kept on disk."""

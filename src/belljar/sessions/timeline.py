@@ -20,6 +20,11 @@ class Timeline:
         """As an earlier server left it."""
         self._ids = self._journal.timeline(self._session_id, MOST_REMEMBERED)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All of them, oldest first."""
+        return tuple(self._ids)
+
     def add(self, execution_id: str) -> None:
         """Its turn has come. One that waits is not part of what can be taken back: it will run all the same."""
         self._ids.append(execution_id)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sqlite3
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -49,8 +50,11 @@ class Transactions:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
+        """Commits what is open then, or tries again what waits. Left to run: setting it takes 10 µs of a cell."""
         self._made: list[Change] = []
         """Of the open transaction."""
+        self._deferred: dict[str, Change] = {}
+        """To be made with the next commit."""
         self._waiting: deque[Change] = deque()
         self._waiting_bytes = 0
         self._retry_s = RETRY_S
@@ -71,14 +75,23 @@ class Transactions:
 
     def write(self, statement: str, values: tuple[object, ...]) -> int:
         """Change rows within the open transaction; returns how many, 0 where that has to wait."""
-        change = Change(statement, values)
+        return self._write(Change(statement, values), within_transaction=True)
+
+    def write_and_commit(self, statement: str, values: tuple[object, ...]) -> None:
+        """Change rows and commit: in one step, where nothing else is to be committed."""
+        is_alone = not (self._connection.in_transaction or self._deferred)
+        self._write(Change(statement, values), within_transaction=not is_alone)
+        if not is_alone:
+            self.commit()
+
+    def _write(self, change: Change, *, within_transaction: bool) -> int:
         if self._waiting:
             self._hold(change)
             return 0
         try:
-            if not self._connection.in_transaction:
+            if within_transaction and not self._connection.in_transaction:
                 self._connection.execute("BEGIN IMMEDIATE")
-                self._schedule(COMMIT_S, self.commit)
+                self._commit_soon()
             changed = self._connection.execute(*change).rowcount
         except _Unfit as error:
             _refuse(error)  # it alone; the transaction stands
@@ -86,8 +99,24 @@ class Transactions:
         except sqlite3.Error as error:
             self._put_off(error, change)
             return 0
-        self._made.append(change)
+        if within_transaction:
+            self._made.append(change)
         return changed
+
+    def defer(self, name: str, statement: str, values: tuple[Any, ...]) -> None:
+        """Change rows with the next commit, and within `COMMIT_S`, unless it is taken back by its name before."""
+        self._deferred[name] = Change(statement, values)
+        self._commit_soon()
+
+    def take_back(self, name: str) -> tuple[Any, ...] | None:
+        """The values of a change that was for later and is not made yet; it will not be."""
+        held = self._deferred.pop(name, None)
+        return held.values if held else None
+
+    def write_deferred(self) -> None:
+        """Make the changes that were for later now, in order."""
+        while self._deferred:
+            self.write(*self._deferred.pop(next(iter(self._deferred))))
 
     def write_now(self, statement: str, values: tuple[object, ...]) -> int:
         """Change rows for good before this returns, or refuse: what must not happen later than it is asked for."""
@@ -102,15 +131,21 @@ class Transactions:
 
     def commit(self) -> None:
         """Make what was written visible to other readers, and safe from the end of this process."""
+        self.write_deferred()
         if self._waiting:
             return
-        self._stop_timer()
         if self._connection.in_transaction:
             try:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._put_off(error)
         self._made.clear()
+
+    def settle(self) -> None:
+        """Commit now, and leave no timer behind unless something waits: its event loop may end before this does."""
+        self.commit()
+        if not self._waiting:
+            self._stop_timer()
 
     def close(self) -> None:
         """Write what is left, if it can be, and let go of the file."""
@@ -176,9 +211,17 @@ class Transactions:
         self._waiting_bytes -= written_bytes
         return True
 
-    def _schedule(self, after_s: float, action: Any) -> None:
+    def _commit_soon(self) -> None:
+        if self._timer is None:
+            self._schedule(COMMIT_S, self.commit)
+
+    def _schedule(self, after_s: float, action: Callable[[], None]) -> None:
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(after_s, action)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._on_time, action)
+
+    def _on_time(self, action: Callable[[], None]) -> None:
+        self._timer = None
+        action()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from belljar.errors import KernelDied
@@ -89,8 +89,12 @@ class JupyterKernel:
                 case _:
                     continue
 
-    async def execute(self, code: str, *, allow_input: bool) -> AsyncIterator[Event]:
+    async def execute(
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+    ) -> AsyncIterator[Event]:
         """See the contract."""
+        if on_begin is not None:
+            on_begin()
         self._usage.reset_peak()
         cpu_before_s = self._usage.cpu_s()
         request = {"code": code, "silent": False, "store_history": True, "allow_stdin": allow_input}

@@ -7,11 +7,13 @@ Owns framing and nothing else; the host's side of the same form is `kernels/fram
 """
 
 import array
+import fcntl
 import json
 import os
 import select
 import socket
 import struct
+import termios
 import threading
 from typing import Any
 
@@ -19,6 +21,9 @@ MAX_FRAME_BYTES = 32 * 1024 * 1024
 PACKET_BYTES = 65_536
 _BEGINS, _GOES_ON = b"\1", b"\0"
 _LENGTH = struct.Struct("!I")
+_LENGTH_NATIVE = struct.Struct("i")
+_SYSTEMS_SHARE = 8_192
+_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = array.array("i")
 _MOST_DESCRIPTORS = socket.CMSG_SPACE(8 * _DESCRIPTORS.itemsize)
@@ -35,23 +40,60 @@ class Channel:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._thread = threading.get_ident()
+        self._sender = 0
+        self._later: list[bytes] = []
+        self._is_receiving = False
 
     def is_owner(self) -> bool:
-        """Whether the caller may wait for an answer: not a forked child of the cell's, not one of its threads."""
-        return os.getpid() == self._pid and threading.get_ident() == self._thread
+        """Whether the caller may wait for an answer: not a forked child of the cell's, not one of its threads.
 
-    def send(self, *messages: dict[str, Any]) -> None:
-        """Send messages at once; a forked child of the cell's has no voice here."""
+        Nor a finaliser that runs in the middle of a message: a progress bar's says its last word wherever it is.
+        """
+        is_inside = self._is_receiving or self._sender == self._thread
+        return os.getpid() == self._pid and threading.get_ident() == self._thread and not is_inside
+
+    def send(self, *messages: dict[str, Any], if_room: bool = False) -> None:
+        """Send messages at once; a forked child of the cell's has no voice here.
+
+        `if_room`: while nobody may be reading, it is better to lose them than to wait.
+        """
         if os.getpid() != self._pid:
             return
         frames = [*map(_frame, messages)]
         packets = [packet for frame in frames for packet in _packets(frame)] if self._in_packets else [b"".join(frames)]
+        if self._sender == threading.get_ident():
+            self._later += packets  # from a finaliser; its message follows the one it runs in the middle of
+            return
         with self._lock:
-            for packet in packets:
-                self._sock.sendall(packet)
+            self._sender = threading.get_ident()
+            try:
+                if if_room and not self._has_room(sum(map(len, packets))):
+                    return
+                for packet in packets:
+                    self._sock.sendall(packet)
+                while self._later:
+                    self._sock.sendall(self._later.pop(0))
+            finally:
+                self._sender = 0
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the socket takes so much at once. What waits in it is counted with what the system adds to it."""
+        try:
+            waiting = fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0")
+        except OSError:
+            return True
+        room = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _LENGTH_NATIVE.unpack(waiting)[0]
+        return 2 * size + _SYSTEMS_SHARE < room
 
     def receive(self) -> dict[str, Any]:
         """Wait for one message; EOFError when the host is gone."""
+        self._is_receiving = True
+        try:
+            return self._receive()
+        finally:
+            self._is_receiving = False
+
+    def _receive(self) -> dict[str, Any]:
         while True:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)
@@ -125,10 +167,10 @@ def _packets(frame: bytes) -> "list[bytes]":
 
 def _encoded(message: dict[str, Any]) -> bytes:
     # Lone surrogates have no UTF-8 form; a question mark for one is better than a message the host must refuse.
-    return json.dumps(message, default=str, ensure_ascii=False).encode("utf-8", "replace")
+    return _ENCODER.encode(message).encode("utf-8", "replace")
 
 
 def _shortened(message: dict[str, Any], size: int) -> dict[str, Any]:
     """The same message without its data: what is too large to send is said, not dropped."""
     notice = f"<output of {size:,} bytes is over the limit of {MAX_FRAME_BYTES:,} and was left out>"
-    return {**message, "data": {"text/plain": notice}, "message": notice, "traceback": [notice]}
+    return {**message, "data": {"text/plain": notice}, "message": notice, "traceback": [notice], "buffers": []}

@@ -16,11 +16,11 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
-from . import explaining, forking, moving, surroundings
+from . import comms, explaining, forking, moving, surroundings
 from .channel import Channel
 from .interrupts import Interrupts
 from .keeping import Keeping
@@ -46,8 +46,10 @@ class Runner:
     def __init__(self) -> None:
         self.shell: Shell = build_shell()
         self.interrupts = Interrupts()
+        comms.install(self.emit)
         self._execution: Any = None
         self._allow_input = False
+        self._awaits_go = False
         self.is_asleep = False
         self._held: dict[str, Any] | None = None
         self._finished: dict[str, Any] | None = None
@@ -90,8 +92,10 @@ class Runner:
         """
         self.streams.flush()
         message = {**message, "id": self._execution}
-        if not self.channel.is_owner():
-            self.channel.send(message)
+        is_spare = self._execution is None and message["type"] == "comm"
+        if is_spare or not self.channel.is_owner():
+            # Between cells there may be nobody to listen: a widget's word is not worth stopping its thread for.
+            self.channel.send(message, if_room=is_spare)
             return
         self._send_held()
         if message["type"] == "result":
@@ -146,10 +150,7 @@ class Runner:
 
     def _await(self, op: str, **question: Any) -> dict[str, Any]:
         while True:
-            try:
-                message = self.channel.receive()
-            except EOFError:
-                os._exit(0)  # the host is gone, and with it everyone who could see what the cell does next
+            message = self._receive()
             if message.get("op") == op:
                 return message
             if message.get("op") == "attend":
@@ -157,6 +158,12 @@ class Runner:
                 self.channel.send({"type": "resumed", "id": message["id"], "awaits": op, **question})
                 continue
             self._waiting.append(message)
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return self.channel.receive()
+        except EOFError:
+            os._exit(0)  # the host is gone, and with it everyone who could see what the cell does next
 
     def _on_attend(self, message: dict[str, Any]) -> None:
         """Another host has taken over, between two cells; it may have missed how the last one ended."""
@@ -269,15 +276,32 @@ class Runner:
     # What the host asks
 
     def _on_execute(self, message: dict[str, Any]) -> None:
+        self._run(message, lambda: self._run_cell(message["code"]))
+
+    def _on_comm(self, message: dict[str, Any]) -> None:
+        """A front end's word to a widget: its callbacks run, and what they show is shown, as in a cell without code."""
+        self._run(message, lambda: self._hear(message))
+
+    def _hear(self, message: dict[str, Any]) -> bool:
+        self._begin()
+        comms.hear(message, self.emit)
+        return True
+
+    def _on_comms(self, message: dict[str, Any]) -> None:
+        self.channel.send({"type": "comms", "id": message["id"], "opened": comms.opened()})
+
+    def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
         self._execution = message["id"]
         self._allow_input = bool(message.get("allow_input"))
+        comms.begin()
+        self._awaits_go = bool(message.get("awaits_go"))
         self.streams.begin()
         if self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         count = self.shell.execution_count
         before = _cpu_s()
-        is_ok = self._run_cell(message["code"])
+        is_ok = self._guarded(work)
         self.streams.flush()
         held, self._held = self._held, None
         self._finished = {
@@ -292,11 +316,14 @@ class Runner:
         self._execution = None
 
     def _run_cell(self, code: str) -> bool:
+        outcome = self.shell.run_cell(code, store_history=True)
+        left = outcome.error_in_exec
+        return bool(outcome.success) or (isinstance(left, SystemExit) and left.code in (None, 0))
+
+    def _guarded(self, work: Callable[[], bool]) -> bool:
         try:
             with self.interrupts.cell():
-                outcome = self.shell.run_cell(code, store_history=True)
-            left = outcome.error_in_exec
-            return bool(outcome.success) or (isinstance(left, SystemExit) and left.code in (None, 0))
+                return work()
         except KeyboardInterrupt:
             self.emit({"type": "error", "name": "KeyboardInterrupt", "message": "", "traceback": ["KeyboardInterrupt"]})
         except BaseException as error:  # a hook or transformer of the user's own broke the shell itself
@@ -306,21 +333,29 @@ class Runner:
 
     def _begin(self) -> None:
         """The cell's own code begins. An interrupt may have overtaken it: the signal is past, its message is here."""
+        if self._awaits_go:
+            self._await_go()
         if not self.interrupts.begin():
             return
         while self.channel.has_message():
-            message = self.channel.receive()
-            if message.get("op") == "interrupt" and message.get("id") == self._execution:
-                raise KeyboardInterrupt
-            self._waiting.append(message)
+            self._waiting.append(self.channel.receive())
+        interrupt = {"op": "interrupt", "id": self._execution}
+        if interrupt in self._waiting:
+            self._waiting.remove(interrupt)
+            raise KeyboardInterrupt
+
+    def _await_go(self) -> None:
+        """The host has something to finish before the cell runs; an interrupt waits as long."""
+        self._awaits_go = False
+        go = {"op": "go", "id": self._execution}
+        while go not in self._waiting:
+            self._waiting.append(self._receive())
+        self._waiting.remove(go)
 
     def _variables(self) -> list[str]:
-        hidden = self.shell.user_ns_hidden
-        names = (
-            name
-            for name in self.shell.user_ns
-            if name not in hidden and not name.startswith("_") and len(name) <= LONGEST_NAME
-        )
+        # First those that are hidden, in one step: IPython adds two of them with every cell.
+        shown = itertools.filterfalse(self.shell.user_ns_hidden.__contains__, self.shell.user_ns)
+        names = (name for name in shown if not name.startswith("_") and len(name) <= LONGEST_NAME)
         return list(itertools.islice(names, MAX_VARIABLES))
 
     def _on_rehearse(self, message: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
-from . import rich
+from . import comms, rich
+from .forms import is_text_alone
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -45,7 +46,7 @@ class Publisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:
         """Tell the host to forget the output so far."""
-        self.emit({"type": "clear", "wait": bool(wait)})
+        self.emit({"type": "clear", "wait": bool(wait), "in_widget": comms.is_claimed()})
 
 
 class ResultHook(DisplayHook):
@@ -58,6 +59,20 @@ class ResultHook(DisplayHook):
 
     def write_output_prompt(self) -> None:
         """The count is the host's to show."""
+
+    @staticmethod
+    def semicolon_at_end_of_expression(expression: str) -> Any:
+        """Whether the cell does not want its value shown; most have no semicolon that would have to be looked at."""
+        return ";" in expression and DisplayHook.semicolon_at_end_of_expression(expression)
+
+    def compute_format_data(self, result: Any) -> Any:
+        """The value in all the forms it has."""
+        shell: Any = self.shell
+        formatter = shell.display_formatter
+        if not is_text_alone(result, formatter):
+            return super().compute_format_data(result)
+        text = formatter.formatters["text/plain"](result)
+        return ({} if text is None else {"text/plain": text}), {}
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         """Send the value in all the forms it has."""
@@ -117,9 +132,10 @@ class Shell(InteractiveShell):
         kind, value, trace = super()._get_exc_info(exc_tuple)
         if isinstance(value, KeyboardInterrupt):
             _end_at_the_cell(trace, f"{__package__}.")
-        # Errors of tools: what went wrong is in the call, not in the code that passes it on.
-        if type(value).__module__ == "toolbox.errors":
+        # What went wrong is in the call, or took too long there, and not in the code that passes it on.
+        if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
             _end_at_the_cell(trace, "toolbox.")
+        _end_at_the_cell(trace, "workspace_state")
         return kind, value, trace
 
     def system(self, cmd: str) -> None:
