@@ -1,7 +1,7 @@
 """The Python API: an engine in this process, and sessions in it.
 
 `open_session` is the short way to one session; `open_engine` holds several. The same shape against a running server is
-in `client.py`.
+in `client/`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from itertools import islice
 from belljar.answers import values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
-from belljar.files.workspace import mime_type_of
+from belljar.files.mime import mime_type_of
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 from belljar.runtime import Runtime, open_runtime

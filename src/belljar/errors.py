@@ -160,9 +160,16 @@ class CopyRefused(EngineError):
 
 
 class UpstreamFailed(EngineError):
-    """An MCP server of the toolbox could not be reached, or did not answer as the protocol has it."""
+    """An MCP server of the toolbox could not be reached, or did not answer as the protocol has it.
+
+    Its message and hint are for sessions too; `detail` is for the operator alone: commands, and a server's own words.
+    """
 
     code = "upstream-failed"
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.detail = detail
 
 
 class KernelDied(EngineError):

@@ -1,4 +1,4 @@
-"""A session as Python code holds it: one shape, whether the engine runs here (`api.py`) or elsewhere (`client.py`).
+"""A session as Python code holds it: one shape, whether the engine runs here (`api.py`) or elsewhere (`client/`).
 
 Knows neither of the two. Code that raises is a result; what belljar refuses is raised as the error it names.
 """

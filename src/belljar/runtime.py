@@ -18,6 +18,7 @@ from belljar.environments import check_configured
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.removal import remove_tree
+from belljar.kernels.custody import PREFIX as SESSIONS
 from belljar.kernels.custody import Custody
 from belljar.kernels.starting import KernelStarter
 from belljar.policy.opening import Guardrails, read_guardrails
@@ -26,17 +27,19 @@ from belljar.privacy.rules import PrivacyRules
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Keeping, Provider
 from belljar.sessions.inheritance import Inheritance
-from belljar.sessions.journal import open_journal
+from belljar.sessions.journal import open_journal, usable
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.roll import Roll
 from belljar.sessions.trimming import open_trimming
 from belljar.settings import Settings
-from belljar.supervisor import Supervisor, open_supervisor
-from belljar.toolbox.config import load_servers
+from belljar.supervisor import Deposit, Supervisor, open_supervisor
+from belljar.toolbox.grove import Plot
 from belljar.toolbox.opening import Toolbox, open_toolbox
 
 RETRY_S = 30.0
+TREE_KEY = "toolbox"
+KEEPING_HINT = "Set keep_alive to false, or sandbox to namespace"
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class Runtime:
     preparation: Preparation
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
+    supervisor: Supervisor | None = None
+    """Who keeps the sessions beyond the end of this server; None where nobody does."""
 
 
 @asynccontextmanager
@@ -78,33 +83,41 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     with (
         run_folder(settings.data_directory) as run,
         open_journal(settings.data_directory / "journal.sqlite") as journal,
-        _supervisor(guardrails, provider) as supervisor,
+        _supervisor(settings, provider) as supervisor,
     ):
         sessions.mkdir(exist_ok=True)
         sessions.chmod(0o711)  # whatever the umask is: the users of sessions pass through it to their folders
         roll = Roll(journal, run.folder.name)
         name, outlives = run.folder.name, supervisor is not None
         async with (
-            open_toolbox(settings, name, run.living) as toolbox,
+            open_toolbox(settings, _plot(run, supervisor)) as toolbox,
             aclosing(KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives)) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
+            # A Jupyter kernel that the settings name and this host does not have, likewise.
+            starter.check(settings.environment)
             custody = Custody(supervisor, provider, starter) if supervisor and isinstance(provider, Keeping) else None
+            inheritance = Inheritance(custody, starter, sessions) if custody else None
             clean_up = partial(recover, journal, roll, sessions, run.living, budget_chars=settings.output_budget_chars)
-            clean_up(spared=custody.found() if custody else ())
+            if inheritance is not None:
+                clean_up = partial(clean_up, why_lost=inheritance.why_lost)
+            # Beside a server that has the supervisor: what is abandoned here may be what that one is taking over.
+            if inheritance is not None or not settings.keep_alive:
+                with usable(journal.path):
+                    clean_up(spared=custody.found() if custody else ())
             async with (
                 open_registry(guardrails, veils, sessions, journal, roll, starter, custody) as registry,
                 serve_control(run.folder / "control.sock", registry),
                 serve_attachments(run.folder / "attach.sock", registry),
             ):
-                if custody is not None:
-                    await Inheritance(custody, starter, sessions).take(registry, run.living)
+                if inheritance is not None:
+                    await inheritance.take(registry, run.living)
                     clean_up()
                 # The default environment is made while the client is still shaking hands.
                 preparation = Preparation()
                 warming = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, toolbox)
+                    yield Runtime(settings, provider, registry, starter, preparation, toolbox, supervisor)
                 finally:
                     warming.cancel()
 
@@ -114,36 +127,31 @@ def configured_guardrails(settings: Settings) -> Guardrails:
     return read_guardrails(settings, {SECTION: PrivacyRules})
 
 
-def keep_alive_gap(guardrails: Guardrails, provider: Provider) -> tuple[str, str]:
-    """Why sessions cannot outlive their server with these settings, and what to do; empty where they can."""
-    gap = keeping_gap(provider)
-    if gap:
-        return gap, "Set keep_alive to false, or sandbox to namespace"
-    # Tools are called through this server's own files, and what tokens stand for is in its memory alone.
-    if load_servers(guardrails.settings):
-        return "sessions with tools of other servers end with theirs", "Set keep_alive to false, or name no MCP servers"
-    if SECTION in guardrails.sections:
-        gap = "what the tokens of privacy stand for is lost with the server"
-        return gap, "Set keep_alive to false, or take [privacy] out of the policy"
-    return "", ""
-
-
 @contextmanager
-def _supervisor(guardrails: Guardrails, provider: Provider) -> Generator[Supervisor | None]:
+def _supervisor(settings: Settings, provider: Provider) -> Generator[Supervisor | None]:
     """Who keeps the sandboxes beyond the end of this server; None where they end with it."""
-    settings = guardrails.settings
     if not settings.keep_alive:
         yield None
         return
-    gap, hint = keep_alive_gap(guardrails, provider)
-    if gap:
-        raise SettingsError(f"keep_alive cannot be used: {gap}", hint=hint)
+    if gap := keeping_gap(provider):
+        raise SettingsError(f"keep_alive cannot be used: {gap}", hint=KEEPING_HINT)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
         if supervisor is None:
             log.warning("keep_alive: another server keeps its sessions here, so this one's sessions end with it")
         elif isinstance(provider, Keeping):
             provider.keep_with(supervisor)
         yield supervisor
+
+
+def _plot(run: "Run", supervisor: Supervisor | None) -> Plot:
+    """Where the toolbox's tree stands: sessions that outlive this server have it mounted."""
+    if supervisor is None:
+        return Plot(run.folder.name, run.living)
+
+    def hand_over(descriptor: int) -> None:
+        supervisor.keep(TREE_KEY, Deposit({}, [descriptor]))
+
+    return Plot(run.folder.name, run.living, hand_over, lambda: supervisor.has_any(SESSIONS))
 
 
 def keeping_gap(provider: Provider) -> str:
@@ -184,10 +192,16 @@ class Run:
 def run_folder(data_directory: Path) -> Generator[Run]:
     """A folder for this server alone, locked while it lives; folders of servers that are gone are removed."""
     runs = data_directory / "runs"
-    runs.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = runs / f"{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir(mode=0o700)
-    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(mode=0o700)
+        descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise SettingsError(
+            f"data_directory {data_directory} cannot be used: {error.strerror}",
+            hint="Make room there, or set data_directory to a folder that can be written",
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Run(folder, frozenset({folder.name, *_living(runs, own=folder.name)}))

@@ -103,12 +103,30 @@ async def test_a_queue_that_is_too_long_is_refused_with_a_time_to_come_back() ->
     tasks = [cells.submit("ann", "one"), cells.submit("ann", "two")]
     await until(lambda: slots.waiting == 1)
     with pytest.raises(Busy, match="1 executions wait for one of 1 slots") as refusal:
-        slots.check_queue()
+        slots.check_queue("ann")
     assert "10 seconds" in refusal.value.hint
     for name in ("one", "two"):
         await cells.finish(name)
     await asyncio.gather(*tasks)
-    slots.check_queue()
+    slots.check_queue("ann")
+
+
+async def test_who_fills_the_queue_keeps_no_other_principal_out() -> None:
+    slots = an_admission(most_waiting=4)
+    cells = Cells(slots)
+    tasks = [cells.submit("ann", f"ann {number}") for number in range(5)]
+    await until(lambda: slots.waiting == 4)
+    for number in range(2):
+        slots.check_queue("bob")
+        tasks.append(cells.submit("bob", f"bob {number}"))
+        await until(lambda number=number: slots.waiting == 5 + number)
+    slots.check_queue("cid")
+    for full in ("ann", "bob"):
+        with pytest.raises(Busy, match="6 executions wait"):
+            slots.check_queue(full)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_machine_short_of_memory_takes_no_more_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

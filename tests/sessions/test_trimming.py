@@ -14,6 +14,7 @@ from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import display_uri
 from belljar.sessions import trimming
 from belljar.sessions.journal import Journal, Record, open_journal
+from belljar.sessions.printed import read_printed
 from belljar.sessions.trimming import Trimmer
 
 pytestmark = pytest.mark.anyio
@@ -83,7 +84,7 @@ async def test_the_oldest_finished_output_goes_first_and_says_so(journal: Journa
     assert record.result is not None
     assert (record.result.output, record.result.stdout, record.result.displays) == ([event.text], "", [])
     assert (record.result.status, record.result.error, record.code) == ("error", "ValueError: no", "code")
-    assert journal.read_output("0", 0, 0) == event.text
+    assert read_printed(journal.path, "0", 0, 0) == event.text
     # The disk has it back, but for what is spare.
     assert journal.path.stat().st_size < min(before, LIMIT_MB * 1024 * 1024 + 4096 * trimming.SPARE_PAGES)
     assert trimmer.trim() == 0

@@ -35,8 +35,18 @@ _NONE = "-"
 _ID_CHARACTERS = 12
 # The line above the table, the table's own head, and the line below it.
 _FRAME_LINES = 4
-# On narrower screens what is least asked for makes room for the last cause.
-_LEAST_WIDTHS = {"environment": 110, "checkpoints": 90, "owner": 80}
+# On narrower screens what is least asked for makes room for the rest, which would be cut beyond reading.
+_LEAST_WIDTHS = {
+    "environment": 118,
+    "checkpoints": 96,
+    "owner": 80,
+    "last cause": 72,
+    "server": 60,
+    "idle": 52,
+    "cells": 44,
+    "cpu": 36,
+    "memory": 30,
+}
 _STATE_STYLES = {"running": "bold green", "fresh": "dim"}
 
 

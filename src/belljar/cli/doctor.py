@@ -134,14 +134,13 @@ def _sandboxes(settings: "Settings") -> Iterator[Finding]:
 
 
 def _keep_alive(settings: "Settings", provider: "Provider") -> Finding:
-    from belljar.runtime import configured_guardrails, keep_alive_gap, keeping_gap
+    from belljar.runtime import KEEPING_HINT, keeping_gap
 
+    gap = keeping_gap(provider)
     if not settings.keep_alive:
-        gap = keeping_gap(provider)
         return Finding("sandbox", "ok", "keep_alive", f"off; it cannot be used here: {gap}" if gap else "off")
-    gap, hint = keep_alive_gap(configured_guardrails(settings), provider)
     if gap:
-        return Finding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", hint)
+        return Finding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", KEEPING_HINT)
     return Finding("sandbox", "ok", "keep_alive", f"sessions wait {settings.keep_alive_s:g} s for the next server")
 
 

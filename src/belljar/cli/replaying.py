@@ -24,7 +24,7 @@ from belljar.cli.notebooks import StoredCell, StoredNotebook, read_notebook
 from belljar.cli.pipes import put_out
 from belljar.cli.progress import Progress
 from belljar.cli.running import interrupting, prepare_environment
-from belljar.errors import InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument, LimitError, UsageError
 from belljar.handles import SessionHandle
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.comparison import Comparison, error_in
@@ -119,11 +119,38 @@ async def _run(settings: Settings, notebook: StoredNotebook, *, keep_going: bool
         async with open_session(settings=settings) as session:
             for cell in wanted:
                 progress.step(f"cell {cell.number}")
-                fresh = runs[cell.number] = await _run_cell(session, cell.code, shown)
+                fresh = runs[cell.number] = await _run_or_refuse(session, cell.code, shown)
                 has_failed = bool(error_in(fresh.outputs)) and not error_in(cell.outputs) and not cell.may_raise
                 if fresh.result.status == "interrupted" or (has_failed and not keep_going):
                     break
     return runs
+
+
+async def _run_or_refuse(session: SessionHandle, code: str, shown: Shown) -> Fresh:
+    """What is not run, by a policy or for its form, has failed like what raised: the cells before it have a report."""
+    try:
+        return await _run_cell(session, code, shown)
+    except (UsageError, LimitError) as error:
+        return Fresh(_refusal(session.id, error), [_error_output(error)])
+
+
+def _refusal(session_id: str, error: BelljarError) -> ExecutionResult:
+    return ExecutionResult(
+        success=False,
+        status="rejected",
+        execution_id="",
+        session_id=session_id,
+        execution_count=0,
+        output=[],
+        stdout="",
+        stderr="",
+        error=f"{error.code}: {error}",
+    )
+
+
+def _error_output(error: BelljarError) -> dict[str, Any]:
+    told = f"{error.code}: {error}"
+    return {"output_type": "error", "ename": error.code, "evalue": str(error), "traceback": [told]}
 
 
 async def _run_cell(session: SessionHandle, code: str, shown: Shown) -> Fresh:
@@ -154,7 +181,9 @@ def _report(comparison: Comparison, cell: StoredCell, fresh: Fresh | None) -> Re
     error = error_in(fresh.outputs)
     if error and not error_in(cell.outputs):
         verdict: Verdict = "new" if cell.may_raise and not cell.has_run else "failed"
-        return Report(cell.number, verdict, as_plain(error).splitlines()[:3])
+        # The interrupt that a cell saw does not say that its time was up.
+        told = fresh.result.cause if fresh.result.status == "timeout" else error
+        return Report(cell.number, verdict, as_plain(told or error).splitlines()[:3])
     if not cell.has_run:
         return Report(cell.number, "new", [])
     differences = comparison.differences(comparison.said(cell.outputs), comparison.said(fresh.outputs))
@@ -179,4 +208,4 @@ def _text(reports: list[Report]) -> str:
         lines += [f"cell {report.cell}: {report.verdict}", *(f"    {line}" for line in report.details)]
     counts = Counter(report.verdict for report in reports)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none to run"
-    return "\n".join([*lines, f"{len(reports)} cells: {told}\n"])
+    return "\n".join([*lines, f"{len(reports)} cell{'' if len(reports) == 1 else 's'}: {told}\n"])

@@ -1,7 +1,7 @@
 """Who may begin: a bound on what runs at once, shared fairly between principals, and on memory that must stay free.
 
 Within one principal first come is first served; between principals the slots go round, so that one who submits a
-thousand cells delays another by one of them.
+thousand cells delays another by one of them. Nor can one who fills the line keep another out of it.
 """
 
 import asyncio
@@ -30,9 +30,13 @@ class Admission:
         """Executions whose session is free, but no slot is."""
         return sum(map(len, self._waiting.values()))
 
-    def check_queue(self) -> None:
-        """Refuse another execution while too many wait."""
-        if self.waiting >= self._most_waiting:
+    def check_queue(self, principal: str) -> None:
+        """Refuse another execution while too many wait, unless they are others' and the principal has few of them."""
+        if self.waiting < self._most_waiting:
+            return
+        others = self._waiting.keys() - {principal}
+        share = max(1, self._most_waiting // (len(others) + 1))
+        if len(self._waiting.get(principal, ())) >= share:
             raise Busy(
                 f"{self.waiting} executions wait for one of {self._most_running} slots, as many as max_waiting allows",
                 hint="Try again in 10 seconds",

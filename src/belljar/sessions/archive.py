@@ -48,6 +48,10 @@ class Archive:
             raise SessionNotFound(f"session {found[0]} {entry.end if entry else 'is gone'}, and its executions with it")
         return entry
 
+    def count(self, session_id: str) -> int:
+        """How many executions a session has."""
+        return next(self._journal.rows("SELECT count(*) FROM executions WHERE session_id = ?", (session_id,)))[0]
+
     def cells(self, session_id: str, *, is_live: Callable[[], bool]) -> Iterator[NotebookCell]:
         """A session's executions in order; `is_live` is asked about those that have not ended."""
         for record in self._journal.of_session(session_id):

@@ -9,8 +9,10 @@ import contextlib
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from belljar import measures
 from belljar.errors import BelljarError, NoCheckpoint
@@ -37,6 +39,8 @@ class Checkpoint:
     execution_id: str = ""
     number: int = 0
     """Which execution of its session that was."""
+    order: int = field(default_factory=time.time_ns)
+    """Earlier ones have a lower one."""
 
     @property
     def is_beginning(self) -> bool:
@@ -46,6 +50,18 @@ class Checkpoint:
     async def wake(self) -> Kernel:
         """A kernel that goes on from here; the copy sleeps on."""
         return await self.origin.wake(self.copy)
+
+
+class Watcher(Protocol):
+    """Who wants to know of every state, to have it outlive the server."""
+
+    def kept(self, checkpoint: Checkpoint) -> None:
+        """It is new, or there is something new of it."""
+        ...
+
+    def dropped(self, checkpoint: Checkpoint) -> None:
+        """It is over."""
+        ...
 
 
 class Checkpoints:
@@ -60,6 +76,9 @@ class Checkpoints:
         self._most = most
         self._memory_mb = memory_mb
         self._kept: list[Checkpoint] = []
+        self.watcher: Watcher | None = None
+        self._lost: dict[str, str] = {}
+        """Executions whose states were lost, and how."""
         self._taken_at = -SHORTEST_S
 
     def __bool__(self) -> bool:
@@ -98,6 +117,7 @@ class Checkpoints:
             Checkpoint(beginning or kernel, copy, variables, label, "" if report.is_complete else report.reason)
         )
         measures.checkpoints.add()
+        self._tell(self._kept[-1])
         await self._stay_within_bounds(kernel)
 
     async def _stay_within_bounds(self, current: Copyable) -> None:
@@ -116,6 +136,7 @@ class Checkpoints:
         if self._kept and not self._kept[-1].execution_id and not self.is_due:
             self._kept[-1].execution_id = execution_id
             self._kept[-1].number = number
+            self._tell(self._kept[-1])
 
     def latest(self) -> Checkpoint | None:
         """The newest that can be woken."""
@@ -124,6 +145,11 @@ class Checkpoints:
     def find(self, execution_id: str) -> Checkpoint:
         """The state before an execution."""
         found = next((kept for kept in self._kept if kept.execution_id == execution_id), None)
+        if found is None and execution_id in self._lost:
+            raise NoCheckpoint(
+                f"the state from before execution {execution_id[:64]!r} was lost: {self._lost[execution_id]}",
+                hint=f"Go on from the session as it is. {self._what_there_is()}",
+            )
         if found is None or not found.copy.is_alive():
             raise NoCheckpoint(
                 f"no state was kept from before execution {execution_id[:64]!r}", hint=self._what_there_is()
@@ -166,11 +192,14 @@ class Checkpoints:
         for later in self._kept[place + 1 :]:
             await self._drop(later, checkpoint.origin)
         checkpoint.execution_id, checkpoint.number = "", 0
+        self._tell(checkpoint)
         self.is_due = False
 
     async def _drop(self, checkpoint: Checkpoint, current: Copyable | Beginning | None = None) -> None:
         """Forget one, and close the sandbox of a kernel that is gone with the last state that slept in it."""
         self._kept.remove(checkpoint)
+        if self.watcher is not None:
+            self.watcher.dropped(checkpoint)
         checkpoint.origin.forget(checkpoint.copy)
         others = [*([current] if current is not None else []), *(kept.origin for kept in self._kept)]
         origin = checkpoint.origin
@@ -179,11 +208,34 @@ class Checkpoints:
         with contextlib.suppress(BelljarError):
             await asyncio.to_thread(self._snapshots.drop, checkpoint.label)
 
+    def lose(self, execution_ids: Iterable[str], why: str) -> None:
+        """The states from before these executions are gone, as far as there were any."""
+        self._lost |= dict.fromkeys(execution_ids, why)
+
+    def _tell(self, checkpoint: Checkpoint) -> None:
+        if self.watcher is not None:
+            self.watcher.kept(checkpoint)
+
+    async def inherit(self, states: list[Checkpoint], store: Path) -> None:
+        """Go on with the states that an earlier server kept, and with the files of them in its store."""
+        labels = [state.label for state in states if not state.files_gap]
+        whole = await asyncio.to_thread(self._snapshots.inherit, store, labels)
+        for state in states:
+            if not state.files_gap and state.label not in whole:
+                state.files_gap = "they were lost with an earlier server"
+            self._lost.pop(state.execution_id, None)
+        self._kept = sorted(states, key=lambda state: state.order)
+        # One that no execution began from is the state that the session is in.
+        self.is_due = not self._kept or bool(self._kept[-1].execution_id)
+
     async def leave(self, current: Copyable) -> None:
-        """Forget all of them, but leave the sandbox of the current kernel alone."""
+        """Leave those to the next server that sleep beside the current kernel, or need no process; end the others."""
         for checkpoint in [*self._kept]:
-            await self._drop(checkpoint, current)
-        self.refusal = "they ended with the server that kept them"
+            if checkpoint.is_beginning or checkpoint.origin.shares_sandbox(current):
+                checkpoint.origin.forget(checkpoint.copy)
+            else:
+                await self._drop(checkpoint, current)
+        self._kept = []
 
     async def aclose(self) -> None:
         """Forget all of them, and close the sandboxes that were kept for them alone."""

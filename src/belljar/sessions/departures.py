@@ -34,6 +34,7 @@ async def leave(session: Session, roll: Roll, end: str) -> None:
     if not session.is_busy and session.settings.hibernate and session.life.kernel is not None:
         async with session.turn:
             report = await _save(session)
+        await asyncio.to_thread(session.veil.save, session.folders.vault)
         _enter(session, roll, end, report)
     for execution in session.running():
         if execution.has_started:
@@ -42,6 +43,7 @@ async def leave(session: Session, roll: Roll, end: str) -> None:
             execution.interrupt()
     await session.queue.cancel()
     await session.life.leave()
+    session.veil.close()
 
 
 async def _save(session: Session) -> StateReport | None:

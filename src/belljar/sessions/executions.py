@@ -5,23 +5,23 @@ Live ones answer for themselves, older ones from the journal. Another principal'
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
-from belljar.errors import ExecutionNotFound, InvalidArgument
+from belljar.errors import Busy, ExecutionNotFound, InvalidArgument
 from belljar.models import ExecutionResult
 from belljar.outputs.displays import display_uri, read_display
-from belljar.outputs.notebook import notebook_of, written
 from belljar.outputs.summary import Summary
-from belljar.sessions.archive import open_archive
 from belljar.sessions.execution import Execution
 from belljar.sessions.journal import Journal
+from belljar.sessions.notebooks import read_notebook
+from belljar.sessions.printed import read_printed
 from belljar.sessions.session import Session
 from belljar.sessions.transcript import output_uri
 from belljar.settings import Settings
 
 MOST_KEY_CHARS = 200
-NOTEBOOK_CELL_CHARS = 1_000_000
+# In one answer: 100 million characters took 2 GB of memory to send, and stopped everyone else for 12 s.
+MOST_CHARS = 8_000_000
 
 
 class Executions:
@@ -40,14 +40,20 @@ class Executions:
                 return execution
         return None
 
-    def submitted(self, key: str, principal: str) -> str | None:
-        """The caller's execution that was submitted under this key before."""
+    def submitted(self, key: str, code: str, principal: str) -> str | None:
+        """The caller's execution of this code that was submitted under this key before."""
         if not key.isprintable() or len(key) > MOST_KEY_CHARS:
             raise InvalidArgument(
                 f"idempotency_key has {len(key)} characters or unprintable ones",
                 hint=f"Pass at most {MOST_KEY_CHARS} printable characters, such as a UUID",
             )
-        return self._journal.find_key(principal, key) if key else None
+        known = self._journal.find_key(principal, key) if key else None
+        if known and (record := self._journal.find(known)) is not None and record.code != code:
+            raise InvalidArgument(
+                f"idempotency_key {key!r} was given with other code before, for execution {known}",
+                hint="Pass a new key with new code; to see what the other code gave, call get_execution",
+            )
+        return known
 
     def has_checkpoint(self, execution_id: str, principal: str) -> bool:
         """Whether the variables there were before the caller's execution can be had back by a rewind."""
@@ -101,10 +107,17 @@ class Executions:
         return next(self._journal.events(execution_id, since), None) is not None
 
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
-        """All stream text of the caller's execution, or a part of it."""
+        """All stream text of the caller's execution, or a part of it; too much for one answer says where it goes on."""
         self.result(execution_id, principal)
         self._journal.commit()
-        return await asyncio.to_thread(self._journal.read_output, execution_id, offset, limit)
+        unwritten = self._journal.unwritten(execution_id)
+        is_bounded = 0 < limit <= MOST_CHARS
+        most = limit if is_bounded else MOST_CHARS + 1
+        text = await asyncio.to_thread(read_printed, self._journal.path, execution_id, offset, most, unwritten)
+        if is_bounded or len(text) <= MOST_CHARS:
+            return text
+        rest = f"{output_uri(execution_id)}?offset={offset + MOST_CHARS}"
+        return f"{text[:MOST_CHARS]}\n[belljar: this is not the end: {rest} goes on]\n"
 
     def display(self, execution_id: str, name: str, principal: str) -> bytes:
         """One display of the caller's execution."""
@@ -118,16 +131,15 @@ class Executions:
 
     def display_reader(self, session_id: str) -> Callable[[str], bytes | None]:
         """Reads a display of a session's executions by its URI; gives None for what is not there. For any thread."""
-        return partial(read_display, self._folder / session_id / "displays")
+        return lambda uri: read_display(self._folder / session_id / "displays", uri)
 
     async def notebook(self, session: Session) -> str:
         """Every execution of a session with what it said, as an .ipynb; of long output head and tail."""
         self._journal.commit()
-        return await asyncio.to_thread(self._notebook, session.id)
-
-    def _notebook(self, session_id: str) -> str:
-        # Read bit by bit on a connection of its own: a session may have said more than memory holds.
-        with open_archive(self._settings.data_directory) as archive:
-            cells = archive.cells(session_id, is_live=lambda: True)
-            reader = self.display_reader(session_id)
-            return written(notebook_of(session_id, cells, reader, limit_chars=NOTEBOOK_CELL_CHARS))
+        if self._journal.is_failing:
+            raise Busy(
+                "the journal cannot be written now, and the notebook would lack what waits to be kept",
+                hint="Try again in 10 seconds",
+            )
+        reader = self.display_reader(session.id)
+        return await asyncio.to_thread(read_notebook, self._settings.data_directory, session.id, reader)

@@ -52,6 +52,11 @@ class SessionFolders:
         return self.root / "vault"
 
     @property
+    def tokens(self) -> Path:
+        """Which numbers its tokens have had, out of the cells' reach; no values."""
+        return self.root / "tokens.json"
+
+    @property
     def shared(self) -> Path:
         """What it has in common with its owner's other sessions, and since when."""
         return self.root / "shared.json"

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.environments.prefixes import relocate
 from belljar.files.copies import copy_tree
 from belljar.files.removal import remove_tree
 from belljar.kernels.base import Kernel
@@ -55,4 +56,5 @@ def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
     limit = (origin.settings.disk_mb or 0) * MEBIBYTE or _NO_LIMIT
     report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
     copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=_NO_LIMIT)
+    relocate(folders.layer, origin.folders.layer)
     return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]

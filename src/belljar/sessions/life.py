@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
@@ -22,6 +23,8 @@ from belljar.sessions.checkpoints import Checkpoint, Checkpoints
 from belljar.sessions.hibernation import Waking
 from belljar.sessions.losses import Burial, Loss
 from belljar.sessions.quota import DiskQuota
+from belljar.sessions.states import Kept, KeptStates, states_of
+from belljar.toolbox.base import CallRecord
 
 CATCH_UP_S = 30.0
 StartKernel = Callable[[Folders], Awaitable[Kernel]]
@@ -41,6 +44,7 @@ class Life:
         on_growth: Callable[[], None],
         does_rewind: bool,
         custody: Custody | None = None,
+        entrusted: int = -1,
     ) -> None:
         self.kernel: Kernel | None = None
         self.ended_by = ""
@@ -57,6 +61,10 @@ class Life:
         self._on_growth = on_growth
         self._does_rewind = does_rewind
         self._custody = custody
+        self._entrusted = entrusted
+        """A descriptor of the session's that the next server is to have with its kernel; negative for none."""
+        if custody is not None:
+            checkpoints.watcher = KeptStates(folders.session_id, custody.copies)
         self._is_fresh = False
         self._loss: Loss | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -74,7 +82,8 @@ class Life:
             if self.waking is not None:
                 # Once: a kernel that dies of what was kept is not given it again.
                 waking, self.waking = self.waking, None
-                self._loss = await waking.load(kernel)
+                self._loss = loss = await waking.load(kernel)
+                self.variables = tuple(name for name in self.variables if name not in loss.names)
             return kernel
         return self.kernel
 
@@ -83,7 +92,7 @@ class Life:
         self.kernel = kernel
         self._is_fresh = is_fresh
         if self._custody is not None:
-            self._custody.keep(self._folders.session_id, kernel, self._folders.identity)
+            self._custody.keep(self._folders.session_id, kernel, self._folders.identity, self._entrusted)
         if self._watch is None:
             watch = self._quota.watch(is_busy=self._is_busy, on_growth=self._on_growth)
             self._watch = asyncio.get_running_loop().create_task(watch)
@@ -140,6 +149,11 @@ class Life:
         if self._custody is not None and (slate := self._custody.slate(self._folders.session_id)) is not None:
             slate.begin(execution_id, timeout_s)
 
+    def note_call(self, number: int, record: CallRecord) -> None:
+        """That execution calls a tool, or has called it."""
+        if self._custody is not None and (slate := self._custody.slate(self._folders.session_id)) is not None:
+            slate.note_call(number, record)
+
     async def catch_up(self) -> None:
         """Go on with the kernel of an earlier server, none of whose cells is known to run."""
         if not isinstance(self.kernel, Keepable):
@@ -154,7 +168,7 @@ class Life:
             await self.kernel.kill()
 
     async def leave(self) -> None:
-        """Let go of the kernel and let it live; the earlier states of it end."""
+        """Let go of the kernel and let it live, with the earlier states of it."""
         await self._stop_watch()
         kernel, self.kernel = self.kernel, None
         if self._custody is not None and isinstance(kernel, IPythonKernel):
@@ -177,10 +191,18 @@ class Life:
         """Put a copy of the session as it is now to sleep, unless that was done since the last cell."""
         is_fresh, self._is_fresh = self._is_fresh, False
         if is_copyable(self.kernel):
-            beginning = Beginning(partial(self._start_kernel, self._folders)) if is_fresh else None
+            beginning = self._beginning() if is_fresh else None
             await self.checkpoints.take(self.kernel, self.variables, beginning)
         elif self.kernel is not None:
             self.checkpoints.refusal = f"sessions of {self.kernel.name} cannot be copied"
+
+    def _beginning(self) -> Beginning:
+        return Beginning(partial(self._start_kernel, self._folders))
+
+    async def inherit(self, kept: Kept, store: Path) -> None:
+        """Go on with the states that an earlier server kept; their files are in its store."""
+        if isinstance(self.kernel, IPythonKernel):
+            await self.checkpoints.inherit(states_of(kept, self.kernel, self._beginning), store)
 
     async def rewind(self, checkpoint: Checkpoint) -> list[str]:
         """Go on from a checkpoint: variables and files as they were. Returns what did not come along."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
-from belljar.outputs.events import Event, Finished, InputRequest
+from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.sandboxes.base import Incident
 from belljar.sessions.causes import killed, lethal, rewound, survived
 from belljar.sessions.cells import Cell
@@ -44,6 +44,9 @@ class Listener:
                     continue
                 # A question is put to the person as it is on record.
                 for passed in await self.transcript.screened(event):
+                    if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
+                        self._pass_on(passed)
+                        continue
                     self.transcript.record(passed)
                     if isinstance(passed, InputRequest):
                         await self._ask(passed)
@@ -52,6 +55,11 @@ class Listener:
             await self._bury(death)
         finally:
             self.transcript.flush()
+
+    def _pass_on(self, event: Event) -> None:
+        """For the views of widgets, if there are any; nothing of it is kept, nor seen by the agent."""
+        if self.session.comms.tell(self.execution_id, self.transcript.sequence, event):
+            self.transcript.on_change()
 
     async def tell_limits(self, seen_bytes: int) -> None:
         """Limits that the kernel met and survived: a word in the output, and the cause unless there is another."""

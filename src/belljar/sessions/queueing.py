@@ -50,7 +50,7 @@ class Queue:
         """Refuse one more while too many wait."""
         if len(self._tasks) >= self._most:
             raise Busy(
-                f"session {self._session_id} has {len(self._tasks)} executions waiting, the most that max_queue allows",
+                f"session {self._session_id} has {len(self._tasks)} executions unfinished, the most max_queue allows",
                 hint="Wait for some of them with get_execution, or interrupt them with interrupt_execution",
             )
 

@@ -1,7 +1,7 @@
 """What servers that are gone left behind: unended executions, sessions without a process, folders of nobody."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from belljar.files.removal import remove_tree
@@ -9,7 +9,7 @@ from belljar.models import ExecutionResult
 from belljar.outputs.summary import Summary
 from belljar.sessions.causes import KILLED
 from belljar.sessions.journal import Journal, Record
-from belljar.sessions.roll import Roll
+from belljar.sessions.roll import Entry, Roll
 from belljar.sessions.transcript import output_uri
 
 ZYGOTE = "zygote-"
@@ -25,8 +25,12 @@ def recover(
     *,
     budget_chars: int,
     spared: Collection[str] = (),
+    why_lost: Callable[[Entry], str] = lambda _: "",
 ) -> None:
-    """Put on record what became of the sessions of servers that are not among the living; the spared wait."""
+    """Put on record what became of the sessions of servers that are not among the living; the spared wait.
+
+    `why_lost` tells why a session that was to outlive its server did not.
+    """
     for entry in roll.abandoned(living):
         if entry.id in spared:
             continue
@@ -36,10 +40,10 @@ def recover(
             continue
         for record in journal.unfinished(entry.id):
             journal.finish(broken_off(journal, record, entry.variables, budget_chars))
-        roll.put_to_sleep(entry.id, KILLED)
-        log.warning(
-            "session %s: %s; files are kept, variables are lost", entry.id, KILLED, extra={"session_id": entry.id}
-        )
+        why = why_lost(entry)
+        end = f"{KILLED}, {why}" if why else KILLED
+        roll.put_to_sleep(entry.id, end)
+        log.warning("session %s: %s; files are kept, variables are lost", entry.id, end, extra={"session_id": entry.id})
     for path in folder.glob(f"{ZYGOTE}*"):
         if path.name.split(".")[1:2] != [] and path.name.split(".")[1] not in living:
             remove_tree(path)

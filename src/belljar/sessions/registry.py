@@ -19,7 +19,9 @@ from belljar.kernels.starting import KernelStarter
 from belljar.models import SessionFork, SessionInfo
 from belljar.policy.guard import Guard
 from belljar.policy.opening import Guardrails
+from belljar.privacy.numbers import Numbers
 from belljar.privacy.opening import Veils
+from belljar.privacy.strongbox import Strongbox
 from belljar.privacy.veil import Veil
 from belljar.sessions import returns
 from belljar.sessions.admission import Admission
@@ -84,7 +86,7 @@ class Registry:
 
     def create(self, principal: str, *, environment: str = "", reason: str = "") -> Session:
         """A new session; its kernel starts with its first cell."""
-        self._check_room()
+        self._check_room(principal)
         name = environment or self.settings.environment
         self._starter.check(name)
         asked_at = time.perf_counter()
@@ -106,42 +108,54 @@ class Registry:
     ) -> tuple[Session, SessionFork]:
         """A new session that goes on from the state of another one, or from its state before an execution."""
         origin = self.get(session_id, principal)
-        self._check_room()
+        self._check_room(principal)
         origin.check_idle()
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
             reason = f"fork of {origin.id}"
-            session = self._open(forked.folders, principal, origin.environment, reason, origin.veil.fork())
+            veil = origin.veil.fork(Numbers(forked.folders.tokens))
+            session = self._open(forked.folders, principal, origin.environment, reason, veil)
             self._enter(session)
             session.life.adopt(forked.kernel)
             session.life.variables = forked.variables
             session.guard.inherit(origin.guard)
-            self.roll.note(session.id, 0, forked.variables)
+            self.roll.note(session.id, forked.variables)
             measures.sessions_opened.add("fork")
         variables, lost = list(forked.variables), forked.lost
         return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
 
-    def take_over(self, entry: Entry, folders: SessionFolders, kernel: Kernel) -> Session:
-        """A session whose kernel an earlier server left, as that one had it."""
+    def take_over(self, entry: Entry, folders: SessionFolders, kernel: Kernel, box: Strongbox | None) -> Session:
+        """A session whose kernel an earlier server left, as that one had it; the box has what its tokens stand for."""
         self.roll.take_over(entry.id)
-        session = self._open(folders, entry.principal, entry.environment, entry.reason)
+        session = self._open(folders, entry.principal, entry.environment, entry.reason, box=box)
         returns.take_over(session, entry, kernel)
         measures.sessions_opened.add("kept")
         log.info("session %s goes on with its variables", entry.id, extra=about(session))
         return session
 
-    def _check_room(self) -> None:
+    def _check_room(self, principal: str) -> None:
         if len(self._sessions) >= self.settings.max_sessions:
+            own = "Clear one with clear_session, or try" if self.of(principal) else "They are others': try"
             raise Busy(
                 f"{len(self._sessions)} sessions are open, the most that max_sessions allows",
-                hint="Clear one with clear_session, or try again when an idle one has expired",
+                hint=f"{own} again when an idle one has expired",
             )
         self.admission.check_memory()
 
     def _open(
-        self, folders: SessionFolders, principal: str, environment: str, reason: str, veil: Veil | None = None
+        self,
+        folders: SessionFolders,
+        principal: str,
+        environment: str,
+        reason: str,
+        veil: Veil | None = None,
+        *,
+        box: Strongbox | None = None,
     ) -> Session:
         tools = self._starter.broker(folders.session_id)
+        veil = veil or self._veils.veil(folders.tokens)
+        if self._custody is not None and self._veils.are_in_use:
+            veil.keep_in(box or Strongbox())
         session = Session(
             folders,
             principal=principal,
@@ -153,7 +167,7 @@ class Registry:
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
-            veil=veil or self._veils.veil(),
+            veil=veil,
             shelf=self._shelves.of(principal) if self._shelves and (tools or self.settings.shares_always) else None,
             tools=tools,
             custody=self._custody,
@@ -188,7 +202,7 @@ class Registry:
         entry = self.roll.find(session_id)
         if entry is None or entry.principal != principal or entry.state != "asleep":
             return None
-        self._check_room()
+        self._check_room(principal)
         if not self.roll.claim(session_id):
             return None
         folders = SessionFolders(session_id, self._folder / session_id, self._starter.take_identity())
@@ -258,6 +272,8 @@ class Registry:
     async def aclose(self) -> None:
         """Leave every session to the next server, where there may be one; else put it to sleep, or end it."""
         await self.pool.aclose()
+        if self._custody is not None:
+            await self._custody.settled()
         await asyncio.gather(*(self.endings.leave(session, "ended with its server") for session in self.all()))
 
 

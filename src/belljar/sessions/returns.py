@@ -1,5 +1,7 @@
 """How a session that is older than its server comes back: from disk, or alive with the kernel of an earlier server."""
 
+from collections.abc import Sequence
+
 from belljar.kernels.base import Kernel
 from belljar.sessions.cells import Cell
 from belljar.sessions.execution import Execution
@@ -7,27 +9,28 @@ from belljar.sessions.hibernation import Waking
 from belljar.sessions.journal import Record
 from belljar.sessions.roll import Entry
 from belljar.sessions.session import Session
+from belljar.toolbox.base import CallRecord
 
 
 def wake(session: Session, entry: Entry) -> None:
     """It was asleep on disk: what it was goes on, with the first kernel."""
-    session.restore(entry)
+    session.restore(entry, "the session has been asleep on disk since, where only its latest state is kept")
     session.life.waking = Waking(session.folders, entry)
     session.veil.restore(session.folders.vault)
 
 
 def take_over(session: Session, entry: Entry, kernel: Kernel) -> None:
     """It lives on with the kernel that an earlier server left."""
-    session.restore(entry)
-    session.folders.state.unlink(missing_ok=True)
-    session.life.checkpoints.refusal = "they ended with the server that kept them"
+    session.restore(entry, "its server has ended since, and this state could not outlive it")
+    for slept in (session.folders.state, session.folders.vault):
+        slept.unlink(missing_ok=True)
     session.life.adopt(kernel)
 
 
-def follow(session: Session, record: Record, timeout_s: float, left_s: float) -> None:
+def follow(session: Session, record: Record, timeout_s: float, left_s: float, calls: Sequence[CallRecord]) -> None:
     """Go on with an execution that its kernel was given by an earlier server; so much of its time is left."""
     execution = Execution(record.id, session, Cell(record.code, timeout_s), session.count)
-    execution.resume(session.journal.events(record.id), left_s)
+    execution.resume(session.journal.events(record.id), left_s, calls)
     session.queue.add(execution)
 
 
@@ -39,3 +42,5 @@ def catch_up(session: Session) -> None:
 async def _catch_up(session: Session) -> None:
     async with session.turn:
         await session.life.catch_up()
+    if session.tools is not None:
+        session.tools.go_on()

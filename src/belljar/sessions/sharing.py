@@ -14,8 +14,9 @@ from typing import Any
 
 from belljar.errors import BelljarError, FileMissing, InvalidPath
 from belljar.files.changes import Snapshot
+from belljar.files.names import shown
 from belljar.files.shelf import Shelf, Stamp, stamp_of
-from belljar.files.workspace import Workspace, shown
+from belljar.files.workspace import Workspace
 from belljar.settings import Settings
 
 FOLDER = "workspace"

@@ -46,7 +46,7 @@ class Transcript:
         self._is_committed_at_once = settings.keep_alive
         self._journal = journal
         self._screens = screens
-        self._on_change = on_change
+        self.on_change = on_change
 
     @property
     def sequence(self) -> int:
@@ -99,4 +99,4 @@ class Transcript:
             # are followed by the end, which is committed.
             self._journal.commit()
         self.summary.add(output)
-        self._on_change()
+        self.on_change()

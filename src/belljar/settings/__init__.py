@@ -90,7 +90,8 @@ def default(name: str) -> str:
 def unknown_variables() -> list[str]:
     """Variables that look like settings and are none: likely a slip of the pen."""
     known = {variable(name) for name in Settings.model_fields} | {sources.CONFIG_VARIABLE}
-    return sorted(name for name in os.environ if name.startswith(sources.PREFIX) and name not in known)
+    looks_so = (name for name in os.environ if name.startswith(sources.PREFIX))
+    return sorted(name for name in looks_so if name not in known and not name.startswith(sources.SECRETS))
 
 
 def _explained(error: ValidationError, flags: dict[str, Any]) -> SettingsError:

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "venv": ("path",),
     "venv-uv": ("path",),
-    "conda": ("path",),
+    "conda": ("path", "file"),
     "system": ("path",),
     "managed": ("requirements", "file", "python"),
 }
@@ -32,7 +32,7 @@ class EnvironmentEntry(BaseModel):
     requirements: tuple[str, ...] = ()
     """What a managed one is made of, as pip would take it."""
     file: str = ""
-    """The same from a requirements.txt, a pyproject.toml or an environment.yml."""
+    """The same from a requirements.txt, a pyproject.toml or an environment.yml; the latter makes one of conda too."""
     python: str = ""
     """A managed one's Python: a version or an interpreter; empty for the server's own."""
 
@@ -45,9 +45,17 @@ class EnvironmentEntry(BaseModel):
         if self.kind == "managed":
             if bool(self.requirements) == bool(self.file):
                 raise ValueError("kind managed takes either requirements or file")
+        elif self.kind == "conda":
+            if bool(self.path) == bool(self.file):
+                raise ValueError("kind conda needs a path or a name as its path, or else the file that it is made of")
         elif self.kind != "system" and not self.path:
-            raise ValueError(f"kind {self.kind} needs a path{' or a name as its path' * (self.kind == 'conda')}")
+            raise ValueError(f"kind {self.kind} needs a path")
         return self
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether belljar makes it."""
+        return self.kind == "managed" or bool(self.file)
 
 
 def checked_names(entries: dict[str, EnvironmentEntry]) -> dict[str, EnvironmentEntry]:

@@ -13,6 +13,7 @@ from belljar.egress.rules import PACKAGES, parse_rule
 NONE = "none"
 """Written for a limit that there is not; in Python, None."""
 
+_CHANNEL = re.compile(r"(https?://|file:///|/|~/)[^\s]{1,500}|[A-Za-z0-9][A-Za-z0-9._/-]{0,100}")
 _LEVEL_ALIASES = {"WARN": "WARNING", "CRITICAL": "ERROR", "FATAL": "ERROR"}
 
 
@@ -43,6 +44,15 @@ def unmixed(names: list[str]) -> list[str]:
 def checked_rule(entry: str) -> str:
     """An entry of `egress`."""
     return entry if entry == PACKAGES else str(parse_rule(entry))
+
+
+def checked_channel(entry: str) -> str:
+    """A channel of conda: a name, a URL or a folder."""
+    if not _CHANNEL.fullmatch(entry):
+        raise ValueError(f"{entry[:80]!r} is no channel of conda, like conda-forge or https://mirror.example.com/main")
+    if re.search(r"://[^/]*@|/t/[^/]+/", entry):
+        raise ValueError("a channel's password or token belongs into a netrc file, not into its URL")
+    return entry
 
 
 def checked_module(name: str) -> str:

@@ -22,6 +22,8 @@ from belljar.settings.words import Table, kind, may_be_none, unknown, unusable
 CONFIG_FILE = "belljar.toml"
 PREFIX = "BELLJAR_"
 CONFIG_VARIABLE = "BELLJAR_CONFIG"
+SECRETS = "BELLJAR_SECRET_"
+"""Variables that begin so are values for tools, and no settings."""
 
 ALIASES = {
     "log_level": "LOG_LEVEL",
@@ -34,6 +36,7 @@ ALIASES = {
     "memory_mb": "MAX_MEMORY_MB",
     "workspace_directory": "WORKSPACE_DIR",
     "servers_directory": "SERVERS_DIR",
+    "skills_directory": "SKILLS_DIR",
 }
 """Variables of other projects that are read where ours is not set, for the settings that a table has."""
 

@@ -17,6 +17,7 @@ from belljar.settings.kinds import (
     Share,
     absolute_file,
     checked_address,
+    checked_channel,
     checked_image,
     checked_module,
     checked_rule,
@@ -63,8 +64,15 @@ class Settings(BaseSettings):
     environments: Annotated[dict[str, EnvironmentEntry], AfterValidator(checked_names)] = Field(
         {},
         description="Environments that a session may ask for by name, a table each: its `kind` (`venv`, `venv-uv`, "
-        "`conda`, `system` or `managed`) and its `path`; for a managed one `requirements` or a `file`, and `python`.",
+        "`conda`, `system` or `managed`) and its `path`; for a managed one `requirements` or a `file`, and `python`; "
+        "for one of conda that belljar makes, its `file`.",
         json_schema_extra={"allowed": "tables, as in `[environments.NAME]`; in the variable, JSON"},
+    )
+    conda_channels: list[Annotated[str, AfterValidator(checked_channel)]] = Field(
+        [],
+        description="Conda's channels for packages of sessions in environments of conda, names (looked for below "
+        "`CONDA_CHANNEL_ALIAS`), URLs or folders; without any, those that an environment's own packages came from.",
+        json_schema_extra={"allowed": "a list, like `conda-forge, https://mirror.example.com/bioconda`"},
     )
     data_directory: Directory = Field(
         default_factory=user_data,
@@ -114,6 +122,12 @@ class Settings(BaseSettings):
         "tools while the server runs; `SERVERS_DIR` works too.",
         json_schema_extra={"default": "`toolbox` in the data directory", "allowed": "the path of a folder"},
     )
+    skills_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+        "",
+        description="A folder of Python files that every session can read under `skills/` and import as `skills`, and "
+        "cannot change; `SKILLS_DIR` works too.",
+        json_schema_extra={"allowed": "the path of a folder, or empty text"},
+    )
     upstream_start_s: Seconds = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )
@@ -124,6 +138,18 @@ class Settings(BaseSettings):
     )
     upstream_message_mb: int = Field(
         64, ge=1, le=1_024, description="The largest message that an MCP server of the toolbox may send."
+    )
+    upstream_memory_mb: int = Field(
+        256,
+        ge=4,
+        description="How much memory large answers of all MCP servers of the toolbox may take while they are on their "
+        "way into sessions; the next waits for room.",
+    )
+    upstream_questions: int = Field(
+        20,
+        ge=0,
+        description="How many questions an MCP server of the toolbox may put to a person during one call; with the "
+        "next, the call is given up.",
     )
     policy: Annotated[str, AfterValidator(absolute_file)] = Field(
         "",
@@ -239,8 +265,7 @@ class Settings(BaseSettings):
     keep_alive: bool = Field(
         False,
         description="Let the processes of sessions outlive the server, killed or stopped, so that the next one on the "
-        "same data directory goes on with their variables and running cells; sandbox `namespace` only, and "
-        "neither with MCP servers nor with privacy.",
+        "same data directory goes on with their variables and running cells; sandbox `namespace` only.",
     )
     keep_alive_s: Seconds = Field(
         600, description="How long they wait for the next server under `keep_alive`; then they are ended."

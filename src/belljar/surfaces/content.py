@@ -20,6 +20,8 @@ Structured = Literal["auto", "always", "never"]
 ReadDisplay = Callable[[str], bytes | None]
 
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+WIDGET = "application/vnd.jupyter.widget-view+json"
+"""Names a view for a front end; what there is to read is the plain form."""
 MAX_PICTURES = 8
 MAX_LINKS = 20
 SHOWN_TRACEBACK_LINES = 60
@@ -95,7 +97,7 @@ def _calls_line(calls: Sequence[ToolCall], told: str) -> str:
     """What a cell that did not end well had called: what is done already, and what may be; no reason is told twice."""
     groups: dict[str, Counter[str]] = {}
     for call in calls:
-        why = f" ({call.reason})" if call.reason and call.reason not in told else ""
+        why = f" ({call.reason})" if call.reason and call.reason.removesuffix("…") not in told else ""
         groups.setdefault(_CALL_STATES[call.state], Counter())[f"{call.server}.{call.tool}{why}"] += 1
     listed = [
         f"{state}: {', '.join(name if count == 1 else f'{name} ×{count}' for name, count in names.items())}"
@@ -130,9 +132,9 @@ def _display_line(display: Display, said: str | None) -> str:
     where = f" {' '.join(places)}" if places else ""
     if display.mime in PICTURES:
         return f"[{display.mime}{where}]"
-    if display.mime == "text/html" and display.plain:
+    if display.mime in ("text/html", WIDGET) and display.plain:
         plain = "" if display.plain == said else display.plain
-        return "\n".join(filter(None, [plain, f"[text/html{where}]" if places else ""]))
+        return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if places else ""]))
     if display.text is not None:
         return display.text
     return f"[{display.mime}, {display.size:,} bytes{where}]"

@@ -2,7 +2,7 @@
 
 Every path but `/health`, `/ready` and the OAuth metadata is behind the guard and, where credentials are set up, behind
 them; `/metrics` is as open as its setting says.
-Knows nothing of tools or sessions, nor how a caller is told from another: that is auth.py.
+Knows nothing of tools or sessions, nor how a caller is told from another: that is `auth/`.
 """
 
 import asyncio

@@ -115,9 +115,10 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
-            if (known := self._sessions.executions.submitted(idempotency_key, current_principal())) is not None:
-                return await self._answer_again(known, ctx, wait_s)
             cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
+            known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
+            if known is not None:
+                return await self._answer_again(known, ctx, wait_s)
             session = chosen_session(self._sessions, session_id)
             session_id = session.id
             if filename:

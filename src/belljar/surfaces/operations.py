@@ -64,6 +64,7 @@ class Operations:
                     "sandbox": await asyncio.to_thread(self._sandbox),
                     "journal": await asyncio.to_thread(self._journal),
                     "zygote": "warming up" if self._runtime.preparation.zygote == "pending" else _OK,
+                    **await self._supervisor(),
                 }
                 self._looked_at = time.monotonic()
             return self._checks
@@ -76,6 +77,10 @@ class Operations:
     def _sandbox(self) -> str:
         failed = [check.name for check in self._runtime.provider.check() if not check.is_ok]
         return f"{', '.join(failed)} does not work" if failed else _OK
+
+    async def _supervisor(self) -> dict[str, str]:
+        supervisor = self._runtime.supervisor
+        return {"supervisor": await supervisor.fault() or _OK} if supervisor else {}
 
     def _journal(self) -> str:
         fault = self._runtime.sessions.journal.fault()

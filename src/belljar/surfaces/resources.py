@@ -62,7 +62,7 @@ class InterpreterResources:
         return decoded(content, mime_type_of(name))
 
     async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
-        """All stream text, in order, however long."""
+        """All stream text, in order; a last line says where it goes on if it is too long for one answer."""
         try:
             executions = self._sessions.executions
             return await executions.whole_output(execution_id, current_principal(), max(offset, 0), max(limit, 0))
