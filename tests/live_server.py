@@ -18,7 +18,8 @@ def clean_environment(**variables: object) -> dict[str, str]:
 
 @contextmanager
 def live_server(data_directory: Path, environment: Path, **variables: object) -> Generator[str]:
-    """The URL of a server that has a port of its own."""
+    """The URL of a server that has a port of its own; one without a warm process, unless it is asked for."""
+    variables = {"BELLJAR_FORK_START": "false", **variables}
     with subprocess.Popen(
         [sys.executable, "-m", "belljar", "serve", "--http", "127.0.0.1:0"],
         stderr=subprocess.PIPE,

@@ -15,6 +15,8 @@ from mcp import StdioServerParameters
 
 from belljar.environments import Environment
 
+# For a server whose warm process would cost more than the few cells of a test: see `fork_start`.
+COLD = {"BELLJAR_FORK_START": "false"}
 READY = re.compile(r"belljar serves MCP at (http://127\.0\.0\.1:\d+)/mcp")
 
 
@@ -37,9 +39,10 @@ def variables(folder: Path) -> dict[str, str]:
     }
 
 
-def stdio_server(environment: Environment, folder: Path) -> StdioServerParameters:
+def stdio_server(environment: Environment, folder: Path, **more_variables: str) -> StdioServerParameters:
     program, *arguments = serve_command(environment)
-    return StdioServerParameters(command=program, args=arguments, env=variables(folder), cwd=folder)
+    chosen = {**variables(folder), **more_variables}
+    return StdioServerParameters(command=program, args=arguments, env=chosen, cwd=folder)
 
 
 @contextmanager

@@ -38,9 +38,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with live_server(
-        tmp_path_factory.mktemp("server"), default_environment.python, BELLJAR_INTERRUPT_GRACE_S=GRACE_S
-    ) as url:
+    chosen = {"BELLJAR_INTERRUPT_GRACE_S": GRACE_S, "BELLJAR_FORK_START": "true"}
+    with live_server(tmp_path_factory.mktemp("server"), default_environment.python, **chosen) as url:
         yield url
 
 

@@ -24,6 +24,16 @@ pytestmark = pytest.mark.anyio
 KEY = "a-key-of-more-than-enough-characters"
 
 
+def _settings(folder: Path, environment: Environment, **chosen: str) -> dict[str, object]:
+    """Of a server without a warm process, which single cells do not need."""
+    return {"data_directory": folder, "environment": str(environment.python), "fork_start": False, **chosen}
+
+
+def _variables(folder: Path, environment: Environment) -> dict[str, str]:
+    settings = _settings(folder, environment)
+    return clean_environment(**{f"BELLJAR_{name.upper()}": value for name, value in settings.items()})
+
+
 @pytest.fixture(scope="module")
 def guarded_url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """A server that demands a key."""
@@ -89,7 +99,7 @@ async def test_a_server_that_dies_is_noticed_by_the_call_that_waits_for_it(
         [sys.executable, "-m", "belljar", "serve", "--http", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
         text=True,
-        env=clean_environment(BELLJAR_DATA_DIRECTORY=tmp_path, BELLJAR_ENVIRONMENT=default_environment.python),
+        env=_variables(tmp_path, default_environment),
     ) as process:
         assert process.stderr is not None
         url = next(line for line in process.stderr if line.startswith(READY)).removeprefix(READY).strip()
@@ -110,7 +120,7 @@ async def test_a_server_can_be_started_over_stdio(default_environment: Environme
     command = StdioServerParameters(
         command=sys.executable,
         args=["-m", "belljar", "serve"],
-        env=clean_environment(BELLJAR_DATA_DIRECTORY=tmp_path, BELLJAR_ENVIRONMENT=default_environment.python),
+        env=_variables(tmp_path, default_environment),
     )
 
     async def answer(prompt: str) -> str:
@@ -122,7 +132,7 @@ async def test_a_server_can_be_started_over_stdio(default_environment: Environme
 
 
 async def test_a_server_in_this_process_can_be_used(default_environment: Environment, tmp_path: Path) -> None:
-    settings = load_settings({"data_directory": tmp_path, "environment": str(default_environment.python)})
+    settings = load_settings(_settings(tmp_path, default_environment))
     async with open_runtime(settings) as runtime:
         server = build_server(runtime, settings.surfaces)
         async with belljar.connect(server) as connection, connection.open_session() as session:
@@ -133,9 +143,7 @@ async def test_a_server_in_this_process_can_be_used(default_environment: Environ
 async def test_every_field_arrives_whatever_the_server_sends_to_others(
     default_environment: Environment, tmp_path: Path, structured: str
 ) -> None:
-    settings = load_settings(
-        {"data_directory": tmp_path, "environment": str(default_environment.python), "structured": structured}
-    )
+    settings = load_settings(_settings(tmp_path, default_environment, structured=structured))
     async with (
         open_runtime(settings) as runtime,
         belljar.connect(build_server(runtime, settings.surfaces)) as server,

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -92,27 +93,30 @@ async def _tell_secrets(url: str, era: str) -> str:
     return session
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(("form", "era"), [("json", "2026-07-28"), ("text", "legacy")])
-async def test_no_line_holds_code_output_names_or_values_even_at_debug(
-    default_environment: Environment, tmp_path: Path, form: str, era: str
-) -> None:
-    with logging_server(default_environment, tmp_path, BELLJAR_LOG_FORMAT=form) as (url, log):
-        session = await _tell_secrets(url, era)
-    assert f"session {session} created" in "".join(log.lines)
-    assert [line for line in log.lines if SECRET in line] == []
+@pytest.fixture(scope="module", params=[("json", "2026-07-28"), ("text", "legacy")], ids=["json", "text"])
+def told(
+    request: pytest.FixtureRequest, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str, list[str]]:
+    """The form of a log, a session, and all that a server wrote of its whole life and that session's."""
+    form, era = request.param
+    folder = tmp_path_factory.mktemp("server")
+    with logging_server(default_environment, folder, BELLJAR_LOG_FORMAT=form) as (url, log):
+        session = anyio.run(_tell_secrets, url, era)
+    return form, session, log.lines
 
 
-@pytest.mark.anyio
-async def test_every_line_is_an_object_with_the_ids_it_is_about(
-    default_environment: Environment, tmp_path: Path
-) -> None:
-    with logging_server(default_environment, tmp_path, BELLJAR_LOG_FORMAT="json") as (url, log):
-        async with Client(streamable_http_client(f"{url}/mcp")) as client:
-            answer = await client.call_tool("execute_code", {"code": "1"})
-    lines = [json.loads(line) for line in log.lines]
-    assert answer.structured_content is not None
-    session_id = answer.structured_content["session_id"]
+def test_no_line_holds_code_output_names_or_values_even_at_debug(told: tuple[str, str, list[str]]) -> None:
+    _, session, lines = told
+    assert f"session {session} created" in "".join(lines)
+    assert [line for line in lines if SECRET in line] == []
+
+
+def test_every_line_says_what_it_is_about(told: tuple[str, str, list[str]]) -> None:
+    form, session_id, written = told
+    if form == "text":
+        assert all(re.match(r"(DEBUG|INFO|WARNING|ERROR) [\w.]+: |belljar serves ", line) for line in written)
+        return
+    lines = [json.loads(line) for line in written]
     (created,) = (line for line in lines if line["message"].startswith(f"session {session_id} created"))
     assert created["session_id"] == session_id
     assert created["principal"] == logs.pseudonym("local")

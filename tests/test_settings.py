@@ -95,6 +95,9 @@ def test_log_level_stands_in_for_ours_in_any_case_and_loses_against_it(monkeypat
         ("ALLOWED_NETWORKS", "a.example.com:443,b.example.com:80", "egress", ["a.example.com:443", "b.example.com:80"]),
         ("MAX_EXECUTION_TIME", "30", "execution_timeout_s", 30.0),
         ("MAX_MEMORY_MB", "512", "memory_mb", 512),
+        ("WORKSPACE_DIR", "/srv/work", "workspace_directory", "/srv/work"),
+        ("SERVERS_DIR", "/srv/servers", "servers_directory", "/srv/servers"),
+        ("SKILLS_DIR", "/srv/skills", "skills_directory", "/srv/skills"),
     ],
 )
 def test_names_of_guardrails_elsewhere_stand_in_for_ours(
@@ -103,7 +106,7 @@ def test_names_of_guardrails_elsewhere_stand_in_for_ours(
     monkeypatch.setenv(variable, text)
     assert origin_of(name) == (value, variable)
     monkeypatch.setenv(variable, "[")
-    if name != "blocked_patterns":
+    if name != "blocked_patterns" and not name.endswith("_directory"):
         assert variable in refusal({}).message
 
 

@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,26 +193,6 @@ def test_what_keeps_sessions_from_outliving_the_server_fails_where_they_shall(
     assert found["code"] == 1
     assert found["sandbox/keep_alive"]["status"] == "fail"
     assert "a sandbox of process cannot be handed on" in found["sandbox/keep_alive"]["detail"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox namespace is Linux's")
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        ("MCP_CONFIG", '{"mcpServers": {"time": {"command": "true"}}}', "sessions with tools of other servers end"),
-        ("POLICY", '[privacy]\nhide = ["email"]\n', "what the tokens of privacy stand for is lost"),
-    ],
-)
-def test_tools_and_privacy_keep_sessions_from_outliving_the_server(
-    belljar: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, told: str
-) -> None:
-    (tmp_path / "file").write_text(text)
-    monkeypatch.setenv("BELLJAR_KEEP_ALIVE", "true")
-    monkeypatch.setenv(f"BELLJAR_{name}", str(tmp_path / "file"))
-    outcome = belljar("doctor", "--json")
-    found = {line["name"]: line for line in json.loads(outcome.out)}
-    assert (outcome.code, found["keep_alive"]["status"]) == (1, "fail")
-    assert told in found["keep_alive"]["detail"]
 
 
 def test_a_policy_and_servers_that_are_not_in_order_fail(

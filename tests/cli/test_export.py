@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from html.parser import HTMLParser
@@ -25,7 +24,6 @@ from belljar.sessions.cells import make_cell
 from belljar.sessions.journal import open_journal
 from belljar.sessions.roll import Roll
 from belljar.sessions.schema import VERSION
-from live_server import clean_environment
 from serving_process import http_server, serve_over_http
 
 Run = Callable[..., Any]
@@ -69,16 +67,6 @@ def exported(belljar: Run, place: Path, session: Ran) -> Callable[..., str]:
         return (place / name).read_bytes().decode()
 
     return export
-
-
-def _ask(data: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "belljar", "export", *arguments, "--data-directory", str(data)],
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-        timeout=60,
-    )
 
 
 # The notebook
@@ -270,7 +258,7 @@ def test_pictures_are_in_the_text_where_there_is_no_place_beside_it(belljar: Run
 
 @pytest.mark.anyio
 async def test_a_session_of_a_running_server_is_exported_as_it_is_now(
-    default_environment: Environment, tmp_path: Path
+    belljar: Run, default_environment: Environment, tmp_path: Path
 ) -> None:
     async with open_runtime(settings_in(tmp_path / "data", default_environment)) as runtime:
         session = runtime.sessions.create("somebody")
@@ -282,14 +270,14 @@ async def test_a_session_of_a_running_server_is_exported_as_it_is_now(
             while "begun" not in "".join(running.result().output):
                 await running.wait_for_change(60)
         runtime.sessions.journal.commit()
-        arguments = (session.id[:12], "-o", "-", "--format", "ipynb")
-        answer = await anyio.to_thread.run_sync(_ask, tmp_path / "data", *arguments)
-        assert answer.returncode == 0, answer.stderr
+        arguments = (session.id[:12], "-o", "-", "--format", "ipynb", "--data-directory", str(tmp_path / "data"))
+        answer = await anyio.to_thread.run_sync(belljar, "export", *arguments)
+        assert answer.code == 0, answer.err
         running.interrupt()
         await running.wait(60)
         # The server goes on writing what the export only read.
         assert (await execute(session, "1 + 1")).result == "2"
-    first, second = json.loads(answer.stdout)["cells"]
+    first, second = json.loads(answer.out)["cells"]
     assert first["outputs"][0]["text"] == ["done\n"]
     assert [output["text"] for output in second["outputs"]] == [
         ["begun\n"],
@@ -308,7 +296,7 @@ time.sleep(600)
 
 @pytest.mark.anyio
 async def test_a_session_of_a_killed_server_is_exported_with_what_it_said(
-    default_environment: Environment, tmp_path: Path
+    belljar: Run, default_environment: Environment, tmp_path: Path
 ) -> None:
     with http_server(serve_over_http(default_environment), tmp_path, BELLJAR_FORK_START="false") as (url, process):
         async with package.connect(f"{url}/mcp") as server:
@@ -320,10 +308,11 @@ async def test_a_session_of_a_killed_server_is_exported_with_what_it_said(
                         if "again" in event.text:
                             process.kill()
                             process.wait()
-    answer = await anyio.to_thread.run_sync(_ask, tmp_path, session.id, "-o", "-", "--format", "md")
-    assert "done\n" in answer.stdout
-    assert "begun\n" in answer.stdout
-    assert "[belljar: its server ended without notice while it ran]" in answer.stdout
+    arguments = (session.id, "-o", "-", "--format", "md", "--data-directory", str(tmp_path))
+    answer = await anyio.to_thread.run_sync(belljar, "export", *arguments)
+    assert "done\n" in answer.out
+    assert "begun\n" in answer.out
+    assert "[belljar: its server ended without notice while it ran]" in answer.out
 
 
 def test_a_folder_that_nobody_may_write_to_is_read(

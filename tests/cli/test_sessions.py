@@ -1,8 +1,7 @@
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,15 @@ import pytest
 import belljar as package
 from belljar.cli.sessions import duration
 from belljar.environments import Environment
-from live_server import clean_environment
 
 Run = Callable[..., Any]
 
 
-def _ask(data_directory: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "belljar", "sessions", *arguments],
-        capture_output=True,
-        text=True,
-        env=clean_environment(BELLJAR_DATA_DIRECTORY=data_directory),
-        timeout=30,
-    )
+@pytest.fixture
+def ask(belljar: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`belljar sessions` of the servers that use `tmp_path`."""
+    monkeypatch.setenv("BELLJAR_DATA_DIRECTORY", str(tmp_path))
+    return partial(belljar, "sessions")
 
 
 def test_no_sessions_is_an_answer(belljar: Run, place: Path) -> None:
@@ -36,8 +31,11 @@ def test_no_sessions_is_an_answer(belljar: Run, place: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_sessions_of_every_server_are_listed(default_environment: Environment, tmp_path: Path) -> None:
+async def test_the_sessions_of_every_server_are_listed(
+    ask: Run, default_environment: Environment, tmp_path: Path
+) -> None:
     flags: dict[str, object] = {"data_directory": tmp_path, "environment": str(default_environment.python)}
+    flags["fork_start"] = False
     async with (
         package.open_engine(**flags) as one,
         package.open_engine(**flags) as two,
@@ -46,13 +44,13 @@ async def test_the_sessions_of_every_server_are_listed(default_environment: Envi
     ):
         await first.execute("open('a', 'w').close()")
         await second.execute("import os\nos._exit(3)")
-        told = await anyio.to_thread.run_sync(_ask, tmp_path, "--json")
-        table = await anyio.to_thread.run_sync(_ask, tmp_path)
-    lines = {line["session_id"]: line for line in json.loads(told.stdout)}
+        told = await anyio.to_thread.run_sync(ask, "--json")
+        table = await anyio.to_thread.run_sync(ask)
+    lines = {line["session_id"]: line for line in json.loads(told.out)}
     assert lines.keys() == {first.id, second.id}
     assert (lines[first.id]["executions"], lines[first.id]["files"], lines[first.id]["state"]) == (1, 1, "idle")
     assert lines[first.id]["checkpoints"] == 1
-    titles, *rows = table.stdout.splitlines()
+    titles, *rows = table.out.splitlines()
     assert titles.split()[:3] == ["session", "state", "environment"]
     (row,) = (row for row in rows if row.startswith(first.id))
     assert row[titles.index("checkpoints") :].split()[0] == "1"
@@ -61,27 +59,27 @@ async def test_the_sessions_of_every_server_are_listed(default_environment: Envi
     assert fallen.endswith("kernel-died: the kernel's process ended with exit status 3")
     assert lines[second.id]["last_cause"] in fallen
     assert lines[first.id]["last_cause"] is None
-    assert (told.stderr, table.stderr) == ("", "")
+    assert (told.err, table.err) == ("", "")
 
 
-def test_a_server_that_was_killed_is_passed_over(tmp_path: Path) -> None:
+def test_a_server_that_was_killed_is_passed_over(ask: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "1-dead"
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as left_behind:
         _bind(left_behind, folder)
-    answer = _ask(tmp_path, "--json")
-    assert (answer.returncode, answer.stdout) == (0, "[]\n")
+    answer = ask("--json")
+    assert (answer.code, answer.out) == (0, "[]\n")
 
 
-def test_a_server_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
+def test_a_server_that_hangs_does_not_hang_the_command(ask: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "1-hung"
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as silent:
         _bind(silent, folder)
         silent.listen()
-        answer = _ask(tmp_path)
-    assert "did not answer" in answer.stderr
-    assert "Traceback" not in answer.stderr
+        answer = ask()
+    assert "did not answer" in answer.err
+    assert "Traceback" not in answer.err
 
 
 def _bind(server: socket.socket, folder: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def shown(board: Board, width: int = 160, height: int = 20) -> str:
 # One frame
 
 
+@pytest.fixture
+def once(belljar: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """One frame of the servers that use `tmp_path`."""
+    monkeypatch.setenv("BELLJAR_DATA_DIRECTORY", str(tmp_path))
+    return partial(belljar, "top", "--once")
+
+
 def test_no_server_is_an_answer(belljar: Run, place: Path) -> None:
     outcome = belljar("top", "--once")
     assert (outcome.code, outcome.out) == (0, "")
@@ -66,17 +74,19 @@ def test_no_server_is_an_answer(belljar: Run, place: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_frame_has_every_session_with_what_it_uses(default_environment: Environment, tmp_path: Path) -> None:
-    flags: dict[str, object] = {"data_directory": tmp_path, "environment": str(default_environment.python)}
+async def test_a_frame_has_every_session_with_what_it_uses(
+    once: Run, default_environment: Environment, tmp_path: Path
+) -> None:
+    flags = _engine(tmp_path, default_environment)
     async with package.open_engine(**flags) as engine, engine.open_session() as busy, engine.open_session() as idle:
         await idle.execute("x = 1")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(busy.execute, "while True: pass")
             with anyio.fail_after(30):
-                while "running" not in (told := await anyio.to_thread.run_sync(_once, tmp_path)).stdout:
+                while "running" not in (told := await anyio.to_thread.run_sync(once)).out:
                     pass
             await busy.interrupt()
-    titles, *rows = told.stdout.splitlines()
+    titles, *rows = told.out.splitlines()
     assert titles.split("  ")[0] == "server"
     cells = {row[8:40]: row for row in rows}
     assert cells.keys() == {busy.id, idle.id}
@@ -90,25 +100,24 @@ async def test_a_frame_has_every_session_with_what_it_uses(default_environment: 
     assert (cell(idle.id, "state"), cell(idle.id, "cells"), cell(idle.id, "last cause")) == ("idle", "1", "-")
     assert int(cell(busy.id, "cpu").removesuffix("%")) > int(cell(idle.id, "cpu").removesuffix("%"))
     assert int(cell(idle.id, "memory").removesuffix(" MB")) > 10
-    assert told.stderr == ""
+    assert told.err == ""
 
 
-def _once(data_directory: Path) -> "subprocess.CompletedProcess[str]":
-    environment = clean_environment(BELLJAR_DATA_DIRECTORY=data_directory)
-    command = [sys.executable, "-m", "belljar", "top", "--once"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+def _engine(data_directory: Path, environment: Environment) -> dict[str, object]:
+    """Settings of an engine without a warm process, which a handful of cells do not need."""
+    return {"data_directory": data_directory, "environment": str(environment.python), "fork_start": False}
 
 
-def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_named(once: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "1-hung"
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as silent, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # the whole path may be longer than a socket's address can be
         silent.bind("control.sock")
         silent.listen()
-        told = _once(tmp_path)
-    assert (told.returncode, told.stdout) == (0, "")
-    assert told.stderr == "the server with pid 1 did not answer\n"
+        told = once()
+    assert (told.code, told.out) == (0, "")
+    assert told.err == "the server with pid 1 did not answer\n"
 
 
 def test_cpu_is_what_was_used_between_two_looks() -> None:
@@ -143,6 +152,15 @@ def test_a_frame_fits_its_screen() -> None:
     assert "checkpoints" in wide
     assert "cause" in narrow
     assert "1 server, 50 sessions, 0 running" in wide
+
+
+@pytest.mark.parametrize("width", [36, 40, 44, 52, 60, 72, 80, 96, 118])
+def test_on_a_narrow_screen_columns_are_left_out_and_not_cut(width: int) -> None:
+    look = Look([ServerAnswer(123456, [line("a" * 32, state="running", executions=12345)])])
+    _, _, titles, row = shown(Board("/data", look), width).splitlines()
+    assert titles.split()[:2] in (["session", "state"], ["server", "session"])
+    assert {"a" * 12, "running", "1,234"} <= set(row.split())
+    assert "…" not in titles + row
 
 
 def test_what_a_session_chose_cannot_move_the_cursor() -> None:
@@ -204,12 +222,11 @@ def terminal(data_directory: Path) -> Generator[Terminal]:
         os.close(ours)
 
 
-@pytest.mark.parametrize("key", [b"q", b"Q"])
-def test_q_ends_it_and_gives_the_screen_back(tmp_path: Path, key: bytes) -> None:
+def test_q_ends_it_and_gives_the_screen_back(tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
         screen.wait_for(b"no running server uses")
         assert ENTER_SCREEN in screen.seen
-        screen.press(key)
+        screen.press(b"q")
         screen.wait_for(LEAVE_SCREEN)
         assert screen.process.wait(10) == 0
 
@@ -225,12 +242,12 @@ def test_an_interrupt_ends_it_without_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_sessions_come_and_go_while_it_runs(default_environment: Environment, tmp_path: Path) -> None:
-    flags: dict[str, object] = {"data_directory": tmp_path, "environment": str(default_environment.python)}
+    flags = _engine(tmp_path, default_environment)
     with terminal(tmp_path) as screen:
         await anyio.to_thread.run_sync(screen.wait_for, b"no running server uses")
         async with package.open_engine(**flags) as engine:
             await anyio.to_thread.run_sync(screen.wait_for, b"no session is open")
             async with engine.open_session() as session:
                 await anyio.to_thread.run_sync(screen.wait_for, session.id[:12].encode())
-        screen.press(b"q")
+        screen.press(b"Q")
         await anyio.to_thread.run_sync(screen.wait_for, LEAVE_SCREEN)

@@ -98,6 +98,6 @@ def test_long_differences_are_shortened_around_the_first_one() -> None:
 
 @pytest.mark.parametrize("unit", ["1", "/a", "0x", "0:", "1.1", "± ", "a-", "In[", "[belljar: ", "<ipython-input-"])
 def test_hostile_text_is_compared_in_linear_time(unit: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     _differences([_stream(unit * (500_000 // len(unit)))], [_stream("")])
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10

@@ -28,9 +28,9 @@ def test_plain_text_is_what_was_on_the_screen(text: str, plain: str) -> None:
 
 
 def test_a_line_that_is_written_over_without_end_takes_no_longer_than_its_length() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(as_plain("x" * 500_000 + "\ry" * 500_000)) == 500_000
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,13 @@ async def test_a_megabyte_of_code_runs(caller: Caller, shared_session: str):
     assert result.result == "1000000"
 
 
+@pytest.mark.parametrize("since", [10**6, 2**63, 10**30])
+async def test_whoever_asks_beyond_the_end_is_given_nothing_new(caller: Caller, shared_session: str, since: int):
+    ended = await caller.execute("print('said'); 7", shared_session)
+    asked = await caller.get(ended.execution_id, since=since)
+    assert (asked.status, asked.result, asked.output, asked.sequence) == ("ok", "7", [], ended.sequence)
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -36,6 +36,7 @@ async def runtime(
     if {*read_control_groups().usable()} != {"memory", "cpu", "pids"}:
         pytest.skip("control groups cannot be written here")
     limits = {"memory_mb": MEMORY_MB, "max_processes": 40, "disk_mb": 20, "temporary_mb": 16, "cpus": 0.5}
+    limits["interrupt_grace_s"] = 30  # half a processor of a busy machine is little
     async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), **limits) as runtime:
         yield runtime
 

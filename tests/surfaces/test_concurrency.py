@@ -10,6 +10,7 @@ import pytest
 from calls import ERAS, LEGACY, Caller, connected, held, opened_runtime, text_of, until_said
 
 from belljar.environments import Environment
+from belljar.errors import Busy
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 
@@ -232,6 +233,9 @@ async def test_too_many_sessions_is_a_busy_error(default_environment: Environmen
         assert "busy: " in await caller.refusal("new_session")
         await caller.fields("clear_session", session_id=first.session_id)
         assert (await caller.execute("1")).status == "ok"
+        with pytest.raises(Busy) as other:
+            runtime.sessions.create("another")
+        assert other.value.hint == "They are others': try again when an idle one has expired"
 
 
 @pytest.mark.parametrize("arguments", [{"code": ""}, {"code": "1", "filename": "../x"}, {"code": "x" * 1_100_000}])

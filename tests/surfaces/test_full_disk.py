@@ -1,12 +1,15 @@
-"""A full disk costs what cannot be kept, never the result."""
+"""A full disk costs what cannot be kept, never the result. What no server can start with is said in a line."""
 
 from pathlib import Path
 
 import anyio
 import pytest
 from calls import connected, opened_runtime
+from mcp import MCPError
 
 from belljar.environments import Environment
+from belljar.errors import SettingsError
+from belljar.runtime import run_folder
 from belljar.sessions.cells import Cell
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +32,7 @@ async def test_what_was_told_while_it_could_not_be_written_is_kept_once_it_can_b
     default_environment: Environment, tmp_path: Path
 ):
     code = "for i in range(1_000): print(i)\nx"
+    everything = "".join(f"{i}\n" for i in range(1_000))
     async with (
         opened_runtime(default_environment, tmp_path, hibernate=True) as runtime,
         connected(runtime) as caller,
@@ -38,9 +42,13 @@ async def test_what_was_told_while_it_could_not_be_written_is_kept_once_it_can_b
         journal._connection.execute("PRAGMA max_page_count = 1")
         told = await caller.execute(code, first.session_id, idempotency_key="once")
         assert (told.status, told.result) == ("ok", "1")
-        again = await caller.execute("x = 2", first.session_id, idempotency_key="once")
+        again = await caller.execute(code, first.session_id, idempotency_key="once")
         assert again.execution_id == told.execution_id
         assert journal.is_failing
+        assert await caller.read_text(f"execution://{told.execution_id}/output") == everything
+        assert await caller.read_text(f"execution://{told.execution_id}/output?offset=2&limit=5") == "1\n2\n3"
+        with pytest.raises(MCPError, match="busy: the journal cannot be written now, and the notebook would lack"):
+            await caller.read_text(f"session://{first.session_id}/notebook")
         journal._connection.execute("PRAGMA max_page_count = 1000000")
         with anyio.fail_after(20):
             while journal.is_failing:
@@ -51,7 +59,7 @@ async def test_what_was_told_while_it_could_not_be_written_is_kept_once_it_can_b
     ):
         assert (await caller.get(told.execution_id)).stdout == told.stdout
         whole = await caller.read_text(f"execution://{told.execution_id}/output")
-        assert whole == "".join(f"{i}\n" for i in range(1_000))
+        assert whole == everything
         assert (await caller.execute("x", first.session_id)).result == "1"
 
 
@@ -64,10 +72,19 @@ async def test_output_that_was_dropped_says_so_to_whoever_asks(default_environme
             while "was dropped at" not in (await caller.get(old.execution_id, since=1)).output[-1]:
                 await anyio.sleep(0.01)
         assert "within 16 MB" in (await caller.get(old.execution_id, since=1)).output[-1]
-        assert "was dropped at" in await caller.read_text(f"execution://{old.execution_id}/output")
+        with anyio.fail_after(30):  # the line comes first, then what it stands for goes
+            while "was dropped at" not in await caller.read_text(f"execution://{old.execution_id}/output"):
+                await anyio.sleep(0.01)
         assert "was dropped at" in await caller.read_text(f"session://{old.session_id}/notebook")
-        whole = await caller.read_text(f"execution://{new.execution_id}/output")
-        assert whole.count("y") == 10_000_000
+        pages = [
+            await caller.read_text(f"execution://{new.execution_id}/output?offset={start}&limit=8000000")
+            for start in (0, 8_000_000)
+        ]
+        assert "".join(pages) == ("y" * 100 + "\n") * 100_000
+        first = await caller.read_text(f"execution://{new.execution_id}/output")
+        rest = f"execution://{new.execution_id}/output?offset=8000000"
+        assert first == f"{pages[0]}\n[belljar: this is not the end: {rest} goes on]\n"
+        assert await caller.read_text(rest) == pages[1]
         # Long ago, and from the journal alone.
         runtime.sessions.get(old.session_id, "local").queue._executions.clear()
         told = await caller.get(old.execution_id)
@@ -100,3 +117,23 @@ async def test_a_flood_of_tiny_displays_is_capped_like_any_output(default_enviro
         assert execution.result().result == "'end'"
         assert execution.sequence < 200
         assert len(list((session.folders.displays / execution.id).iterdir())) < 60
+
+
+async def test_a_journal_that_is_found_damaged_is_told_at_the_start(default_environment: Environment, tmp_path: Path):
+    async with opened_runtime(default_environment, tmp_path) as runtime:
+        runtime.sessions.create("local")
+    damaged = bytearray((tmp_path / "journal.sqlite").read_bytes())
+    damaged[4096:] = b"A" * (len(damaged) - 4096)
+    (tmp_path / "journal.sqlite").write_bytes(damaged)
+    with pytest.raises(SettingsError, match="cannot be used: database disk image is malformed"):
+        async with opened_runtime(default_environment, tmp_path):
+            pass
+
+
+def test_a_data_directory_that_cannot_be_made_is_told_at_the_start(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(SettingsError, match=r"data_directory .*/file cannot be used: Not a directory"),
+        run_folder(tmp_path / "file"),
+    ):
+        pass

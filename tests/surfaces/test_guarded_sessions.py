@@ -188,8 +188,8 @@ raise ValueError("sk-raised00000")
 
 async def test_output_is_withheld_from_the_place_on(caller: Caller, shared_session: str) -> None:
     result = await caller.execute("print('one')\nprint('TOP ' + 'SECRET')\nprint('two')\n3", shared_session)
-    assert result.stdout == "one\n[belljar: output withheld by output.2]\n"
-    assert result.result == "[belljar: output withheld by output.2]\n"
+    assert result.stdout == "one\n[belljar: output withheld by output.2; the cell ran, show less of what it made]\n"
+    assert result.result == "[belljar: output withheld by output.2; the cell ran, show less of what it made]\n"
 
 
 CALLS = """

@@ -1,14 +1,15 @@
 """Sessions that outlive their time and their server: on disk, and awake again with the next call."""
 
 import json
+import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 from calls import Caller, connected, held, opened_runtime, until_said
-from mcp import Client
+from mcp import Client, MCPError
 
 from belljar.environments import Environment
 from belljar.errors import SessionNotFound
@@ -172,6 +173,22 @@ async def test_a_killed_server_loses_no_finished_execution_and_names_what_it_los
             assert "its server ended without notice" in woken.output[0]
 
 
+async def test_a_cell_whose_first_act_ends_its_server_is_on_record(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    command = serve_over_http(default_environment)
+    with http_server(command, tmp_path, BELLJAR_SANDBOX="process", BELLJAR_FORK_START="false") as (url, process):
+        with suppress(MCPError, ExceptionGroup):  # whichever the client makes of a server that is gone
+            async with Client(f"{url}/mcp") as client:
+                caller = Caller(client)
+                session_id = (await caller.execute("from os import kill")).session_id
+                await caller.execute(f"kill({process.pid}, 9)", session_id)
+        process.wait()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal:
+        rows = journal.execute("SELECT code, started_at IS NOT NULL, result IS NULL FROM executions").fetchall()
+    assert rows == [("from os import kill", 1, 0), (f"kill({process.pid}, 9)", 1, 1)]
+
+
 async def test_two_servers_on_one_data_directory_keep_out_of_each_others_sessions(
     default_environment: Environment, tmp_path: Path
 ) -> None:
@@ -204,6 +221,22 @@ async def test_sleeping_sessions_are_listed_as_such(default_environment: Environ
         assert (listed["session_id"], listed["state"], listed["executions"]) == (made.session_id, "asleep", 1)
 
 
+async def test_a_known_key_with_other_code_is_refused_also_after_a_restart(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        first = await caller.execute("x = 1", idempotency_key="job")
+        fenced = await caller.execute("```python\nx = 1\n```", first.session_id, idempotency_key="job")
+        assert fenced.execution_id == first.execution_id
+        other = await caller.execute("x = 2", first.session_id, idempotency_key="job")
+        assert (other.status, other.execution_id) == ("rejected", "")
+    async with engine(default_environment, tmp_path) as (_, caller):
+        assert (await caller.execute("x = 2", first.session_id, idempotency_key="job")).error == other.error
+        assert other.error is not None
+        assert f"'job' was given with other code before, for execution {first.execution_id}" in other.error
+        assert (await caller.execute("x", first.session_id)).result == "1"
+
+
 async def test_a_call_with_a_known_key_runs_nothing_and_answers_the_same(
     default_environment: Environment, tmp_path: Path
 ) -> None:
@@ -219,7 +252,7 @@ async def test_a_call_with_a_known_key_runs_nothing_and_answers_the_same(
         joined = await caller.execute(held(), first.session_id, idempotency_key="job-3", wait_s=0)
         assert (joined.execution_id, joined.status) == (running.execution_id, "running")
         await caller.release(first.session_id)
-        assert (await caller.execute("1", idempotency_key="job-3", wait_s=30)).status == "ok"
+        assert (await caller.execute(held(), idempotency_key="job-3", wait_s=30)).status == "ok"
         refused = await caller.execute("1", idempotency_key="x" * 201)
         assert refused.error is not None
         assert "idempotency_key has 201 characters" in refused.error

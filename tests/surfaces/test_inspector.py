@@ -10,7 +10,7 @@ import pytest
 
 from belljar.environments import Environment
 from node_packages import npx
-from serving_process import http_server, serve_command, serve_over_http, variables
+from serving_process import COLD, http_server, serve_command, serve_over_http, variables
 
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 pytestmark = pytest.mark.timeout(400)
@@ -18,14 +18,16 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def http_url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with http_server(serve_over_http(default_environment), tmp_path_factory.mktemp("inspected")) as (url, _):
+    with http_server(serve_over_http(default_environment), tmp_path_factory.mktemp("inspected"), **COLD) as (url, _):
         yield f"{url}/mcp"
 
 
 @pytest.fixture
 def targets(default_environment: Environment, http_url: str, tmp_path: Path) -> dict[str, list[str]]:
     """What the Inspector is pointed at, by transport."""
-    settings = [argument for name, value in variables(tmp_path).items() for argument in ("-e", f"{name}={value}")]
+    settings = [
+        argument for name, value in {**variables(tmp_path), **COLD}.items() for argument in ("-e", f"{name}={value}")
+    ]
     return {
         "http": ["--transport", "http", http_url],
         "stdio": [*settings, "--", *serve_command(default_environment)],
@@ -34,7 +36,8 @@ def targets(default_environment: Environment, http_url: str, tmp_path: Path) -> 
 
 def inspect(target: list[str], folder: Path, era: str, method: str, *arguments: str) -> dict[str, Any]:
     command, environment = npx(INSPECTOR)
-    options = ["--protocol-era", era, "--method", method, *arguments]
+    # A server that is started on a busy machine may take longer than the Inspector would wait.
+    options = ["--connect-timeout", "90000", "--protocol-era", era, "--method", method, *arguments]
     finished = subprocess.run(
         [*command, "--cli", *options, *target],
         stdin=subprocess.DEVNULL,

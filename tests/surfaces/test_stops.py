@@ -245,7 +245,7 @@ async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(run
     await caller.release(first.session_id)
     with anyio.fail_after(30):
         while kernel.is_alive():
-            await anyio.lowlevel.checkpoint()
+            await anyio.sleep(0.01)
     after = await caller.execute("'ran'", first.session_id)
     assert (after.status, after.state, after.result) == ("ok", "lost", "'ran'")
     assert "precious" in after.lost
@@ -277,7 +277,7 @@ async def test_children_of_a_cell_end_with_its_session(runtime: Runtime, caller:
     await caller.fields("clear_session", session_id=result.session_id)
     with anyio.fail_after(30):
         while sleepers():
-            await anyio.lowlevel.checkpoint()
+            await anyio.sleep(0.01)
 
 
 def sleepers() -> list[int]:
