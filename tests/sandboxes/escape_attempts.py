@@ -115,7 +115,7 @@ for folder, folders, files in os.walk('/proc'):
     Attempt(
         "change a device's mode through standard input",
         "s = os.fstat(0)\nif stat.S_ISCHR(s.st_mode): os.fchmod(0, stat.S_IMODE(s.st_mode)); breach('changed')",
-        "root",
+        None,
     ),
     Attempt("open the server's terminal", "os.open('/dev/tty', os.O_RDWR); breach('opened')", None),
     # Privileges

@@ -23,8 +23,9 @@ from belljar.sandboxes.hierarchy import ControlGroups, read_control_groups
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # Walks into its groups, then becomes the command: what moves itself costs 1 ms, what is moved by another up to 15.
 # On demand it waits for a line first, so that it can be bound before it is the command, or another user's.
-_WAIT = "read -r _; "
-_DOORMAN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
+# Its end instead of a line: the server has died, and what it wanted is wanted no more.
+_WAIT = "read -r _ || exit 125; "
+_DOORMAN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; unset PWD OLDPWD SHLVL; exec "$@"'
 
 
 class Enforcer:

@@ -57,7 +57,7 @@ class ProcessProvider:
 class ProcessSandbox:
     """The processes of one session. Adds one variable, `BELLJAR_SANDBOX`, by which they are found again.
 
-    With a control group a shell starts each command, and some shells add `PWD`, `SHLVL` and `_`.
+    A shell starts each command: `PWD`, `OLDPWD` and `SHLVL` do not reach it, and some shells add `_`.
     """
 
     def __init__(self, spec: SandboxSpec, enforcement: Enforcement) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from belljar.sandboxes.child import Started, children, open_pidfd, wait_readable
+from belljar.sandboxes.namespace.last_will import LastWill
 
 _ONE_PAGE = 4096
 _RETRY_S = 0.001
@@ -23,7 +24,7 @@ _END_PATIENCE_S = 10.0
 class NamespaceProcess:
     """A command in new namespaces; its pid is the one the host can wait for."""
 
-    def __init__(self, child: Started, *, hops: int = 0) -> None:
+    def __init__(self, child: Started, *, hops: int = 0, will: LastWill | None = None) -> None:
         self.pid = child.pid
         self.command: Sequence[str] = ()
         self.first_pid = 0
@@ -37,6 +38,9 @@ class NamespaceProcess:
         self._maker: int | None = None
         self._has_ended: asyncio.Event | None = None
         self._child = child
+        self._will = will
+        if will is not None:
+            will.name(-child.pid)
         self._gate: int | None = None
         self._info = bytearray()
         self._is_told = asyncio.Event()
@@ -54,6 +58,9 @@ class NamespaceProcess:
 
     def let_in(self) -> None:
         """Let the command start."""
+        if self._gate is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._gate, b"\n")
         self._close_gate()
 
     async def has_settled(self) -> bool:
@@ -83,7 +90,7 @@ class NamespaceProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._maker, signal.SIGKILL)
         await self._child.wait()
-        self._child.release()
+        self._release()
 
     def _watch(self, first: int) -> None:
         """Know of its end by the first process alone."""
@@ -175,10 +182,18 @@ class NamespaceProcess:
                     await asyncio.wait_for(self._child.wait(), _PATIENCE_S)
         self._child.kill_group()
         await self._child.wait()
-        self._child.release()
+        self._release()
+        if self._will is not None:
+            self._will.strike(self.first_pid)
         self._close_gate()
         self._close_maker()
         self._close_threshold()
+
+    def _release(self) -> None:
+        # First: from then on its number may be a stranger's.
+        if self._will is not None:
+            self._will.strike(-self.pid)
+        self._child.release()
 
     def _close_threshold(self) -> None:
         if self.threshold is not None:
@@ -186,7 +201,6 @@ class NamespaceProcess:
             self.threshold = None
 
     def _close_gate(self) -> None:
-        # Its end is what bubblewrap waits for: closed early, it would let the command in.
         if self._gate is not None:
             gate, self._gate = self._gate, None
             os.close(gate)
@@ -221,6 +235,8 @@ class NamespaceProcess:
             self._maker = _open_child(parent, of=grandparent)
         self.first_pid = first
         self.first = _open_child(first, of=parent)
+        if self._will is not None and self.first is not None:
+            self._will.name(first)
         if not first:
             # It lives, and cannot be found: nothing would ever end it.
             self._child.kill_group()

@@ -82,6 +82,10 @@ class NamespaceSandbox:
                 process = await self._start(ground, told, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 mapper.start()
+            if process not in self._processes:
+                # Closed while it was started: whoever did that knew nothing of this one.
+                await process.end()
+                self._check_open()
             await self._let_in(process, ground, mapper)
             return process
 
@@ -116,12 +120,14 @@ class NamespaceSandbox:
         # Its end is all a command reads. Not /dev/null: through it a session of root's could chmod the host's.
         stdin, line = _open_pipe(stack)
         info, info_end = _open_pipe(stack)
-        gate_end, gate = _open_pipe(stack)
+        gate_end, gate = _open_gate(stack)
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
         if not ground.is_left_alone:
             bubblewrap.append("--die-with-parent")
+        # Nobody waits who is to read something else than the end.
+        waits = ground.changes_user or (self._tools.will is not None and told.stdin is None)
         child = await self._tools.start(
-            self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=ground.changes_user),
+            self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=waits),
             environment={},
             folder="/",
             stdin=stdin if told.stdin is None else told.stdin,
@@ -129,18 +135,15 @@ class NamespaceSandbox:
             stderr=streams[1],
             pass_fds=[*pass_fds, info_end, gate_end, *ground.descriptors, *told.descriptors],
         )
-        process = NamespaceProcess(child, hops=ground.hops)
+        process = NamespaceProcess(child, hops=ground.hops, will=self._tools.will)
         process.listen(os.dup(info), os.dup(gate))
-        if self._is_closed:
-            # While it was started: whoever closed it did not know of this one.
-            await process.end()
-            self._check_open()
-        self._processes.append(process)
+        if not self._is_closed:
+            self._processes.append(process)
         if ground.changes_user:
             # What it passes on is set now: a process of another user's is not ours to bind.
             self._enforcement.bind(child.pid, is_alone=False)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(line, b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            os.write(line, b"\n")
         return process
 
     async def _let_in(self, process: NamespaceProcess, ground: Ground, mapper: Mapper) -> None:
@@ -268,6 +271,14 @@ class NamespaceSandbox:
         self._branches.discard(branch)
         if self._is_closed:
             await self.aclose()
+
+
+def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose reader never reads its end, as it could write too: nobody is let in by the server's death."""
+    gate_end, gate = _open_pipe(stack)
+    both = os.open(f"/proc/self/fd/{gate_end}", os.O_RDWR | os.O_CLOEXEC)
+    stack.callback(os.close, both)
+    return both, gate
 
 
 def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:

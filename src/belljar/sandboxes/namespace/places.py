@@ -7,6 +7,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.child import StartChild, start_own_child
 from belljar.sandboxes.namespace.branches import branch_footing
+from belljar.sandboxes.namespace.last_will import OF_THIS_SERVER, LastWill
 from belljar.sandboxes.namespace.sealing import Seal
 
 MOST_LEVELS = 32
@@ -19,6 +20,8 @@ class Tools(NamedTuple):
     bubblewrap: Path
     seal: Seal
     start: StartChild = start_own_child
+    will: LastWill | None = OF_THIS_SERVER
+    """None where another process sees to what the server leaves."""
 
 
 class Place(NamedTuple):

