@@ -176,6 +176,69 @@ async def test_orphans_of_its_children_are_reaped(lines: Lines, folder: Path) ->
             await anyio.sleep(0.01)
 
 
+async def test_orphans_of_its_children_are_nobodys_and_end(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    child = await start(supervisor, "/bin/sh", "-c", "setsid sleep 600 & exit 0")
+    assert await child.wait() == 0
+    child.release()
+    (pid,) = supervisors(folder)
+    with anyio.fail_after(30):
+        while Path(f"/proc/{pid}/task/{pid}/children").read_text():
+            await anyio.sleep(0.01)
+
+
+async def test_no_process_is_left_when_it_ends(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    reading, writing = os.pipe()
+    await start(
+        supervisor, "/bin/sh", "-c", "setsid sleep 600 & echo up > /proc/self/fd/$0; wait", str(writing), line=writing
+    )
+    os.close(writing)
+    assert await anyio.to_thread.run_sync(os.read, reading, 10) == b"up\n"
+    supervisor.close()
+    with anyio.fail_after(30):
+        assert await anyio.to_thread.run_sync(os.read, reading, 10, abandon_on_cancel=True) == b""
+    os.close(reading)
+
+
+async def test_descriptors_that_come_with_a_bad_request_are_closed(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    (pid,) = supervisors(folder)
+    exchange = supervisor._exchange
+    assert exchange is not None
+    before = len([*Path(f"/proc/{pid}/fd").iterdir()])
+    for request in ({"op": "keep", "key": "one"}, {"op": "juggle"}, {"op": "drop"}, {"op": "attend", "patience_s": 1}):
+        exchange.ask(request, [0, 1, 2]).result(30)
+    assert len([*Path(f"/proc/{pid}/fd").iterdir()]) == before
+
+
+async def test_a_child_for_whose_descriptor_the_server_has_no_room_ends(lines: Lines, folder: Path) -> None:
+    supervisor = lines.open()
+    (pid,) = supervisors(folder)
+    reading, writing = os.pipe()
+    os.kill(pid, signal.SIGSTOP)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        async with anyio.create_task_group() as tasks:
+
+            async def refused() -> None:
+                with pytest.raises(SandboxUnavailable, match="Too many open files"):
+                    await start(supervisor, "/bin/sleep", "600", line=writing)
+
+            tasks.start_soon(refused)
+            await anyio.wait_all_tasks_blocked()
+            # The lowest that there is: nothing more can be opened.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            os.kill(pid, signal.SIGCONT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.kill(pid, signal.SIGCONT)
+    os.close(writing)
+    with anyio.fail_after(30):
+        assert await anyio.to_thread.run_sync(os.read, reading, 1, abandon_on_cancel=True) == b""
+    os.close(reading)
+
+
 async def test_it_serves_one_server_at_a_time_and_only_its_own_user(lines: Lines, folder: Path) -> None:
     lines.open()
     with open_supervisor(folder, LONG) as other:

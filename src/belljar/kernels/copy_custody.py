@@ -46,22 +46,32 @@ class CopyCustody:
         found: list[tuple[dict[str, Any], SleepingKernel | None]] = []
         for key in self._keys(_key(session_id, "")):
             try:
-                deposit = self._supervisor.take(key)
-            except SandboxUnavailable:  # its session is worth more than an earlier state of it
+                state = self._take(key, kernel)
+            except (SandboxUnavailable, OSError, LookupError):  # its session is worth more than an earlier state of it
                 continue
             self._claimed.add(key)
-            if not deposit.descriptors:
-                found.append((deposit.words["words"], None))
-                continue
-            wire = Wire(has_streams=False, kept=deposit.descriptors)
-            wire.peer_pid = deposit.words["pid"]
-            if deposit.words["place"] != place_of(kernel) or wire.is_hung_up():
-                wire.close()
+            if state is None:
                 self._supervisor.drop(key)
-                continue
-            found.append((deposit.words["words"], SleepingKernel(wire, deposit.words["lost"])))
+            else:
+                found.append(state)
         kernel.readopt_copies([copy for _, copy in found if copy is not None])
         return found
+
+    def _take(self, key: str, kernel: IPythonKernel) -> tuple[dict[str, Any], SleepingKernel | None] | None:
+        """One of them; None when its process is gone, or in another sandbox than the kernel."""
+        deposit = self._supervisor.take(key)
+        if not deposit.descriptors:
+            return deposit.words["words"], None
+        wire = Wire(has_streams=False, kept=deposit.descriptors)
+        try:
+            wire.peer_pid = deposit.words["pid"]
+            if deposit.words["place"] == place_of(kernel) and not wire.is_hung_up():
+                return deposit.words["words"], SleepingKernel(wire, deposit.words["lost"])
+        except LookupError:
+            wire.close()
+            raise
+        wire.close()
+        return None
 
     def settle(self) -> None:
         """Everything that is wanted is readopted: the rest is over."""

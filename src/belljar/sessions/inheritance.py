@@ -45,7 +45,8 @@ class Inheritance:
                 continue
             try:
                 await self._take(registry, entry)
-            except (BelljarError, OSError) as error:
+            except (BelljarError, OSError, LookupError, TypeError, ValueError) as error:
+                # Or it was kept by another version, in words that are not ours: the server starts all the same.
                 ids = {"session_id": session_id}
                 log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
                 self._failures[session_id] = getattr(error, "message", "") or str(error)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from belljar.supervisor.apart.packets import PACKET_BYTES, receive
+from belljar.supervisor.apart.packets import PACKET_BYTES, Unreceived, receive
 
 GONE = "the supervisor is gone"
 MOST_UNANSWERED = 1_000
@@ -97,12 +97,13 @@ class Exchange:
         while True:
             try:
                 packet, descriptors = receive(self._sock)
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.EMSGSIZE):
-                    break
-                # An answer came, and this server has no room for it.
-                self._answer(({"error": str(error.strerror)}, []))
+            except Unreceived as error:
+                # An answer came, and this server has no room for it; what was done for it is in its words.
+                words: dict[str, Any] = json.loads(error.packet) if error.errno == errno.EMFILE else {}
+                self._answer(({**words, "error": str(error.strerror)}, []))
                 continue
+            except OSError:
+                break
             if not packet:
                 break
             self._answer((json.loads(packet), descriptors))

@@ -144,6 +144,8 @@ class Supervisor:
         if answer.get("error") == GONE:  # nobody had noticed so far
             answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
         if "error" in answer:
+            if "pid" in answer:  # it runs, and there is no room for its descriptor
+                self._end_unwanted(answer["pid"])
             hint = _STOPPED_HINT if answer["error"] == _STOPPED else ""
             raise SandboxUnavailable(f"Cannot start {command[0]}: {answer['error']}", hint=hint)
         return SupervisedChild(self, answer["pid"], descriptors[0])
@@ -163,8 +165,11 @@ class Supervisor:
         answer, descriptors = asked.result()
         close_all(descriptors)
         if "pid" in answer:
-            self.kill_group_of(answer["pid"])
-            self.forget_child(answer["pid"])
+            self._end_unwanted(answer["pid"])
+
+    def _end_unwanted(self, pid: int) -> None:
+        self.kill_group_of(pid)
+        self.forget_child(pid)
 
     def find_child(self, pid: int) -> SupervisedChild:
         """A child that an earlier server started. Blocks."""
@@ -214,7 +219,7 @@ class Supervisor:
     def take(self, key: str) -> Deposit:
         """What is kept under a key, with descriptors of the caller's own. Blocks."""
         answer, descriptors = self._waited(self._ask({"op": "take", "key": key}))
-        if answer.get("words") is None:
+        if "error" in answer or answer.get("words") is None:
             raise SandboxUnavailable(f"{key} is not kept{': ' if 'error' in answer else ''}{answer.get('error', '')}")
         return Deposit(answer["words"], descriptors)
 

@@ -24,8 +24,8 @@ class Children:
         try:
             pid = commands.start(request, descriptors)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            while descriptors:
+                os.close(descriptors.pop())
         try:
             self._children[pid] = os.pidfd_open(pid)
         except OSError:
@@ -70,11 +70,18 @@ class Children:
         """Kill the others, and reap them."""
         self.end([*self._children.keys() - kept])
 
-    def reap_strangers(self) -> None:
-        """Those whose parents have ended are ours by now."""
-        for pid in _children_of_ours() - self._children.keys():
+    def end_strangers(self) -> bool:
+        """Those whose parents have ended are ours by now, and nobody's: kill and reap them. Whether there were any.
+
+        Bubblewrap that is killed takes its child along, but not when that one has hardly begun.
+        """
+        strangers = _children_of_ours() - self._children.keys()
+        for pid in strangers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        return bool(strangers)
 
 
 def _children_of_ours() -> "set[int]":

@@ -14,7 +14,8 @@ class Deposit:
         self.is_session = bool(request["is_session"])
         self.folders: list[str] = request["folders"]
         """Control groups, to be removed when everything ends."""
-        self.descriptors = descriptors
+        self.descriptors = [*descriptors]
+        descriptors.clear()
 
     def close(self) -> None:
         """Let go of the descriptors."""
@@ -50,8 +51,9 @@ class Deposits:
 
     def keep(self, request: "dict[str, Any]", descriptors: "list[int]") -> None:
         """Keep something under a key, in place of what was there."""
+        deposit = Deposit(request, descriptors)
         self.drop(request["key"])
-        self._deposits[request["key"]] = Deposit(request, descriptors)
+        self._deposits[request["key"]] = deposit
 
     def find(self, key: str) -> "Deposit | None":
         """What is under a key."""

@@ -19,8 +19,16 @@ MOST_DESCRIPTORS = 253
 _NUMBERS = array.array("i")
 
 
+class Unreceived(OSError):
+    """Not all of a packet is there: EMFILE, its descriptors have no room here; EMSGSIZE, its words have none."""
+
+    def __init__(self, number: int, packet: bytes) -> None:
+        super().__init__(number, os.strerror(number))
+        self.packet = packet
+
+
 def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
-    """One packet with its descriptors, which no exec passes on; EMFILE or EMSGSIZE when not all of it is there."""
+    """One packet with its descriptors, which no exec passes on; Unreceived when not all of it is there."""
     space = socket.CMSG_SPACE(MOST_DESCRIPTORS * _NUMBERS.itemsize)
     packet, ancillary, found, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
@@ -33,7 +41,7 @@ def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
         if found & flag:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise OSError(number, os.strerror(number))
+            raise Unreceived(number, packet)
     return packet, descriptors
 
 

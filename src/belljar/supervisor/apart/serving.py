@@ -53,7 +53,7 @@ class Supervisor:
             if bell in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(bell, 4096)
-                self._children.reap_strangers()
+                self._children.end_strangers()
             if self._server is not None and self._server.fileno() in ready:
                 self._hear(self._server)
             if self._listener.fileno() in ready:
@@ -101,6 +101,7 @@ class Supervisor:
 
     def _hear(self, server: socket.socket) -> None:
         answered: Answer
+        descriptors: list[int] = []
         try:
             packet, descriptors = receive(server, socket.MSG_DONTWAIT)
             if not packet:
@@ -116,6 +117,9 @@ class Supervisor:
             return
         except Exception as error:  # noqa: BLE001 - told to the server, which knows what to do about it
             answered = {"error": f"{type(error).__name__}: {error}"}, []
+        # Whoever has use for them has taken them out.
+        for descriptor in descriptors:
+            os.close(descriptor)
         with contextlib.suppress(OSError):  # it is gone: the next look tells
             socket.send_fds(server, [json.dumps(answered[0]).encode()], answered[1])
 
@@ -169,8 +173,9 @@ class Supervisor:
         """Kill everyone, and leave no control group behind. What runs in their namespaces ends with them."""
         self._children.end_all_but(set())
         deadline = time.monotonic() + _END_S
-        while not all([*map(is_removed, self._deposits.folders)]) and time.monotonic() < deadline:
-            self._children.reap_strangers()
+        while (
+            self._children.end_strangers() or not all([*map(is_removed, self._deposits.folders)])
+        ) and time.monotonic() < deadline:
             time.sleep(_RETRY_S)  # nothing tells when the kernel has taken the last of them apart
 
 
