@@ -35,8 +35,9 @@ class Channel:
         depends: Sequence[str] = (),
         is_python: bool = False,
         entry_points: Sequence[str] = (),
+        claimed: Mapping[str, bytes] = {},
     ) -> None:
-        """`PLACEHOLDER` in a file stands for the prefix that it is installed into."""
+        """`PLACEHOLDER` in a file stands for the prefix that it is installed into; what is claimed is not inside."""
         subdir = "noarch" if is_python else "linux-64"
         index = {"name": name, "version": version, "build": "0", "build_number": 0, "depends": [*depends]}
         index |= {"subdir": subdir, "timestamp": 1_700_000_000_000, **({"noarch": "python"} if is_python else {})}
@@ -44,7 +45,7 @@ class Channel:
             {"_path": path, "path_type": "hardlink", "sha256": hashlib.sha256(content).hexdigest()}
             | {"size_in_bytes": len(content)}
             | ({"prefix_placeholder": PLACEHOLDER, "file_mode": "text"} if PLACEHOLDER.encode() in content else {})
-            for path, content in files.items()
+            for path, content in {**files, **claimed}.items()
         ]
         paths += [{"_path": path, "path_type": "softlink"} for path in links]
         described = {

@@ -20,6 +20,7 @@ from belljar.environments.catalogue import (
     managed_names,
     unused_folders,
 )
+from belljar.environments.conda_making import WORK
 from belljar.environments.conda_pins import conda_lock, is_conda
 from belljar.environments.description import size_on_disk
 from belljar.environments.locks import open_lock
@@ -214,5 +215,5 @@ def _check_free(settings: Settings) -> None:
 
 async def _remove(folder: Path) -> None:
     # Whoever makes it at this moment holds the same lock.
-    async with open_lock(folder.with_name(f".{folder.name}.lock")):
+    async with open_lock(folder.with_name(f".{folder.name.removeprefix(WORK)}.lock")):
         await asyncio.to_thread(remove_tree, folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from belljar.environments.base import Interpreter
+from belljar.environments.conda_making import WORK
 from belljar.environments.description import describe_interpreter
 from belljar.environments.installed import find_installed, inspect_recent
 from belljar.environments.managed import DEFAULT, SHARED, environments_folder, folder, interpreter_path, is_ready
@@ -82,8 +83,9 @@ def unused_folders(settings: Settings) -> list[Path]:
         found = sorted(environments_folder(settings).iterdir())
     except OSError:
         return []
-    marks = (f"{SHARED}-", f"{DEFAULT.name}-")
-    return [each for each in found if each.is_dir() and each.name.startswith(marks) and each not in used]
+    marks = tuple(f"{start}{name}-" for start in ("", WORK) for name in (SHARED, DEFAULT.name))
+    folders = [each for each in found if each.is_dir() and each.name.startswith(marks)]
+    return [each for each in folders if each.with_name(each.name.removeprefix(WORK)) not in used]
 
 
 def _find(settings: Settings, name: str) -> Interpreter | None:

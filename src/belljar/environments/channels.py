@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from belljar.egress.rules import Rule, rule_of_url
+from belljar.environments.base import would_bare
 
 DEFAULT_CHANNELS = ("conda-forge",)
 _ALIAS = "https://conda.anaconda.org"
@@ -44,9 +45,14 @@ def channel_rules(urls: Sequence[str]) -> list[Rule]:
 
 
 def channel_folders(urls: Sequence[str]) -> list[Path]:
-    """Channels that are folders of this host."""
-    folders = (Path(unquote(urlsplit(url).path)) for url in urls if url.startswith("file:"))
-    return [folder for folder in folders if folder.is_dir()]
+    """Channels that are folders of this host, and can be shown to the solver."""
+    folders = (Path(unquote(urlsplit(url).path)) for url in urls if url.startswith("file:///"))
+    return [folder for folder in folders if _has_index(folder) and not would_bare(folder)]
+
+
+def _has_index(folder: Path) -> bool:
+    """Whether it is a channel, rather than where a single package was once installed from."""
+    return any((folder / "noarch").glob("repodata*"))
 
 
 def _urls(name: str) -> Iterator[str]:
@@ -69,4 +75,4 @@ def recorded_channels(prefix: Path) -> list[str]:
             if match := _URL.search(file.read_bytes()):
                 found[match[1].decode("utf-8", "replace")] += 1
     urls = [url for url, _ in found.most_common()]
-    return [url for url in urls if not url.startswith("file:") or channel_folders([url])]
+    return [url for url in urls if url.startswith(("https://", "http://")) or channel_folders([url])]

@@ -45,7 +45,7 @@ _Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.!+-]{1,200}$")]
 class InstalledPackage(BaseModel):
     """A package that the solver has put into its tree."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)  # its pattern takes long to compile
 
     name: _Token
     version: _Token
@@ -54,6 +54,8 @@ class InstalledPackage(BaseModel):
 
 class SolverAnswer(BaseModel):
     """What came of a request; the same numbers for what was wanted."""
+
+    model_config = ConfigDict(defer_build=True)
 
     taken: dict[int, _Token] = {}
     unknown: dict[int, str] = {}
@@ -93,12 +95,13 @@ async def install_from_channels(
     names = [f"{each.name}{each.specifier}" for each in wanted]
     there = await to_thread.run_sync(check_installed, environment, layer, names)
     present = {number: wanted[number].name for number, each in enumerate(there) if each.installed and each.version}
-    # Neither an extra nor a condition means anything to conda.
     asked = [n for n, each in enumerate(wanted) if n not in present and not each.extras and not each.marker]
+    beyond = {n: "it knows no extras or conditions" for n in range(len(wanted)) if n not in {*present, *asked}}
     if not asked:
-        return FromChannels(present)
+        return FromChannels(present, beyond)
     if find_rattler() is None:
-        return FromChannels(present, dict.fromkeys(asked, f"conda's channels are not looked at without: {EXTRA}"))
+        reason = f"conda's channels are not looked at without: {EXTRA}"
+        return FromChannels(present, {**beyond, **dict.fromkeys(asked, reason)})
     held = await to_thread.run_sync(hand_out_records, environment.prefix, staging)
     own = await to_thread.run_sync(hand_out_records, own_prefix(layer), staging)
     request = Request(
@@ -122,7 +125,7 @@ async def install_from_channels(
         {asked[number]: reason[:_REASON_LIMIT] for number, reason in reasons.items()}
         for reasons in (answer.unknown, answer.refused)
     )
-    return FromChannels({**present, **taken}, unknown, refused, answer.installed)
+    return FromChannels({**present, **taken}, {**beyond, **unknown}, refused, answer.installed)
 
 
 def specs_of(requirement: Requirement) -> list[str]:

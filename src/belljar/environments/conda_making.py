@@ -1,6 +1,5 @@
 """Makes a whole environment of packages of conda, on the host and as the operator's own; their scripts are not run."""
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,9 @@ from belljar.environments.solver import Request
 from belljar.environments.uv import check_rattler, run_solver
 from belljar.errors import EnvironmentBroken
 from belljar.files.removal import remove_tree
+
+WORK = ".conda-"
+"""Before the name of an environment: the folder with what is fetched for it, while it is made."""
 
 
 async def make_prefix(
@@ -28,10 +30,19 @@ async def make_prefix(
         place="",
         python="",
     )
-    work = Path(await to_thread.run_sync(lambda: tempfile.mkdtemp(dir=root.parent, prefix=".conda-")))
+    # By the same name each time: one who was killed has left it, with all that it had fetched.
+    work = root.with_name(f"{WORK}{root.name}")
+    await to_thread.run_sync(remove_tree, work)
+    work.mkdir(mode=0o700)
+    await to_thread.run_sync(root.mkdir)
     try:
         told = await run_solver(
-            write_request(work, request), directory=work, timeout_s=timeout_s, on_line=tell, pass_fds=(lock,)
+            write_request(work, request),
+            directory=work,
+            target=root,
+            timeout_s=timeout_s,
+            on_line=tell,
+            pass_fds=(lock,),
         )
     finally:
         await to_thread.run_sync(remove_tree, work)

@@ -5,6 +5,8 @@ never changed: what it has is not installed again. Where uv runs is the caller's
 folder is trusted no more than what a session leaves in its layer, and is looked at only once uv is gone.
 """
 
+import re
+import shlex
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +22,16 @@ from belljar.environments.conda import conda_packages, find_tool
 from belljar.environments.conda_installs import FromChannels, install_from_channels
 from belljar.environments.layers import move_into, take_over
 from belljar.environments.locks import open_lock
+from belljar.environments.managed import CONDA_LOCK
 from belljar.environments.prefixes import layer_shelves, own_prefix
 from belljar.environments.presence import PackageStatus, check_installed, check_names
 from belljar.environments.uv import OpenUv, open_uv_on_host
 from belljar.environments.wheels import TREE, Fetching, Pins, UvError
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.files.removal import remove_tree
+
+# `===` may be followed by anything, and conda's solver reads a channel or a URL out of brackets.
+_VERSION = re.compile(r"[A-Za-z0-9_.!+*-]+")
 
 OnStage = Callable[[str], Awaitable[None]]
 """Hears what an installation is busy with."""
@@ -69,7 +75,8 @@ def parse_requirement(text: str) -> Requirement:
         requirement = Requirement(text)
     except InvalidRequirement:
         requirement = None
-    if requirement is None or requirement.url:
+    versions = [each.version for each in requirement.specifier] if requirement else []
+    if requirement is None or requirement.url or not all(map(_VERSION.fullmatch, versions)):
         raise InvalidArgument(
             f"not a package to install: {text!r}",
             hint="Give names with an optional version, like pandas or pandas>=2; no options, paths or URLs",
@@ -135,7 +142,8 @@ class _Installation:
         await self.on_stage(f"resolving {', '.join(each.name for each in wanted)}")
         channels = await self._from_channels(wanted, open_uv) if self.environment.channels else FromChannels()
         left = [number for number in range(len(wanted)) if number not in {*channels.settled, *channels.refused}]
-        errors = await self._from_index([wanted[number] for number in left], open_uv) if left else {}
+        agreed = [wanted[number] for number in channels.settled if wanted[number].specifier]
+        errors = await self._from_index([wanted[number] for number in left], agreed, open_uv) if left else {}
         faults = {**channels.refused, **{left[place]: error for place, error in errors.items()}}
         reasons = {number: f"{fault}{self._advice(wanted[number])}" for number, fault in faults.items()}
         return await self._outcomes(wanted, channels, reasons)
@@ -151,11 +159,13 @@ class _Installation:
             self.on_change(Change(each.name, before.get(each.name), each.version, each.build))
         return found
 
-    async def _from_index(self, wanted: list[Requirement], open_uv: OpenUv) -> dict[int, str]:
+    async def _from_index(
+        self, wanted: list[Requirement], agreed: list[Requirement], open_uv: OpenUv
+    ) -> dict[int, str]:
         """Wheels; the errors of those that there are none of."""
         present = await to_thread.run_sync(_read_pins, self.layer, self.environment.version)
         async with open_uv(self.environment, self.staging) as uv:
-            fetching = Fetching(self.environment, self.staging, self.timeout_s, uv)
+            fetching = Fetching(self.environment, self.staging, self.timeout_s, uv, agreed)
             accepted, pins, errors = await fetching.resolve_most(wanted, present)
             missing = {name: version for name, version in pins.items() if present.get(name) != version}
             try:
@@ -173,9 +183,12 @@ class _Installation:
         """What conda's tool could bring into the environment itself."""
         if self.environment.kind != "conda":
             return ""
+        wanted = f"{requirement.name}{requirement.specifier}"
+        if (self.environment.prefix / CONDA_LOCK).is_file():
+            return f"\nThe operator can add it to the environment.yml that {self.environment.name} is made of: {wanted}"
         tool = find_tool()
-        command = f"{tool[0] if tool else 'conda'} install -p {self.environment.prefix}"
-        return f"\nA package of conda's own is for the operator to install: {command} {requirement.name}"
+        command = f"{tool[0] if tool else 'conda'} install -p {shlex.quote(str(self.environment.prefix))}"
+        return f"\nA package of conda's own is for the operator to install: {command} {shlex.quote(wanted)}"
 
     async def _put_in(self, pins: Pins) -> None:
         """Move what was fetched into the layer, and tell of it."""

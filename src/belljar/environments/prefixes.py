@@ -6,6 +6,7 @@ as a link. As in every layer, nothing that lies there can lead a write or a remo
 
 import contextlib
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -185,8 +186,11 @@ def _rewrite(prefix: Path, path: str, old: bytes, new: bytes) -> None:
         for part in parents:
             folder = stack.enter_context(open_folder(part, folder))
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = stack.enter_context(open(os.open(name, flags, dir_fd=folder), "r+b"))  # noqa: PTH123 - of a descriptor
-        content = file.read()
-        if old in content:
-            file.seek(0)
-            file.write(content.replace(old, new))
+        file = os.open(name, flags, dir_fd=folder)
+        stack.callback(os.close, file)
+        # In place: a package may say so of a file that is larger than our memory.
+        content = stack.enter_context(mmap.mmap(file, 0))
+        place = content.find(old)
+        while place >= 0:
+            content[place : place + len(new)] = new
+            place = content.find(old, place + len(new))

@@ -7,6 +7,7 @@ request. Scripts of packages are never run.
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -69,10 +70,12 @@ def main(folder: str, request_file: str) -> None:
     sys.path.insert(0, folder)
     request: Request = json.loads(Path(request_file).read_text("utf-8"))
     try:
-        answer = asyncio.run(_Solving(request).run())
+        last, status = f"\n{json.dumps(asyncio.run(_Solving(request).run()))}", 0
     except Refusal as refusal:
-        sys.exit(f"error: {refusal}")
-    _say(f"\n{json.dumps(answer)}")
+        last, status = f"error: {refusal}", 1
+    _say(last)
+    # At once: threads of rattler that outlive the loop have ended the interpreter's own way out with an abort.
+    os._exit(status)
 
 
 class _Solving:
@@ -86,7 +89,9 @@ class _Solving:
         self._client = Client.default_client()
         self._gateway = Gateway(cache_dir=Path(_CACHE, "repodata"), client=self._client)
         self._held = _records(request["held"])
-        self._own = _records(request["own"])
+        # A session may have written these: a second record of a name would be fetched from wherever it says.
+        taken = {*map(_named, self._held.values())}
+        self._own = {file: each for file, each in _records(request["own"]).items() if _is_first(each, taken)}
 
     async def run(self) -> Answer:
         _say(f"reading {', '.join(self._request['channels'])}")
@@ -102,7 +107,12 @@ class _Solving:
         _say(f"solving for {', '.join(specs.values())}")
         accepted, solution, refused = await self._solve_most(specs)
         new = self._new(solution) if accepted else []
-        await self._install(new)
+        try:
+            await self._install(new)
+        except Refusal as refusal:
+            # The channels have them: the package index may have something else under these names.
+            refused |= dict.fromkeys(accepted, str(refusal))
+            accepted, new = [], []
         return Answer(
             taken={str(number): _name(specs[number]) for number in accepted},
             unknown=unknown,
@@ -204,7 +214,21 @@ class _Solving:
 def _records(folder: str) -> "dict[Path, PrefixRecord]":
     from rattler import PrefixRecord
 
-    return {file: PrefixRecord.from_path(file) for file in sorted(Path(folder).glob("*.json"))} if folder else {}
+    files = sorted(Path(folder).glob("*.json")) if folder else []
+    records: dict[Path, PrefixRecord] = {}
+    for file in files:
+        try:
+            records[file] = PrefixRecord.from_path(file)
+        except Exception as error:
+            raise Refusal(f"{file.name} in {_META} is no record of a package: {error}") from error
+    return records
+
+
+def _is_first(record: "RepoDataRecord", taken: set[str]) -> bool:
+    name = _named(record)
+    is_first = name not in taken
+    taken.add(name)
+    return is_first
 
 
 def _named(record: "RepoDataRecord") -> str:

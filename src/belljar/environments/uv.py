@@ -27,6 +27,7 @@ from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
 
 SOLVER = Path(__file__).with_name("solver.py")
+WALLS = Path(__file__).with_name("walls.py")
 EXTRA = "pip install 'belljar[conda]'"
 """What brings rattler."""
 _HEARD_LIMIT = 1_000_000
@@ -111,12 +112,26 @@ async def run_solver(
     *,
     directory: Path,
     timeout_s: float,
+    target: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> UvAnswer:
-    """Solve and install packages of conda as a process of this server's user."""
+    """Solve and install packages of conda as a process of this server's user, which writes nowhere else.
+
+    rattler follows a path that leads out of the target, and the path is the package's to say.
+    """
     command = solver_command(request)
-    return await _run_heard(command, directory=directory, timeout_s=timeout_s, on_line=on_line, pass_fds=pass_fds)
+    if sys.platform == "linux":
+        folders = [str(folder) for folder in (directory, target) if folder is not None]
+        command = [sys.executable, "-I", str(WALLS), *folders, "--", *command]
+    return await _run_heard(
+        command,
+        directory=directory,
+        timeout_s=timeout_s,
+        on_line=on_line,
+        pass_fds=pass_fds,
+        variables={"TMPDIR": str(directory)},
+    )
 
 
 def find_uv() -> str:

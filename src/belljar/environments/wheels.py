@@ -7,6 +7,7 @@ choice; nothing here looks at what it leaves.
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Fetching:
     staging: Path
     timeout_s: float
     uv: Uv
+    agreed: Sequence[Requirement] = ()
+    """What was brought in another way for the same request; no wheel may contradict it."""
 
     async def resolve_most(self, wanted: list[Requirement], present: Pins) -> tuple[list[int], Pins, dict[int, str]]:
         """All together, or else as many as go together, in order: their numbers, the pins, and the others' errors."""
@@ -68,7 +71,9 @@ class Fetching:
             return await self._plan(wanted, {}, present)
 
     async def _plan(self, wanted: list[Requirement], kept: Pins, present: Pins) -> Pins:
-        constraints = _write_new(self.staging, "".join(f"{name}=={version}\n" for name, version in kept.items()))
+        lines = [f"{name}=={version}" for name, version in kept.items()]
+        lines += [f"{canonicalize_name(each.name)}{each.specifier}" for each in self.agreed]
+        constraints = _write_new(self.staging, "".join(f"{line}\n" for line in lines))
         # The layer hides what the environment has of the same name, so that a fit version there is no help.
         hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
         options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
