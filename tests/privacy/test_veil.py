@@ -164,6 +164,15 @@ def test_a_secret_is_hidden_from_a_session_that_never_asked_for_it(monkeypatch: 
     assert Veil().hide_text("hunter2-hunter2") == "hunter2-hunter2"  # no policy names it
 
 
+def test_a_secret_that_has_changed_is_hidden_as_it_was_and_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    veil = Veil(RULES)
+    monkeypatch.setattr("belljar.privacy.veil.SECRETS_S", 0.0)
+    monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "tok-was-123")
+    veil.reveal("${secret:TOKEN}", server="git", tool="push")
+    monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "tok-now-456")
+    assert veil.hide_text("tok-was-123, tok-now-456") == "[SECRET TOKEN], [SECRET TOKEN]"
+
+
 def test_a_secret_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BELLJAR_SECRET_TOKEN", raising=False)
     with pytest.raises(SecretRefused, match="the secret TOKEN is not set on the host"):
@@ -259,6 +268,39 @@ def test_a_token_never_stands_for_another_value_after_a_server_was_killed(tmp_pa
     after = Veil(RULES, vault=Vault(Numbers(tmp_path / "tokens.json")))
     assert after.hide_text("bob@example.com") == f"[EMAIL_{AHEAD + 1}]"
     assert trusted(after, "[EMAIL_1]") == "[EMAIL_1]"
+
+
+def test_nor_in_a_fork_whose_server_was_killed(tmp_path: Path) -> None:
+    origin = Veil(RULES, vault=Vault(Numbers(tmp_path / "tokens.json")))
+    assert origin.hide("ann@example.com") == "[EMAIL_1]"
+    assert origin.fork(Numbers(tmp_path / "forked.json")).hide("ann@example.com") == "[EMAIL_1]"
+    after = Veil(RULES, vault=Vault(Numbers(tmp_path / "forked.json")))
+    assert after.hide("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"
+
+
+@pytest.mark.parametrize("how", ["asleep", "in a box", "forked"])
+def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, how: str) -> None:
+    def opened() -> Veil:
+        return Veil(RULES, vault=Vault(Numbers(tmp_path / "tokens.json")))
+
+    assert opened().hide("ann@example.com") == "[EMAIL_1]"
+    second = opened()
+    if how == "in a box":
+        second.keep_in(Strongbox())
+    assert second.hide("4111 1111 1111 1111") == "[CARD_1]"
+    if how == "asleep":
+        second.save(tmp_path / "vault")
+        third = opened()
+        third.restore(tmp_path / "vault")
+    elif how == "in a box":
+        third = opened()
+        third.keep_in(Strongbox(os.dup(second.box_descriptor)))
+    else:
+        third = second.fork(Numbers(tmp_path / "forked.json"))
+    assert third.hide("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"
+    assert third.hide("5555 5555 5555 4444") == "[CARD_2]"
+    second.close()
+    third.close()
 
 
 def test_a_full_vault_hides_and_does_not_bring_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,3 +117,50 @@ async def test_a_flood_of_requests_is_read_as_it_is_answered(tmp_path: Path):
         data = b"".join(search(number, query="") for number in range(1, 5_001))
         assert await pushed([sock], data) == [len(data)]
         assert sorted(answer["id"] for answer in await lines(sock, 5_000)) == [*range(1, 5_001)]
+
+
+async def test_what_is_taken_back_makes_room_however_much_waits_before_the_word_of_it(tmp_path: Path):
+    async def find(asked: Search) -> dict[str, Any]:
+        if asked.query == "never":
+            await asyncio.Event().wait()
+        return {"outcome": "found", "text": asked.query}
+
+    numbers = range(1, 1_001)
+    broker = Broker("session", cast("Desk", None), limit_bytes=MEBIBYTE)
+    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/") as hatch:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        writer.writelines(search(number, query="never") for number in numbers)
+        writer.writelines(json.dumps({"id": number, "op": "cancel"}).encode() + b"\n" for number in numbers)
+        writer.write(search(2_000, query="hello"))
+        async with asyncio.timeout(30):
+            assert json.loads(await reader.readline()) == {"id": 2_000, "outcome": "found", "text": "hello"}
+        assert hatch.under_way <= 1
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_who_passes_too_deep_a_value_is_told_and_not_hung_up_on(tmp_path: Path):
+    arguments = json.dumps({"id": 1, "op": "call", "server": "a", "tool": "b", "arguments": {}})
+    deep = arguments.replace("{}}", '{"x": ' + "[" * 300 + "]" * 300 + "}}").encode() + b"\n"
+    async with served(tmp_path):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        writer.writelines([deep, search(2, query="")])
+        answers = [json.loads(await reader.readline()) for _ in range(2)]
+        writer.close()
+        await writer.wait_closed()
+    assert [(answer["id"], answer["outcome"]) for answer in answers] == [(1, "error"), (2, "found")]
+    assert "too deeply" in answers[0]["message"]
+
+
+async def test_who_waits_for_what_cannot_be_kept_on_disk_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    async with served(tmp_path) as (hatch, connected):
+        sock = connected()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
+        async with asyncio.timeout(30):
+            while "an answer to a session is lost" not in caplog.text or hatch.under_way:
+                await asyncio.sleep(0.005)
+        assert (hatch.unsent.waiting, hatch.unsent.size_bytes) == (0, 0)

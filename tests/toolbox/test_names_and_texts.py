@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.toolbox.naming import assigned
-from belljar.toolbox.texts import docstring, one_line, plain_arguments, visible
+from belljar.toolbox.texts import docstring, meant, one_line, plain_arguments, visible
 
 # Mostly what makes trouble in source code; sometimes anything at all.
 TROUBLE = st.text(st.sampled_from("\"'\\\n\r\t #{}%\x00\u2028\ud800ab"), max_size=40) | st.text(max_size=40)
@@ -67,3 +67,10 @@ def test_a_person_who_is_asked_sees_every_argument_and_what_is_left_out():
     many = plain_arguments({f"{'n' * 5_000}{number}": number for number in range(1_000)}, 2_000)
     assert many.endswith("… and 960 more arguments that are not shown here")
     assert len(many) < 10_000
+
+
+def test_a_name_is_found_among_thousands_that_are_all_a_little_like_it() -> None:
+    known = [f"read_{number}_file" for number in range(3_000)]
+    assert meant("read_txt_file", [*known, "read_text_file"]) == ": did you mean 'read_text_file'?"
+    assert meant("", ["add"]) == ": there is 'add'"
+    assert meant("add", []) == ""

@@ -1,10 +1,12 @@
 """Servers that break the protocol, ask without end or flood: their calls fail, and nobody else's."""
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 from pathlib import Path
+from typing import IO, cast
 
 import anyio
 import pytest
@@ -13,9 +15,10 @@ from upstream_calls import Person, call, connected, said, until
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox.config import StdioServer
-from belljar.toolbox.lines import Line
+from belljar.toolbox.lines import Line, Overlong
 from belljar.toolbox.memory import Memory, Share
 from belljar.toolbox.pipes import Inlet, Outlet
+from belljar.toolbox.shortcut import number_of
 
 pytestmark = pytest.mark.anyio
 
@@ -125,6 +128,41 @@ async def test_the_rest_of_a_large_message_is_read_when_there_is_room_for_it() -
     assert share.size_bytes == 6 * MEBIBYTE
     inlet.close()
     os.close(ours)
+
+
+async def test_half_a_message_does_not_keep_others_waiting_for_ever() -> None:
+    memory = Memory(8 * MEBIBYTE, most_s=0.0)
+    taken: dict[str, Line] = {}
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: str) -> IO[bytes]:
+            def take(line: Line, share: Share | None) -> bool:
+                taken[name] = line
+                if share is not None:
+                    share.release()
+                return True
+
+            ours, theirs = os.pipe()
+            stack.callback(os.close, ours)
+            os.set_blocking(ours, False)
+            inlet = Inlet(ours, 4 * MEBIBYTE, memory, take)
+            stack.callback(inlet.close)
+            inlet.open()
+            return stack.enter_context(os.fdopen(theirs, "wb", buffering=0))
+
+        half, whole = opened("half"), opened("whole")
+        await anyio.to_thread.run_sync(half.write, b'{"jsonrpc": "2.0", "id": 7' + b" " * 2 * MEBIBYTE)
+        await anyio.to_thread.run_sync(whole.write, b"x" * 3 * MEBIBYTE + b"\n")
+        await until(lambda: "whole" in taken)
+        assert len(cast("bytes", taken["whole"])) == 3 * MEBIBYTE
+        await anyio.to_thread.run_sync(half.write, b"}\n")
+        await until(lambda: "half" in taken)
+        line = taken["half"]
+        assert isinstance(line, Overlong)
+        assert line.was_given_up
+        assert number_of(line.head, line.tail) == 7
+        await anyio.to_thread.run_sync(half.write, b"next\n")
+        await until(lambda: taken["half"] == b"next")
 
 
 async def test_large_answers_follow_each_other_as_they_are_passed_on() -> None:

@@ -29,10 +29,7 @@ class Numbers:
         number = self._last.get(kind, 0) + 1
         if number > MOST:
             return None
-        if self._path is not None and number > self._promised.get(kind, 0):
-            self._promised[kind] = min(number + AHEAD - 1, MOST)
-            _write(self._path, self._promised)
-        self._last[kind] = number
+        self.reach(kind, number)
         return number
 
     def restart(self) -> None:
@@ -40,8 +37,15 @@ class Numbers:
         self._last.clear()
 
     def reach(self, kind: str, number: int) -> None:
-        """This one was given out."""
+        """This one was given out, by this session or by the one that it goes on from."""
+        if self._path is not None and number > self._promised.get(kind, 0):
+            self._promised[kind] = min(number + AHEAD - 1, MOST)
+            _write(self._path, self._promised)
         self._last[kind] = max(self._last.get(kind, 0), number)
+
+    def reached(self) -> dict[str, int]:
+        """The last of each kind that may have been given out, also where nobody knows any more for what."""
+        return {**self._last}
 
 
 def _read(path: Path) -> dict[str, int]:

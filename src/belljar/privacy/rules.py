@@ -53,7 +53,7 @@ Kinds = Annotated[str, AfterValidator(_known_kind)]
 
 
 class _Rules(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Reveal(_Rules):

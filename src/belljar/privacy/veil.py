@@ -245,13 +245,14 @@ class Veil:
             log.warning("%s", error)  # it has a path of the host's, which is not for the session
             return None
 
-    def _hosts_secrets(self) -> dict[str, str]:
+    def _hosts_secrets(self) -> set[tuple[str, str]]:
         """Those that the policy names, as they are now, and those that were given out, as they were then."""
         if self.rules.secrets and time.monotonic() - self._looked_at >= SECRETS_S:
             named = {name: self._secret_value(name) for name in self.rules.secrets}
             self._named = {name: value for name, value in named.items() if value and len(value) >= SHORTEST_SECRET}
             self._looked_at = time.monotonic()
-        return {**self._named, **{name: value for name, value in self.vault.secrets.items() if value}}
+        # One that has changed since is both.
+        return {*self._named.items(), *((name, value) for name, value in [*self.vault.secrets.items()] if value)}
 
     # One pass
 
@@ -279,7 +280,7 @@ class Veil:
 
     def _secret_spans(self, text: str) -> Iterator[Span]:
         """Where a secret's value stands: a tool that was given one may say it again, to another session too."""
-        for name, value in self._hosts_secrets().items():
+        for name, value in self._hosts_secrets():
             place = text.find(value)
             while place >= 0:
                 yield Span(place, place + len(value), _HOSTS_OWN + name)

@@ -4,7 +4,6 @@ Names, presence and plain types at the first level; what is deeper, and patterns
 check: its patterns on a session's text would run here, and take as long as the two of them like.
 """
 
-import difflib
 import json
 from typing import Any, cast
 
@@ -12,8 +11,8 @@ from belljar.privacy.vault import TOKEN
 from belljar.toolbox.base import JsonObject, ToolDefinition
 from belljar.toolbox.generating import takes_more
 from belljar.toolbox.schemas import as_schema, properties_of, required_of, resolved
+from belljar.toolbox.texts import nearest
 
-_NAME_CHARS = 100
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
@@ -58,8 +57,8 @@ class Parameters:
             raise BadArguments(f"the arguments are not JSON: {error}") from error
         kept = {name: value for name, value in arguments.items() if value is not None or self._may_be_sent(name)}
         if not self._takes_more and (unknown := [name for name in kept if name not in self._kinds]):
-            near = difflib.get_close_matches(unknown[0][:_NAME_CHARS], self._kinds, n=1, cutoff=0.7)
-            guess = f", did you mean {near[0]!r}?" if near else ""
+            near = nearest(unknown[0], self._kinds)
+            guess = f", did you mean {near!r}?" if near else ""
             raise BadArguments(f"there is no parameter {', '.join(map(repr, unknown))}{guess}")
         if missing := [name for name in self._required if name not in kept]:
             raise BadArguments(f"{', '.join(map(repr, sorted(missing)))} is missing")

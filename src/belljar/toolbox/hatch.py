@@ -24,6 +24,8 @@ from belljar.toolbox.requests import (
     Call,
     Cancel,
     Search,
+    TooDeep,
+    cancelled_by,
     has_too_many_values,
     number_in,
     parsed,
@@ -36,6 +38,9 @@ _MOST_IN_FLIGHT = 64
 _MOST_ASKED_BYTES = 2 * LINE_BYTES
 _SMALL_BYTES = 65_536
 """What is longer comes in over one connection at a time."""
+_MOST_WAITING_BYTES = 4 * _SMALL_BYTES
+"""Over one connection, of what there is no room for yet: behind it there may be word that some of it is not wanted."""
+_MOST_TAKEN_BACK = 4_096
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +122,8 @@ class _Conversation(asyncio.Protocol):
         self._hatch = hatch
         self._lines = Lines(LINE_BYTES)
         self._waiting: deque[Line] = deque()
+        self._waiting_bytes = 0
+        self._taken_back: set[int] = set()
         self._next: tuple[Call | Search, int] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_over = False
@@ -147,25 +154,46 @@ class _Conversation(asyncio.Protocol):
         self._outgoing.resume()
 
     def data_received(self, data: bytes) -> None:
-        self._waiting += self._lines.feed(data)
+        for line in self._lines.feed(data):
+            self._hear(line)
         if self._lines.size > LINE_BYTES:
             self._hang_up()
         self.go_on()
 
+    def _hear(self, line: Line) -> None:
+        """What takes a question back is heard at once: those before it may all wait for the end of that very one."""
+        number = cancelled_by(line) if isinstance(line, bytes) else None
+        if number is None:
+            self._waiting.append(line)
+            self._waiting_bytes += _size(line)
+        elif (task := self._tasks.get(number)) is not None:
+            task.cancel()
+        elif self._next is not None and self._next[0].id == number:
+            self._next = None
+        elif self._waiting and len(self._taken_back) < _MOST_TAKEN_BACK:
+            self._taken_back.add(number)
+
     def go_on(self) -> None:
-        """Begin with what has come as far as there is room; who asks for more is not read from meanwhile."""
+        """Begin with what has come as far as there is room; who asks for much more is not read from meanwhile."""
         while not self._is_over:
             if self._next is None:
                 if not self._waiting:
+                    self._taken_back.clear()
                     break
-                self._next = self._read(self._waiting.popleft())
+                line = self._waiting.popleft()
+                self._waiting_bytes -= _size(line)
+                self._next = self._read(line)
+            elif self._next[0].id in self._taken_back:
+                self._next = None
             elif self._hatch.take_room(self._next[1]):
                 request, size_bytes = self._next
                 self._next = None
                 self._start(request, size_bytes)
-            else:
+            elif self._next[1] + self._waiting_bytes > _MOST_WAITING_BYTES:
                 self._transport.pause_reading()
                 return
+            else:
+                break
         if not self._is_over:
             self._read_on()
 
@@ -182,15 +210,16 @@ class _Conversation(asyncio.Protocol):
         if isinstance(line, Overlong):
             return self._hang_up()
         if has_too_many_values(line):
-            return self._refuse_size(line)
+            few = f"the arguments have more than {MOST_VALUES:,} values; pass fewer at once"
+            return self._refuse_arguments(line, few)
         try:
             request = parsed(line)
+        except TooDeep:
+            return self._refuse_arguments(line, "the arguments are nested too deeply to be read; pass flatter ones")
         except ValueError:
             return self._refuse("the request cannot be read")
         if isinstance(request, Cancel):
-            if (task := self._tasks.get(request.id)) is not None:
-                task.cancel()
-            return None
+            return self._refuse("a question is taken back in fewer words")
         if request.id in self._tasks:
             return self._refuse("the request has the number of another")
         return request, len(line)
@@ -215,11 +244,10 @@ class _Conversation(asyncio.Protocol):
         self._outgoing.say({"id": 0, "outcome": "error", "kind": "form", "message": message})
         self._hang_up()
 
-    def _refuse_size(self, line: bytes) -> None:
+    def _refuse_arguments(self, line: bytes, message: str) -> None:
         """The question is not looked at, but who asked it is answered where its number can be told."""
-        message = f"the arguments have more than {MOST_VALUES:,} values; pass fewer at once"
         if (number := number_in(line)) is None:
-            self._refuse(message)
+            self._refuse("the request cannot be read")
         else:
             self._outgoing.say({"id": number, "outcome": "error", "kind": "arguments", "message": message})
 
@@ -254,3 +282,7 @@ async def open_hatch(
     finally:
         with contextlib.suppress(OSError):
             await hatch.aclose()
+
+
+def _size(line: Line) -> int:
+    return len(line) if isinstance(line, bytes) else 0

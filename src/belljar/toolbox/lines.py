@@ -13,6 +13,8 @@ class Overlong:
     limit_bytes: int
     head: bytes
     tail: bytes
+    was_given_up: bool = False
+    """It was not too long, but took too long."""
 
 
 Line = bytes | Overlong
@@ -28,6 +30,17 @@ class Lines:
         """Bytes of the line that is not complete yet."""
         self._head = b""
         self._tail = b""
+        self._is_given_up = False
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nothing of the line is kept any more but its ends."""
+        return self._is_given_up or self.size > self._limit
+
+    def give_up(self) -> None:
+        """Keep no more of the line that is not complete yet."""
+        self._is_given_up = True
+        self._drop(b"")
 
     def feed(self, chunk: bytes) -> Iterator[Line]:
         """The lines that this chunk completes, without their ends."""
@@ -41,9 +54,12 @@ class Lines:
         if not part:
             return
         self.size += len(part)
-        if self.size <= self._limit:
+        if self.is_dropped:
+            self._drop(part)
+        else:
             self._parts.append(part)
-            return
+
+    def _drop(self, part: bytes) -> None:
         if self._parts or not self._head:
             whole = b"".join(self._parts)
             self._head, self._tail = (whole + part[:_END_BYTES])[:_END_BYTES], whole[-_END_BYTES:]
@@ -51,6 +67,7 @@ class Lines:
         self._tail = (self._tail + part[-_END_BYTES:])[-_END_BYTES:]
 
     def _taken(self) -> Line:
-        line = Overlong(self._limit, self._head, self._tail) if self.size > self._limit else b"".join(self._parts)
-        self._parts, self.size, self._head, self._tail = [], 0, b"", b""
+        dropped = Overlong(self._limit, self._head, self._tail, self._is_given_up) if self.is_dropped else None
+        line = dropped or b"".join(self._parts)
+        self._parts, self.size, self._head, self._tail, self._is_given_up = [], 0, b"", b"", False
         return line

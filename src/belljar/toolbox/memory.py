@@ -1,4 +1,7 @@
-"""How many bytes of large messages may be in memory at once. Who wants more than is left waits for its turn."""
+"""How many bytes of large messages may be in memory at once. Who wants more than is left waits for its turn.
+
+Whoever sends half a message and then stops must not keep the others waiting for ever.
+"""
 
 import asyncio
 from collections import deque
@@ -9,19 +12,29 @@ LARGE_BYTES: Final = 1024 * 1024
 """What is longer has to find room in memory before the rest of it is read."""
 _COPIES: Final = 2
 """As it came, and as it goes on."""
+MOST_S: Final = 60.0
+"""In which a message is to be complete while others wait."""
 
 
 class Share:
     """What one message may take; asked for before it is known how long it gets."""
 
-    def __init__(self, memory: "Memory", size_bytes: int, on_granted: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        memory: "Memory",
+        size_bytes: int,
+        on_granted: Callable[[], object],
+        on_overdue: Callable[[], object] | None,
+    ) -> None:
         self.is_granted = False
         self.size_bytes = size_bytes
         self.on_granted = on_granted
+        self.on_overdue = on_overdue
         self._memory = memory
 
     def shrink(self, size_bytes: int) -> None:
-        """It is no longer than that."""
+        """It is complete, and no longer than that."""
+        self.on_overdue = None
         self._memory.give_back(self, self.size_bytes - min(_COPIES * size_bytes, self.size_bytes))
 
     def release(self) -> None:
@@ -32,8 +45,12 @@ class Share:
 class Memory:
     """One for all servers: what they send ends up in the memory of one host."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, *, most_s: float = MOST_S) -> None:
         self._most_bytes = most_bytes
+        self._most_s = most_s
+        self._granted: dict[Share, float] = {}
+        """Since when."""
+        self._timer: asyncio.TimerHandle | None = None
         self._taken_bytes = 0
         self._waiting: deque[Share] = deque()
 
@@ -42,12 +59,32 @@ class Memory:
         """How many messages wait for room."""
         return len(self._waiting)
 
-    def ask(self, size_bytes: int, on_granted: Callable[[], object]) -> Share:
-        """A share, which is granted at once or when others have given back enough; then `on_granted` is called."""
-        share = Share(self, min(_COPIES * size_bytes, self._most_bytes), on_granted)
+    def ask(
+        self, size_bytes: int, on_granted: Callable[[], object], on_overdue: Callable[[], object] | None = None
+    ) -> Share:
+        """A share, which is granted at once or when others have given back enough; then `on_granted` is called.
+
+        `on_overdue` is called when its message takes too long while others wait: it is to be released then.
+        """
+        share = Share(self, min(_COPIES * size_bytes, self._most_bytes), on_granted, on_overdue)
         if self._waiting or not self._grant(share):
             self._waiting.append(share)
+            self._watch()
         return share
+
+    def _watch(self) -> None:
+        """Look after the share that was granted first, for as long as anybody waits."""
+        begun = [since for share, since in self._granted.items() if share.on_overdue is not None]
+        if self._waiting and begun and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(min(begun) + self._most_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        since = asyncio.get_running_loop().time() - self._most_s
+        for share in [share for share, begun in self._granted.items() if begun <= since]:
+            if self._waiting and share.on_overdue is not None:
+                share.on_overdue()
+        self._watch()
 
     async def wait(self, size_bytes: int) -> Share:
         """A share, once there is room for it."""
@@ -66,14 +103,19 @@ class Memory:
             return False
         self._taken_bytes += share.size_bytes
         share.is_granted = True
+        if share.on_overdue is not None:
+            self._granted[share] = asyncio.get_running_loop().time()
         return True
 
     def give_back(self, share: Share, size_bytes: int) -> None:
         """Part of a share, or all of it; one that still waits is then not wanted any more."""
         share.size_bytes -= size_bytes
+        if not share.size_bytes or share.on_overdue is None:
+            self._granted.pop(share, None)
         if share.is_granted:
             self._taken_bytes -= size_bytes
         elif not share.size_bytes and share in self._waiting:
             self._waiting.remove(share)
         while self._waiting and self._grant(self._waiting[0]):
             self._waiting.popleft().on_granted()
+        self._watch()

@@ -17,7 +17,6 @@ from belljar.settings import Settings
 from belljar.toolbox.base import Catalogue, JsonObject, ToolDefinition, Upstreams
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.config import load_servers
-from belljar.toolbox.connection import Limits
 from belljar.toolbox.generating import generate
 from belljar.toolbox.grove import Plot
 from belljar.toolbox.hatch import Hatch, Search, open_hatch
@@ -26,7 +25,6 @@ from belljar.toolbox.search import Index
 from belljar.toolbox.shapes import Shapes
 from belljar.toolbox.showing import Detail, as_fields, show
 from belljar.toolbox.tree import Tree
-from belljar.toolbox.upstreams import open_upstreams
 
 INSIDE = Path(__file__).parent / "inside"
 """What sessions import; on their path."""
@@ -182,6 +180,10 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
     if not servers:
         yield None
         return
+    # Only here: the protocol's client takes longer to import than all else that a run without servers needs.
+    from belljar.toolbox.connection import Limits
+    from belljar.toolbox.upstreams import open_upstreams
+
     folder = settings.data_directory / "toolbox"
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)

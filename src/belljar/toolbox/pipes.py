@@ -89,10 +89,10 @@ class Inlet:
             self._make_room()
 
     def _make_room(self) -> None:
-        if self._lines.size > self._limit_bytes:
-            self._free()  # nothing of it is kept any more
+        if self._lines.is_dropped:
+            self._free()
         elif self._share is None:
-            self._share = self._memory.ask(self._limit_bytes, self._go_on)
+            self._share = self._memory.ask(self._limit_bytes, self._go_on, self._give_up)
             if not self._share.is_granted:
                 self._pause()
 
@@ -100,6 +100,10 @@ class Inlet:
         if self._share is not None:
             self._share.release()
             self._share = None
+
+    def _give_up(self) -> None:
+        self._lines.give_up()
+        self._free()
 
     def _go_on(self) -> None:
         if not self._waiting:

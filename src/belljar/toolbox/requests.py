@@ -3,12 +3,13 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 LINE_BYTES = 4 * 1024 * 1024
 """The longest request, arguments and all."""
 MOST_VALUES = 100_000
 """In one request: four megabytes of empty lists take a second to read, and every session waits for that."""
+_CANCEL_BYTES = 100
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NUMBER = re.compile(rb'\{"id": ?(\d{1,15}),')
 
@@ -16,7 +17,8 @@ Number = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # Made ready when the first tool is called.
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     id: Number
 
@@ -47,13 +49,33 @@ class Search(_Message):
 
 
 _REQUEST: TypeAdapter[Call | Cancel | Search] = TypeAdapter(
-    Annotated[Call | Cancel | Search, Field(discriminator="op")]
+    Annotated[Call | Cancel | Search, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 )
+
+
+class TooDeep(ValueError):
+    """JSON, but nested more deeply than it is read."""
 
 
 def parsed(line: bytes) -> Call | Cancel | Search:
     """What a line asks. Raises ValueError where that cannot be told."""
-    return _REQUEST.validate_json(line)
+    try:
+        return _REQUEST.validate_json(line)
+    except ValidationError as error:
+        if "recursion limit" in error.errors(include_url=False, include_input=False)[0]["msg"]:
+            raise TooDeep from None
+        raise
+
+
+def cancelled_by(line: bytes) -> int | None:
+    """The number of the question that a line takes back; None for any other line."""
+    if len(line) > _CANCEL_BYTES or b'"cancel"' not in line:
+        return None
+    try:
+        request = parsed(line)
+    except ValueError:
+        return None
+    return request.id if isinstance(request, Cancel) else None
 
 
 def number_in(line: bytes) -> int | None:

@@ -96,6 +96,7 @@ class Shortcut:
             await outlet.send(line)
             return await answered
         except OSError:
+            _drop(answered)
             raise _closed() from None
         except asyncio.CancelledError:
             _drop(answered)
@@ -140,7 +141,7 @@ class Shortcut:
         pending = self._pending.get(_number(told.get("progressToken")))
         done, total, said = told.get("progress"), told.get("total"), told.get("message")
         if pending is None or not _is_number(done):
-            return False
+            return not _is_number(done)  # nothing that anyone could be told; the SDK would log what it says
         words = said if isinstance(said, str) else None
         try:
             pending.noted(float(done), float(total) if _is_number(total) else None, words)
@@ -158,6 +159,8 @@ def number_of(head: bytes, tail: bytes) -> int:
 
 def too_large(line: Overlong) -> str:
     """What is told of it."""
+    if line.was_given_up:
+        return "it took too long over a large answer, while others waited for the room that it took"
     return f"it answered with more than {line.limit_bytes:,} bytes"
 
 
@@ -174,7 +177,10 @@ def _number(given: Any) -> int:
 
 
 def _is_number(given: Any) -> TypeGuard[int | float]:
-    return isinstance(given, int | float) and not isinstance(given, bool)
+    """One that is as large as a float can be."""
+    return isinstance(given, float) or (
+        isinstance(given, int) and not isinstance(given, bool) and given.bit_length() <= 64
+    )
 
 
 def _failure(error: Any) -> Exception:

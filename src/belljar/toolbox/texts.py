@@ -8,12 +8,15 @@ import difflib
 import json
 import unicodedata
 from collections.abc import Collection, Mapping
+from heapq import nlargest
+from itertools import pairwise
 from typing import Any
 
 _HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
 _MOST_SHOWN = 40
 _FEWEST_SHOWN = 100
 _NAME_CHARS = 100
+_MOST_ALIKE = 20
 
 
 def visible(text: object, limit: int) -> str:
@@ -70,11 +73,18 @@ def _cut(text: str, limit: int) -> str:
     return f"{text[:limit]}… and {left_out:,} more characters that are not shown here" if left_out > 0 else text
 
 
+def nearest(name: str, known: Collection[str]) -> str:
+    """The one that is most like a name, if any is like it."""
+    # The comparison takes a millisecond for each, and every session waits for it: few of thousands are worth it.
+    name, pairs = name[:_NAME_CHARS], set(pairwise(name[:_NAME_CHARS]))
+    alike = nlargest(_MOST_ALIKE, known, key=lambda each: len(pairs.intersection(pairwise(each[:_NAME_CHARS]))))
+    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.7)), "")
+
+
 def meant(name: str, known: Collection[str], most: int = 20) -> str:
     """What a name that nobody has may have been meant for, to be said behind it: one that is like it, or all."""
-    near = difflib.get_close_matches(name[:_NAME_CHARS], known, n=1, cutoff=0.7)
-    if near:
-        return f": did you mean {near[0]!r}?"
+    if near := nearest(name, known):
+        return f": did you mean {near!r}?"
     more = f" and {len(known) - most:,} more" if len(known) > most else ""
     return f": there is {', '.join(map(repr, list(known)[:most]))}{more}" if known else ""
 

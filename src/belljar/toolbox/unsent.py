@@ -4,6 +4,8 @@ A process of the session's that does not read is waited for, but not for ever.
 """
 
 import asyncio
+import contextlib
+import logging
 import tempfile
 from collections.abc import Iterator
 from typing import IO, Final
@@ -16,6 +18,8 @@ MOST_BYTES: Final = 8 * 1024 * 1024
 _PIECE_BYTES: Final = 262_144
 """More is not given to a transport at once: what it cannot send it keeps."""
 _WRITE_S: Final = 60
+
+log = logging.getLogger(__name__)
 
 
 class Unsent:
@@ -32,12 +36,13 @@ class Unsent:
         return Outgoing(self, transport)
 
     async def keep(self, line: bytes) -> "_Kept":
-        """Until it can be sent."""
-        self.waiting += 1
+        """Until it can be sent. Raises OSError where the disk has no room for it."""
+        file = None
         if self.size_bytes + len(line) > MOST_BYTES:
-            return _Kept(self, b"", await asyncio.to_thread(_on_disk, line))
+            file, line = await asyncio.to_thread(_on_disk, line), b""
+        self.waiting += 1
         self.size_bytes += len(line)
-        return _Kept(self, line, None)
+        return _Kept(self, line, file)
 
 
 class _Kept:
@@ -64,8 +69,13 @@ class _Kept:
 
 def _on_disk(line: bytes) -> IO[bytes]:
     file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by who keeps it)
-    file.write(line)
-    file.seek(0)
+    try:
+        file.write(line)
+        file.seek(0)
+    except OSError:
+        with contextlib.suppress(OSError):  # what it still holds cannot be written either
+            file.close()
+        raise
     return file
 
 
@@ -100,7 +110,12 @@ class Outgoing:
             if self._is_read.is_set():
                 return  # it went out whole, and nobody has to wait
             line = b""
-        kept = await self._unsent.keep(line)
+        try:
+            kept = await self._unsent.keep(line)
+        except OSError as error:
+            log.warning("an answer to a session is lost: %s", error.strerror)
+            self._transport.abort()  # or whoever asked would wait for it for ever
+            return
         del line
         try:
             async with asyncio.timeout(_WRITE_S), self._turn:

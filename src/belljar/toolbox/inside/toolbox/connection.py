@@ -1,7 +1,8 @@
 """One socket to the host for all threads and event loops of this process, with many questions in flight.
 
 Who waits for an answer reads for everyone, and an event loop reads when there is something: no thread stays behind
-between two cells, where it would keep the session from being copied whole.
+between two cells, where it would keep the session from being copied whole. An interrupt may come between any two steps
+in here, and leaves nothing locked: so locks are taken by `with` alone, which a Condition's Python code is not safe for.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class Connection:
     """Opened with the first question, and again after a fork or when the host has gone."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Waiter | LoopWaiter] = {}
-        self._is_read = False
+        self._reader = 0
+        """The thread that reads now."""
         self._wire: Wire | None = None
 
     def ask(self, message: dict[str, Any]) -> Answer:
@@ -44,6 +46,7 @@ class Connection:
         try:
             self._wait(self._send(number, message, waiter), waiter)
         except BaseException:
+            self._leave()
             self._take_back(number)
             raise
         if waiter.error is not None:
@@ -57,19 +60,21 @@ class Connection:
         number = next(self._numbers)
         try:
             wire = self._send(number, message, waiter)
-            wire.watch(self._on_readable)
+            with self._lock:
+                wire.watch(self._on_readable)
             try:
                 return await waiter.future
             finally:
                 wire.unwatch()
         except BaseException:
+            self._leave()
             self._take_back(number)
             raise
 
     def rest(self) -> None:
         """Nothing runs: hold nothing that a copy of this process would lack."""
-        with self._changed:
-            if not self._pending and not self._is_read:
+        with self._lock:
+            if not self._pending and not self._reader:
                 self._close()
 
     # Sending
@@ -82,13 +87,13 @@ class Connection:
                 "pass less at once"
             )
         for is_last in (False, True):
-            with self._changed:
+            with self._lock:
                 wire = self._wire or self._open()
                 self._pending[number] = waiter
             try:
                 self._write(wire, line)
             except OSError as error:
-                with self._changed:
+                with self._lock:
                     self._pending.pop(number, None)
                 self._fail(wire, f"the host does not answer: {error}")
                 if is_last:
@@ -134,7 +139,7 @@ class Connection:
         return self._wire
 
     def _take_back(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             is_pending = self._pending.pop(number, None) is not None
             wire = self._wire
         if is_pending and wire is not None:
@@ -144,24 +149,40 @@ class Connection:
     # Reading
 
     def _wait(self, wire: Wire, waiter: Waiter) -> None:
-        """Read for everyone, or wait while another does, until there is what this one waits for."""
+        """Read for everyone, or sleep while another does, until there is what this one waits for."""
         __tracebackhide__ = True
         while not waiter.is_done:
-            with self._changed:
-                while self._is_read and not waiter.is_done:
-                    self._changed.wait()
-                if waiter.is_done:
-                    return
-                self._is_read = True
-            self._read(wire)
+            if not self._may_read():
+                waiter.sleep()
+            elif waiter.is_done:
+                self._leave()
+            else:
+                self._read(wire)
 
     def _on_readable(self, wire: Wire) -> None:
         """Read what there is, unless another does."""
-        with self._changed:
-            if self._is_read:
+        if self._may_read():
+            self._read(wire, socket.MSG_DONTWAIT)
+
+    def _may_read(self) -> bool:
+        own = threading.get_ident()
+        with self._lock:
+            # Its own already where an interrupt has kept it from leaving.
+            if self._reader in (0, own):
+                self._reader = own
+            return self._reader == own
+
+    def _leave(self) -> None:
+        """This thread does not read any more: another may."""
+        with self._lock:
+            if self._reader == threading.get_ident():
+                self._reader = 0
+            if self._reader:
                 return
-            self._is_read = True
-        self._read(wire, socket.MSG_DONTWAIT)
+        for waiter in [*self._pending.values()]:
+            if isinstance(waiter, Waiter) and not waiter.is_done:
+                waiter.wake()
+                return
 
     def _read(self, wire: Wire, flags: int = 0) -> None:
         __tracebackhide__ = True
@@ -179,25 +200,24 @@ class Connection:
             self._fail(wire, "the connection was interrupted")
             raise
         finally:
-            with self._changed:
-                self._is_read = False
-                self._changed.notify_all()
+            self._leave()
 
     def _deliver(self, answer: Answer) -> None:
-        waiter = self._pending.pop(int(answer.get("id", 0)), None)
+        number = int(answer.get("id", 0))
+        waiter = self._pending.get(number)
         if waiter is not None:
             waiter.settle(answer)
+            # Only now: whom an interrupt keeps from being told is told that the connection failed.
+            self._pending.pop(number, None)
 
     def _fail(self, wire: Wire, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             if wire is not self._wire:
                 return
             self._close()
             pending, self._pending = self._pending, {}
         for waiter in pending.values():
             waiter.settle({}, ToolError(reason))
-        with self._changed:
-            self._changed.notify_all()
 
     def _close(self) -> None:
         wire, self._wire = self._wire, None

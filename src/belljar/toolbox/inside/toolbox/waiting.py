@@ -18,16 +18,29 @@ _CHUNK_BYTES = 1 << 18
 class Waiter:
     """A thread, which looks itself whether its answer has come."""
 
-    __slots__ = ("answer", "error", "is_done")
+    __slots__ = ("_asleep", "answer", "error", "is_done")
 
     def __init__(self) -> None:
         self.is_done = False
         self.answer: Answer = {}
         self.error: Exception | None = None
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def sleep(self) -> None:
+        """Until it is woken, which may have been before."""
+        self._asleep.acquire()
+
+    def wake(self) -> None:
+        """Its answer has come, or nobody reads."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._asleep.release()
 
     def settle(self, answer: Answer, error: Exception | None = None) -> None:
-        """It has come, or never will."""
-        self.answer, self.error, self.is_done = answer, error, True
+        """It has come, or never will; only the first time counts."""
+        if not self.is_done:
+            self.answer, self.error, self.is_done = answer, error, True
+        self.wake()
 
 
 class LoopWaiter:
@@ -80,6 +93,8 @@ class Wire:
 
     def watch(self, on_readable: Callable[[Wire], None]) -> None:
         """Tell the loop that runs; as often as this, `unwatch` is called in it."""
+        if self._is_shut:
+            return
         loop = asyncio.get_running_loop()
         self._loops[loop] = count = self._loops.get(loop, 0) + 1
         if count == 1:
@@ -88,10 +103,11 @@ class Wire:
     def unwatch(self) -> None:
         """One coroutine of this loop does not wait any more."""
         loop = asyncio.get_running_loop()
-        self._loops[loop] = count = self._loops[loop] - 1
+        count = self._loops.pop(loop, 0) - 1
+        if count > 0:
+            self._loops[loop] = count
         if count:
             return
-        del self._loops[loop]
         loop.remove_reader(self.sock.fileno())
         if self._is_shut:
             self.shut()
@@ -100,7 +116,6 @@ class Wire:
         """Nothing goes over it any more; may be called twice."""
         self._is_shut = True
         with contextlib.suppress(OSError):
-            if self._loops:
-                self.sock.shutdown(socket.SHUT_RDWR)
-            else:
-                self.sock.close()
+            self.sock.shutdown(socket.SHUT_RDWR)  # a thread that reads hears of it, which it would not of the closing
+        if not self._loops:
+            self.sock.close()
