@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -12,7 +13,9 @@ from belljar.attachments.messages import Begun, Ended, Heard, News, Said
 from belljar.attachments.views import MOST_WAITING_BYTES, Views
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime, open_runtime
+from belljar.sessions import life
 from belljar.sessions.cells import make_cell
+from belljar.sessions.departures import put_to_sleep
 from belljar.sessions.execution import Execution
 from belljar.sessions.session import Session
 from shared_environment import settings_with
@@ -162,14 +165,97 @@ async def test_a_thread_whose_widgets_nobody_listens_to_goes_on(session: Session
         assert await asyncio.to_thread((folder / "done").read_text) == "yes"
 
 
+async def _turning(runtime: Runtime) -> tuple[Session, str]:
+    """A session that has a widget whose callback never ends."""
+    session = runtime.sessions.create(AGENT)
+    loop = "def turn(change):\n    print('turning', flush=True)\n    while True: pass\nslider.observe(turn, 'value')\n"
+    made = await _ran(session, f"import ipywidgets\nslider = ipywidgets.IntSlider(3)\n{loop}kept = 1\nslider.model_id")
+    return session, str(made.result().result).strip("'")
+
+
+async def test_callbacks_that_never_end_do_not_keep_their_session_from_going_to_sleep(runtime: Runtime) -> None:
+    session, model = await _turning(runtime)
+    async with attached_to(runtime, session) as (attached, news):
+        for value in (1, 2):  # one that runs, and one that waits behind it
+            await attached.send_comm(f"turn {value}", _moved(model, value))
+        while _outputs([await anext(news)]) != ["stream"]:
+            pass
+        report = await put_to_sleep(session, runtime.sessions.roll, "it was time")
+    assert report is not None
+    assert "kept" in report.kept
+
+
+async def test_a_callback_that_never_ends_does_not_cost_the_next_server_the_session(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "CATCH_UP_S", 2.0)
+    session, model = await _turning(runtime)
+    async with attached_to(runtime, session) as (_, news):
+        hearing = session.queue.run_aside(session.comms.hear("turn", _moved(model, 1)))
+        while _outputs([await anext(news)]) != ["stream"]:
+            pass
+        hearing.cancel()  # as if the server that listens were gone
+        async with session.turn:
+            await session.life.catch_up()
+    after = (await _ran(session, "kept")).result()
+    assert (after.status, after.result) == ("ok", "1")
+
+
+async def test_a_word_that_cannot_be_sent_is_told_to_the_code_and_ends_nothing(session: Session) -> None:
+    await _ran(
+        session, "deep = {}\nfor _ in range(500):\n    deep = {'in': deep}\ntwice = {}\ntwice[1] = twice[2] = twice"
+    )
+    for words in (
+        "data=deep",
+        "data=twice",
+        "metadata=deep",
+        "metadata={'long': 'x' * 40_000_000}",
+        "data={'long': 'x' * 40_000_000}",
+    ):
+        result = (await _ran(session, f"comm.create_comm(target_name='none', {words})")).result()
+        assert (result.status, str(result.error)[:10]) == ("error", "ValueError")
+    shown = (await _ran(session, "display({'application/json': deep}, raw=True)")).result()
+    assert shown.status == "ok"
+    assert (await _ran(session, "len(deep)")).result().result == "1"
+
+
+async def test_comms_that_are_none_are_passed_over(runtime: Runtime, session: Session) -> None:
+    """Code can put anything among them."""
+    await _ran(
+        session, "comms = comm.get_comm_manager().comms\ncomms['none'] = None\ncomms['x' * 1_000] = comms['none']"
+    )
+    async with attached_to(runtime, session) as (attached, _):
+        assert "none" not in await attached.comms()
+    await _ran(session, "class Bad:\n    @property\n    def target_name(self): raise ValueError\ncomms['bad'] = Bad()")
+    async with attached_to(runtime, session) as (attached, _):
+        assert await attached.comms() == {}
+    removed = await _ran(session, "del comms['none'], comms['x' * 1_000], comms['bad']")
+    assert removed.result().status == "ok"
+
+
 async def test_a_front_end_that_does_not_keep_up_is_told_so_once() -> None:
     views = Views()
     large = CommMessage("comm_msg", "model", {"text": "x" * (MOST_WAITING_BYTES // 3)})
-    taken = [said for _ in range(6) if (said := views.taken("cell", large)) is not None]
-    assert [said.output for said in taken] == [*["comm_msg"] * 3, "stream"]
-    assert "too slow" in taken[-1].content["text"]
-    for said in taken:
-        views.forget(said)
+    taken = [word for _ in range(6) if (word := views.taken("cell", large)) is not None]
+    assert [word.output for word in taken] == [*["comm_msg"] * 3, "stream"]
+    told = [views.told(word) for word in taken]
+    assert told[0].content["data"] == large.data
+    assert "too slow" in told[-1].content["text"]
     again = views.taken("cell", large)
     assert again is not None
     assert again.output == "comm_msg"
+
+
+async def test_words_that_wait_take_as_much_memory_as_is_counted() -> None:
+    """Of many short ones most is not their text, and nested data takes thirty times as much as its text."""
+    for data, most in (({"a": 1}, 300), ({"a": [[] for _ in range(10_000)]}, 3)):
+        views, small = Views(), CommMessage("comm_msg", "model", data)
+        Views().taken("cell", small)  # what the first of all words makes ready is there for good
+        tracemalloc.start()
+        try:
+            kept = [word for _ in range(most) if (word := views.taken("cell", small)) is not None]
+            taken_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(kept) == most
+        assert taken_bytes < 2 * sum(word.size_bytes for word in kept)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import KernelDied
-from belljar.kernels.frames import Wire
+from belljar.kernels.exchange import MOST_EARLY_BYTES, PIECE_BYTES, Exchange
+from belljar.kernels.frames import MOST_AT_ONCE, Wire
 from belljar.kernels.messages import Clear, Comm, Rehearsed, Sync
 from belljar.kernels.runner.channel import Channel
+from belljar.outputs.events import Stream
 
 pytestmark = pytest.mark.anyio
 
@@ -135,3 +137,27 @@ async def test_a_widgets_word_that_has_not_its_form_is_refused(
     assert await wire.receive() == [Comm(type="comm", kind="comm_msg", comm_id="id", data={})]
     with pytest.raises(KernelDied, match="malformed"):
         await wire.receive()
+
+
+async def test_a_flood_of_messages_leaves_others_their_turn(wire: Wire, channel: Channel) -> None:
+    flood, turns = 2_000, 0
+    channel.send(*[{"type": "sync"}] * flood)
+
+    async def read() -> None:
+        for _ in range(flood):
+            await wire.receive()
+
+    reading = asyncio.create_task(read())
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= flood // MOST_AT_ONCE
+
+
+async def test_of_output_between_cells_the_beginning_waits_however_small_its_pieces_are(wire: Wire) -> None:
+    exchange = Exchange(wire)
+    for _ in range(MOST_EARLY_BYTES // 10):
+        exchange.keep(Stream("stdout", "x"))
+    assert 0 < len(exchange.take_early()) <= MOST_EARLY_BYTES // PIECE_BYTES
+    exchange.keep(Stream("stdout", "again"))
+    assert exchange.take_early() == [Stream("stdout", "again")]

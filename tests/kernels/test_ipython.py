@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cells import Place, interrupt_when_started, open_place, run
+from cells import DEADLINE_S, Place, interrupt_when_started, open_place, run
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied, KernelStartFailed
@@ -63,6 +63,24 @@ async def test_a_form_that_was_given_to_a_plain_type_is_shown(kernel: Kernel) ->
     assert (await run(kernel, "{}")).result == {"text/plain": "{}", "text/html": "<i>map</i>"}
     await run(kernel, "html.pop(int); html.pop(dict);")
     assert (await run(kernel, "7")).result == {"text/plain": "7"}
+
+
+async def test_a_formatter_of_the_sessions_own_is_asked_for_plain_types_too(kernel: Kernel) -> None:
+    await run(kernel, "formatter = get_ipython().display_formatter")
+    await run(kernel, "formatter.format = lambda value, *_, **__: ({'text/plain': 'mine'}, {})")
+    assert (await run(kernel, "7")).result == {"text/plain": "mine"}
+    await run(kernel, "del formatter.format")
+    assert (await run(kernel, "7")).result == {"text/plain": "7"}
+
+
+@pytest.mark.parametrize("last", ["", "# nothing", "this is no python"])
+async def test_variables_are_saved_after_a_cell_that_had_no_code_to_run(kernel: Kernel, last: str) -> None:
+    assert isinstance(kernel, ipython.IPythonKernel)
+    await run(kernel, "kept = 1")
+    await run(kernel, last, on_begin=lambda: None)
+    async with asyncio.timeout(DEADLINE_S):
+        report = await kernel.save_state(f"{kernel.scratch}/state")
+    assert "kept" in report.kept
 
 
 async def test_a_task_goes_on_between_cells(kernel: Kernel) -> None:

@@ -99,6 +99,9 @@ def test_what_widgets_say_is_changed_too_and_withheld_with_the_rest() -> None:
     (withheld,) = shown(screen({"text": KEY, "withhold": True}), said)
     assert isinstance(withheld, CommMessage)
     assert (KEY in str(withheld), withheld.buffers) == (False, ())
+    # Code chooses the names of what they say: none of them passes for a picture, nor holds anything itself.
+    named = CommMessage("comm_msg", "id", {"image/png": KEY, KEY: 1}, metadata={"video/mp4": [KEY]})
+    assert KEY not in str(shown(screen(), named))
 
 
 def test_what_a_line_holds_comes_before_what_follows_it() -> None:

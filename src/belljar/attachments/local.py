@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from belljar.answers import values_of
 from belljar.attachments.messages import Asks, Begun, Checked, Completed, Ended, Gone, Heard, Inspected, News, Said
-from belljar.attachments.views import Views
+from belljar.attachments.views import Views, Word
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
@@ -42,7 +42,7 @@ class LocalAttachment:
         self._author = author
         self._own: set[str] = set()
         self._told: set[str] = set()
-        self._queue: asyncio.Queue[Execution | Said | Heard | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Execution | Word | Heard | None] = asyncio.Queue()
         self._views = Views()
         last = session.latest()
         self._count = last.result().execution_count if last else 0
@@ -85,12 +85,12 @@ class LocalAttachment:
     def _on_comm(self, source_id: str, sequence: int, event: Event | None) -> None:
         if event is None:
             self._queue.put_nowait(Heard(request_id=source_id))
-        elif (said := self._views.taken(source_id, event)) is None:
+        elif (word := self._views.taken(source_id, event)) is None:
             return
         elif source_id in self._told:
-            self._views.keep(said, sequence)
+            self._views.keep(word, sequence)
         else:
-            self._queue.put_nowait(said)
+            self._queue.put_nowait(word)
 
     # News
 
@@ -101,9 +101,7 @@ class LocalAttachment:
                 async for item in self._news_of(next_one):
                     yield item
                 continue
-            if isinstance(next_one, Said):
-                self._views.forget(next_one)
-            yield next_one
+            yield self._views.told(next_one) if isinstance(next_one, Word) else next_one
         yield Gone()
 
     async def _news_of(self, execution: Execution) -> AsyncGenerator[News]:

@@ -5,7 +5,7 @@ Outputs have the content of Jupyter's messages of the same name. Neither side tr
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from belljar.models import Model, Status
 from belljar.outputs.events import CommMessage
@@ -252,6 +252,8 @@ ToClient = Annotated[
     Welcome | Refused | Replied | Begun | Said | Asks | Heard | Ended | Gone, Field(discriminator="kind")
 ]
 
-first: TypeAdapter[Attach | Open] = TypeAdapter(Annotated[Attach | Open, Field(discriminator="op")])
+# Made ready when the first person attaches, as the models are.
+_LATE = ConfigDict(defer_build=True)
+first: TypeAdapter[Attach | Open] = TypeAdapter(Annotated[Attach | Open, Field(discriminator="op")], config=_LATE)
 numbered: TypeAdapter[Numbered] = TypeAdapter(Numbered)
-to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient)
+to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

@@ -12,7 +12,9 @@ from belljar.outputs.events import Stream
 
 Answer = TypeVar("Answer", bound=Message)
 
-MOST_EARLY_CHARS = 4_000_000
+MOST_EARLY_BYTES = 4_000_000
+# What the shortest piece takes in memory.
+PIECE_BYTES = 100
 
 
 class Exchange:
@@ -23,6 +25,7 @@ class Exchange:
         """The number of the latest request."""
         self._wire = wire
         self._early: list[Stream] = []
+        self._early_bytes = 0
 
     def number(self) -> int:
         """For a request that is about to be made."""
@@ -47,10 +50,11 @@ class Exchange:
 
     def keep(self, stream: Stream) -> None:
         """It waits for the next cell; of a flood only the beginning does."""
-        if sum(len(kept.text) for kept in self._early) < MOST_EARLY_CHARS:
+        if self._early_bytes < MOST_EARLY_BYTES:
             self._early.append(stream)
+            self._early_bytes += len(stream.text) + PIECE_BYTES
 
     def take_early(self) -> list[Stream]:
         """What waited for the cell that begins now."""
-        early, self._early = self._early, []
+        early, self._early, self._early_bytes = self._early, [], 0
         return early

@@ -25,6 +25,8 @@ COALESCE_S = 0.008
 # written, is passed over. Well below what a socket takes at once.
 PACKET_BYTES = 65_536
 BEGINS, GOES_ON = b"\1", b"\0"
+# Messages that are read before everyone else has a turn: some milliseconds of the event loop's.
+MOST_AT_ONCE = 50
 GONE = "the kernel's process is gone"
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -50,6 +52,7 @@ class Wire:
         self._pipes = {"stdout": Pipe("stdout", ends[0]), "stderr": Pipe("stderr", ends[1])} if has_streams else {}
         self._buffer = bytearray()
         self._is_flowing = False
+        self._read_at_once = 0
         self._is_ended = False
         self._sending = asyncio.Lock()
         self._woken: asyncio.Future[None] | None = None
@@ -131,12 +134,16 @@ class Wire:
 
     async def receive(self) -> list[Stream | Message]:
         """The next things in order: at most one message, after everything that was written before it."""
+        if self._read_at_once >= MOST_AT_ONCE:
+            self._read_at_once = 0
+            await asyncio.sleep(0)
         while True:
             message = self._take_message()
             if message is not None:
                 items: list[Stream | Message] = [*self._drain(), message]
                 if message.ack:
                     await self.send({"op": "ack"})
+                self._read_at_once += 1
                 return items
             if self._is_ended:
                 if streams := self._drain():
@@ -191,6 +198,7 @@ class Wire:
     async def _wait(self) -> None:
         """Until a message comes, or output; while output flows, only until the pipes are due to be looked at."""
         loop = asyncio.get_running_loop()
+        self._read_at_once = 0
         self._woken = loop.create_future()
         if not self._is_listening:
             # By its number: asyncio puts a socket it does not know yet into words first, which takes 0.1 ms.

@@ -74,11 +74,16 @@ class FilterScreen:
             case InputRequest():
                 return replace(event, prompt=clean(event.prompt))
             case CommMessage():
-                data, metadata = self._bundle(event.data), self._bundle(event.metadata)
-                buffers = () if self._filter.withheld else event.buffers
-                return replace(event, data=data, metadata=metadata, buffers=buffers)
+                return self._cleaned_comm(event)
             case _:
                 return event
+
+    def _cleaned_comm(self, event: CommMessage) -> CommMessage:
+        # Its names are the session's own, and none of them means a picture.
+        data, metadata = (cast("MimeBundle", self._deep(told)) for told in (event.data, event.metadata))
+        if self._filter.withheld:
+            return replace(event, data={"text/plain": self._filter.withheld}, metadata={}, buffers=())
+        return replace(event, data=data, metadata=metadata)
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
         cleaned = {mime: value if _is_binary(mime) else self._deep(value) for mime, value in bundle.items()}

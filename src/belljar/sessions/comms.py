@@ -35,6 +35,9 @@ class Comms:
         self._stopper: Stopper | None = None
         self._watchers: set[CommWatcher] = set()
         self._overhearing: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._is_quiet = asyncio.Event()
+        self._is_quiet.set()
 
     def watch(self, watcher: CommWatcher) -> None:
         """Someone shows the widgets from now on."""
@@ -80,7 +83,7 @@ class Comms:
         try:
             async with session.turn, session.admission.slot(session.principal):
                 kernel = session.life.kernel
-                if converses(kernel) and kernel.is_alive():
+                if converses(kernel) and kernel.is_alive() and not self._is_closed:
                     if message.kind == "comm_msg" and message.data.get("method") != STATES:
                         session.authors.use(author)
                     await self._listen(request_id, kernel, kernel.hear(message))
@@ -93,6 +96,7 @@ class Comms:
         self._stopper = stopper = Stopper(
             kernel, timeout_s=settings.execution_timeout_s, grace_s=settings.interrupt_grace_s
         )
+        self._is_quiet.clear()
         try:
             with stopper.watching():
                 async for event in events:
@@ -108,6 +112,7 @@ class Comms:
             self.tell(request_id, 0, Raised("died", death.message, [f"died: {death.message}"]))
         finally:
             self._stopper = None
+            self._is_quiet.set()
             for passed in screens.flush():
                 self.tell(request_id, 0, passed)
 
@@ -120,3 +125,9 @@ class Comms:
         """Stop a callback that runs."""
         if self._stopper is not None:
             self._stopper.stop("interrupted")
+
+    async def aclose(self) -> None:
+        """Hear nothing more, and stop a callback that runs: the session is about to be put away."""
+        self._is_closed = True
+        self.interrupt()
+        await self._is_quiet.wait()

@@ -17,6 +17,7 @@ UNLIMITED_MB = 1024 * 1024
 async def put_to_sleep(session: Session, roll: Roll, end: str) -> StateReport | None:
     """Write the variables to disk and end the kernel. Returns what was kept; None: nothing was."""
     session.queue.interrupt()
+    await session.comms.aclose()
     await session.queue.drain()
     report = None
     async with session.turn:
@@ -30,6 +31,7 @@ async def put_to_sleep(session: Session, roll: Roll, end: str) -> StateReport | 
 
 async def leave(session: Session, roll: Roll, end: str) -> None:
     """Let the kernel live for the next server; what runs goes on. Idle, it is written to disk as well."""
+    await session.comms.aclose()
     session.close_aside()
     if not session.is_busy and session.settings.hibernate and session.life.kernel is not None:
         async with session.turn:

@@ -159,13 +159,23 @@ class Life:
         if not isinstance(self.kernel, Keepable):
             return
         try:
-            async with asyncio.timeout(CATCH_UP_S):
-                await self.kernel.catch_up()
+            if not await self._has_answered(self.kernel):
+                # What a person did to a widget may take as long; its variables are worth more than its end.
+                async with asyncio.timeout(CATCH_UP_S):
+                    await self.kernel.interrupt()
+                    await self.kernel.catch_up()
         except BelljarError:
             pass  # it has died, which the next cell is told
         except TimeoutError:
-            self.ended_by = f"it gave the server that took it over no answer in {CATCH_UP_S:g} s"
+            self.ended_by = f"it gave the server that took it over no answer in {2 * CATCH_UP_S:g} s"
             await self.kernel.kill()
+
+    async def _has_answered(self, kernel: Keepable) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_S):
+                await kernel.catch_up()
+                return True
+        return False
 
     async def leave(self) -> None:
         """Let go of the kernel and let it live, with the earlier states of it."""

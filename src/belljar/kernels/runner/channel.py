@@ -18,7 +18,10 @@ import threading
 from typing import Any
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
+# The host reads some more, and takes what is deeper still for no message at all.
+MAX_DEPTH = 150
 PACKET_BYTES = 65_536
+_CONTAINERS: "tuple[Any, ...]" = (dict, list, tuple)
 _BEGINS, _GOES_ON = b"\1", b"\0"
 _LENGTH = struct.Struct("!I")
 _LENGTH_NATIVE = struct.Struct("i")
@@ -156,6 +159,9 @@ class Channel:
 def _frame(message: dict[str, Any]) -> bytes:
     content = _encoded(message)
     if len(content) > MAX_FRAME_BYTES:
+        if message["type"] == "comm":
+            # Half of it would be worse than nothing for the views.
+            raise ValueError(f"a comm's message of {len(content):,} bytes is over the limit of {MAX_FRAME_BYTES:,}")
         content = _encoded(_shortened(message, len(content)))
     return _LENGTH.pack(len(content)) + content
 
@@ -173,4 +179,22 @@ def _encoded(message: dict[str, Any]) -> bytes:
 def _shortened(message: dict[str, Any], size: int) -> dict[str, Any]:
     """The same message without its data: what is too large to send is said, not dropped."""
     notice = f"<output of {size:,} bytes is over the limit of {MAX_FRAME_BYTES:,} and was left out>"
-    return {**message, "data": {"text/plain": notice}, "message": notice, "traceback": [notice], "buffers": []}
+    return {**message, "data": {"text/plain": notice}, "message": notice, "traceback": [notice]}
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether containers stand inside each other more often than a message can have them."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        # Each once: those that hold themselves twice would be ever more.
+        level = [*{id(inner): inner for outer in level for inner in _containers_in(outer)}.values()]
+        if not level:
+            return False
+    return True
+
+
+def _containers_in(outer: Any) -> "list[Any]":
+    if not isinstance(outer, _CONTAINERS):
+        return []
+    inside: Any = outer.values() if hasattr(outer, "values") else outer
+    return [value for value in inside if isinstance(value, _CONTAINERS)]

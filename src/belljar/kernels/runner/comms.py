@@ -13,6 +13,8 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
 
+from .channel import MAX_DEPTH, is_too_deep
+
 # What the host and the frames allow; said to the code that goes beyond it, rather than ending its session.
 MAX_BUFFERS_BYTES = 16 * 1024 * 1024
 MAX_BUFFERS = 1_000
@@ -119,6 +121,8 @@ def _name(value: Any) -> str:
 def _dictionary(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise TypeError(f"data of a comm is a dict here, not {type(value).__name__}")
+    if is_too_deep(value):
+        raise ValueError(f"data of a comm is nested at most {MAX_DEPTH} deep")
     return value or {}
 
 
@@ -156,7 +160,9 @@ def opened() -> dict[str, str]:
     manager = _manager()
     comms = list(manager.comms.items()) if manager is not None else []
     return {
-        comm_id: str(comm.target_name)[:MAX_NAME] for comm_id, comm in comms[-MAX_OPEN:] if isinstance(comm_id, str)
+        comm_id: str(comm.target_name)[:MAX_NAME]
+        for comm_id, comm in comms[-MAX_OPEN:]
+        if isinstance(comm_id, str) and len(comm_id) <= MAX_NAME and hasattr(comm, "target_name")
     }
 
 

@@ -14,7 +14,7 @@ _INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
 def is_text_alone(value: object, display_formatter: Any) -> bool:
     """Whether text is the one form that a shell's formatters would find; False where that is not certain."""
     inherited = _INHERITED.get(type(value))
-    if inherited is None:
+    if inherited is None or not _is_ipythons(display_formatter) or "format" in vars(display_formatter):
         return False
     formatters = display_formatter.formatters
     others = [formatter for mime, formatter in formatters.items() if mime != "text/plain"]
@@ -23,7 +23,11 @@ def is_text_alone(value: object, display_formatter: Any) -> bool:
 
 
 def _may_apply(formatter: Any, inherited: "list[tuple[type, tuple[str, str]]]") -> bool:
-    if not type(formatter).__module__.startswith("IPython.") or formatter.singleton_printers:
+    if not _is_ipythons(formatter) or formatter.singleton_printers:
         return True
     printers, deferred = formatter.type_printers, formatter.deferred_printers
     return any(kind in printers or name in deferred for kind, name in inherited)
+
+
+def _is_ipythons(formatter: Any) -> bool:
+    return type(formatter).__module__.startswith("IPython.")

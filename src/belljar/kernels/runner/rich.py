@@ -10,6 +10,8 @@ import importlib
 import json
 from typing import Any
 
+from .channel import MAX_DEPTH, is_too_deep
+
 PLOTLY = "application/vnd.plotly.v1+json"
 _state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
@@ -23,6 +25,8 @@ def prepared(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> Any:
+    if is_too_deep(value):
+        return f"<data that is nested more than {MAX_DEPTH} deep was left out>"
     return base64.b64encode(value).decode("ascii") if isinstance(value, (bytes, bytearray)) else value
 
 

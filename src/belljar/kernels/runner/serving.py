@@ -288,7 +288,10 @@ class Runner:
         return True
 
     def _on_comms(self, message: dict[str, Any]) -> None:
-        self.channel.send({"type": "comms", "id": message["id"], "opened": comms.opened()})
+        opened: dict[str, str] = {}
+        with contextlib.suppress(Exception), self._interruptible():
+            opened = comms.opened()
+        self.channel.send({"type": "comms", "id": message["id"], "opened": opened})
 
     def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
         self._execution = message["id"]
@@ -302,6 +305,7 @@ class Runner:
         count = self.shell.execution_count
         before = _cpu_s()
         is_ok = self._guarded(work)
+        self._awaits_go = False  # code that IPython could not read never came to wait for it
         self.streams.flush()
         held, self._held = self._held, None
         self._finished = {
