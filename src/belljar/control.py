@@ -4,6 +4,7 @@ One question, one answer: a list of all sessions. `belljar sessions` and `bellja
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -12,23 +13,27 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.models import SessionInfo
-from belljar.sessions.registry import Registry
-from belljar.sessions.session import Session
+
+if TYPE_CHECKING:
+    # Whoever only asks, as `belljar sessions` does, need not import the engine.
+    from belljar.sessions.registry import Registry
+    from belljar.sessions.session import Session
 
 PATIENCE_S = 2.0
 
 
 @asynccontextmanager
-async def serve_control(path: Path, registry: Registry) -> AsyncGenerator[None]:
+async def serve_control(path: Path, registry: "Registry") -> AsyncGenerator[None]:
     """Answer on `path` while the server lives."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = [await _line(session) for session in registry.all()]
-        writer.write(json.dumps(lines).encode())
-        await writer.drain()
+        with contextlib.suppress(ConnectionError):  # who asked has not waited
+            writer.write(json.dumps(lines).encode())
+            await writer.drain()
         writer.close()
 
     # The folder is closed to others (0700), and with it the socket.
@@ -41,7 +46,7 @@ async def serve_control(path: Path, registry: Registry) -> AsyncGenerator[None]:
             await server.wait_closed()
 
 
-async def _line(session: Session) -> dict[str, Any]:
+async def _line(session: "Session") -> dict[str, Any]:
     info = await asyncio.to_thread(session.info)
     kernel = session.life.kernel
     cpu = {"cpu_s": kernel.cpu_s() if kernel else 0.0, "read_at_s": time.monotonic()}

@@ -11,7 +11,8 @@ State = Literal["kept", "rewound", "lost"]
 class Model(BaseModel):
     """A value: strict about unknown fields, so that a renamed one cannot vanish silently."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Made ready for checking when the first is checked: most runs meet few of them, and starting waits for none.
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class FileReference(Model):

@@ -25,6 +25,19 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        ("belljar.cli.running", {"mcp", "httpx2", "starlette", "h11", "jupyter_client", "phonenumbers", "jsonschema"}),
+        ("belljar.control", {"belljar.sessions", "belljar.kernels", "belljar.settings"}),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(module: str, spared: set[str]) -> None:
+    probe = f"import sys, {module}; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert spared & set(answer.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [(SessionNotFound("no session x", hint="Make one"), 2), (KernelDied("it is gone", hint="Make one"), 1)],
 )

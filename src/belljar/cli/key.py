@@ -1,7 +1,6 @@
 """`belljar key`: a new bearer key, and the line that lets a server accept it without knowing it."""
 
 import json
-import secrets
 import sys
 from typing import Annotated
 
@@ -18,6 +17,8 @@ def command(
 
     Prints the key itself, shown only now, then its hashed line for belljar.toml.
     """
+    import secrets
+
     from belljar.settings import hash_key, is_key_name, parse_key
 
     if name and not is_key_name(name):

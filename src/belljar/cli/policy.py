@@ -1,6 +1,5 @@
 """`belljar policy`: check a policy file, and try what it says of a call or of code, without starting a server."""
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -85,6 +84,8 @@ def _of_call(policy: "Policy", name: str, text: str, *, read_only: bool) -> dict
 
 
 def _of_code(policy: "Policy", path: Path) -> dict[str, Any]:
+    import asyncio
+
     from belljar.policy.guard import Guard, rulebook
 
     try:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     requirements: list[Annotated[str, Field(max_length=NAME_LIMIT_CHARS)]] = Field(min_length=1, max_length=100)
 

@@ -13,7 +13,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from belljar.egress.listening import Door
-from belljar.egress.proxy import open_proxy
 from belljar.egress.rules import Rule
 from belljar.environments.base import Environment
 from belljar.environments.uv import OpenUv
@@ -73,6 +72,8 @@ async def open_hatches(
             await hatches.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil, door=door))
             hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
         if egress.rules and (name := names.pop("egress", "")):
+            from belljar.egress.proxy import open_proxy  # with an HTTP library, that most servers never need
+
             judge = partial(_judge, allow_private=egress.allow_private)
             door = hatched.doors[name]
             await hatches.enter_async_context(

@@ -6,7 +6,7 @@ Knows neither how messages travel, which is `frames.py`'s, nor what they mean to
 import base64
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from belljar.errors import KernelDied
 from belljar.outputs.events import CommKind
@@ -14,6 +14,9 @@ from belljar.outputs.events import CommKind
 
 class Base(BaseModel):
     """What every message has: the request it is about, and whether its sender waits for a word that it was read."""
+
+    # Checked as one of many, which is made ready once, not each for itself.
+    model_config = ConfigDict(defer_build=True)
 
     id: JsonValue = None
     ack: bool = False
@@ -206,7 +209,9 @@ Message = (
     | Warm
     | State
 )
-_message: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+_message: TypeAdapter[Message] = TypeAdapter(
+    Annotated[Message, Field(discriminator="type")], config=ConfigDict(defer_build=True)
+)
 
 
 def read_message(frame: bytes) -> Message:

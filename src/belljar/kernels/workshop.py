@@ -18,10 +18,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
-from belljar.egress.proxy import Proxy, ProxyLimits, open_proxy
 from belljar.egress.rules import Rule, parse_rules
 from belljar.environments.access import IndexAccess, read_access
 from belljar.environments.base import Environment, describe, inspect_interpreter
@@ -46,6 +46,9 @@ from belljar.files.removal import remove_tree
 from belljar.kernels.hatches import INSIDE, proxy_variables, relay_command
 from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+
+if TYPE_CHECKING:
+    from belljar.egress.proxy import Proxy
 
 _SOCKET = "egress"
 _CONNECTIONS = 256
@@ -121,7 +124,9 @@ class Workshop:
 
     def _open_proxy(
         self, session_id: str, folder: Path, index: Sequence[Rule]
-    ) -> contextlib.AbstractAsyncContextManager[Proxy]:
+    ) -> contextlib.AbstractAsyncContextManager["Proxy"]:
+        from belljar.egress.proxy import ProxyLimits, open_proxy  # see hatches.py
+
         allow_private = self._settings.egress_allow_private
         chosen: set[str] = set()
 
@@ -174,7 +179,7 @@ class ConfinedUv:
     spec: SandboxSpec
     environment: Environment
     access: IndexAccess
-    proxy: Proxy
+    proxy: "Proxy"
 
     async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
         """Run it once; what the proxy refused is told with what uv says."""

@@ -16,7 +16,7 @@ from belljar.policy.rules import CodeRule, Limits, Policy
 from belljar.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_EMPTY = Policy.model_validate({})
+_EMPTY = Policy.model_construct()
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ _DOTTED = re.compile(r"[\w*?]+(\.[\w*?]+)*")
 class Table(BaseModel):
     """A table of the file; a key that nobody reads is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Made ready when there is a file to check: most servers have none.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _listed(value: Any) -> Any:

@@ -102,6 +102,7 @@ class Session:
             self.id, idle_s=settings.session_idle_s, is_in_use=lambda: self.is_busy or bool(self.watchers)
         )
         self._is_closed = False
+        self._keeping: asyncio.Task[None] | None = None
         self.count = 0
         """How many executions there were so far."""
         self._noted: tuple[str, ...] = ()
@@ -152,12 +153,17 @@ class Session:
     def _on_done(self, execution: Execution) -> None:
         self.touch()
         self._tell(execution)
-        if not self.is_busy and self.life.checkpoints.are_kept and not self._is_closed:
+        is_kept_soon = self._keeping is not None and not self._keeping.done()
+        if not self.is_busy and self.life.checkpoints.are_kept and not self._is_closed and not is_kept_soon:
             # While nobody waits, so that the next cell need not.
-            self.queue.run_aside(self._keep_when_idle())
+            self._keeping = self.queue.run_aside(self._keep_when_idle())
 
     async def _keep_when_idle(self) -> None:
-        await asyncio.sleep(max(IDLE_S, self.life.checkpoints.wait_s))
+        wait_s = IDLE_S
+        # Once more where a cell that came meanwhile took one: this waits for all that ended since it began.
+        while wait_s > 0:
+            await asyncio.sleep(wait_s)
+            wait_s = self.life.checkpoints.wait_s
         if not self.is_busy and not self.turn.locked():
             async with self.turn:
                 await self.life.keep()
