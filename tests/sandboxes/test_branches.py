@@ -44,7 +44,15 @@ def holding(inmate: Inmate) -> set[int]:
 
 
 def pids() -> set[int]:
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
+    """Of all who live; when the dead are buried is their first process's business."""
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and lives(entry)}
+
+
+def lives(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def namespace_of(pid: int) -> str:
