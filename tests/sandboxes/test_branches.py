@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,6 +166,9 @@ async def test_the_code_of_an_origin_sees_nothing_of_the_host_while_branches_are
     inmate = await grove.branch(await grove.trunk())
     secret = grove.folder.parent / "secret"
     secret.write_text("of the host")
+    named = f"of-the-host-{os.getpid()}"
+    host = socket.socket(socket.AF_UNIX)
+    host.bind(f"\0{named}")
     code = f"""
 reading, writing = os.pipe()
 watcher = os.fork()
@@ -182,16 +186,18 @@ if watcher == 0:
                 try:
                     if 'hunter' in open('/proc/' + name + '/environ').read():
                         found.add('environ')
-                    if len(open('/proc/' + name + '/net/unix').readlines()) > 1:
+                    if '@{named}' in open('/proc/' + name + '/net/unix').read():
                         found.add('sockets')
                 except OSError:
                     pass
 os.close(writing)
 os.read(reading, 1)
 """
-    assert await inmate.ask(code) is None
-    for _ in range(5):
-        await grove.open_branch(inmate.sandbox)
+    with host:
+        assert f"@{named}" in Path("/proc/net/unix").read_text()
+        assert await inmate.ask(code) is None
+        for _ in range(5):
+            await grove.open_branch(inmate.sandbox)
     assert await inmate.ask("os.kill(watcher, signal.SIGTERM); answer = os.read(reading, 9999).decode()") == "[]"
 
 
