@@ -38,6 +38,7 @@ class NamespaceProcess:
         self._maker: int | None = None
         self._has_ended: asyncio.Event | None = None
         self._child = child
+        self._is_held = False
         self._will = will
         if will is not None:
             will.name(-child.pid)
@@ -180,6 +181,8 @@ class NamespaceProcess:
                 # one looks, the namespace of the origin cannot end.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._child.wait(), _PATIENCE_S)
+        elif not self._is_held:
+            self._kill_by_number()
         self._child.kill_group()
         await self._child.wait()
         self._release()
@@ -188,6 +191,15 @@ class NamespaceProcess:
         self._close_gate()
         self._close_maker()
         self._close_threshold()
+
+    def _kill_by_number(self) -> None:
+        """For a host without descriptors of processes: the number is its own while a parent not yet reaped has it."""
+        parent = self.pid
+        for _ in range(self._hops):
+            parent = only_child(parent)
+        if self.first_pid in children(parent):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.first_pid, signal.SIGKILL)
 
     def _release(self) -> None:
         # First: from then on its number may be a stranger's.
@@ -235,6 +247,7 @@ class NamespaceProcess:
             self._maker = _open_child(parent, of=grandparent)
         self.first_pid = first
         self.first = _open_child(first, of=parent)
+        self._is_held = self.first is not None
         if self._will is not None and self.first is not None:
             self._will.name(first)
         if not first:
