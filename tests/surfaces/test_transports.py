@@ -15,7 +15,8 @@ import httpx
 import pytest
 from calls import ERAS, MODERN, Caller, held, images, links, text_of
 from mcp import Client
-from mcp.types import ElicitResult
+from mcp.types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, ElicitResult
+from wires import opened_wire
 
 from belljar.environments import Environment
 from serving_process import (
@@ -168,53 +169,48 @@ def test_a_stdio_server_ends_when_its_input_does(default_environment: Environmen
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_bad_lines_on_stdin_are_answered_and_survived(default_environment: Environment, tmp_path: Path):
-    hello = {
-        "jsonrpc": "2.0",
-        "id": 7,
-        "method": "initialize",
-        "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "0"}},
-    }
-    call: dict[str, Any] = {
-        "jsonrpc": "2.0",
-        "id": 8,
-        "method": "tools/call",
-        "params": {"name": "list_sessions", "arguments": {}},
-    }
-    lines = [
-        b"not json",
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        b'{"jsonrpc": "1.0"}',
-        json.dumps(hello).encode(),
-        json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode(),
-        b'{"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "execute_code", "arguments": '
-        b'{"code": "\\ud800"}}}',
-        b'{"jsonrpc": "2.0", "id": 10, "method": "tools/call", "params": {"name": "execute_code", "arguments": '
-        b'{"code": "1", "timeout_s": NaN}}}',
-        b'{"jsonrpc": "2.0", "id": 11, "method": "tools/call", "params": "x"}',
-        json.dumps(call).encode(),
+def test_every_line_on_stdin_is_answered_with_its_id_or_null(default_environment: Environment, tmp_path: Path):
+    def run(request_id: str, code: bytes) -> bytes:
+        call = b'{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": {"name": "execute_code", "arguments": {%s}}}'
+        return call % (request_id.encode(), code)
+
+    lines: list[tuple[bytes, object, int]] = [
+        (b"not json", None, PARSE_ERROR),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "ping", ', 1, PARSE_ERROR),
+        (b'{"params": {"id": 3}, "id": "a\\"b" "method"', 'a"b', PARSE_ERROR),
+        (b'{"jsonrpc": "2.0", "params": {"id": 3}', None, PARSE_ERROR),
+        (b"\xff\xfe", None, PARSE_ERROR),
+        (run("4", b'"code": "\xff"'), 4, PARSE_ERROR),
+        (run("5", b'"code": "\\ud800"'), 5, PARSE_ERROR),
+        (run('"\\ud800"', b'"code": "1"'), None, PARSE_ERROR),
+        (b"[" * 10_000, None, PARSE_ERROR),
+        (b"[]", None, INVALID_REQUEST),
+        (b'[{"jsonrpc": "2.0", "id": 6, "method": "ping"}]', 6, INVALID_REQUEST),
+        (b"7", None, INVALID_REQUEST),
+        (b'{"jsonrpc": "1.0", "id": 8, "method": "ping"}', 8, INVALID_REQUEST),
+        (b'{"jsonrpc": "2.0", "id": 9}', 9, INVALID_REQUEST),
+        (b'{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}', None, INVALID_REQUEST),
+        (b'{"jsonrpc": "2.0", "id": 10.0, "method": "ping"}', 10, INVALID_REQUEST),
+        (b'{"jsonrpc": "2.0", "id": null, "method": "ping"}', None, INVALID_REQUEST),
+        (b'{"jsonrpc": "2.0", "id": true, "method": "ping"}', None, INVALID_REQUEST),
+        (b'{"jsonrpc": "2.0", "id": 11, "method": "tools/call", "params": []}', 11, INVALID_PARAMS),
+        (b'{"jsonrpc": "2.0", "id": 12, "method": "tools/call", "params": "x"}', 12, INVALID_PARAMS),
+        (b'{"jsonrpc": "2.0", "id": 13, "method": "tools/call"}', 13, INVALID_PARAMS),
+        (b'{"jsonrpc": "2.0", "id": 14, "method": "no/such"}', 14, METHOD_NOT_FOUND),
+        (run("15", b'"code": "' + b"x" * 2_000_000 + b'"'), 15, INVALID_REQUEST),
     ]
-    with subprocess.Popen(
-        serve_command(default_environment),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**variables(tmp_path), **COLD},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"\n".join(lines) + b"\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            if json.loads(line).get("id") == 8:
-                assert json.loads(line)["result"]["isError"] is False
-                break
-        else:
-            pytest.fail("the server ended")
-        process.stdin.close()
-        assert process.wait(30) == 0
+    with opened_wire(default_environment, tmp_path, BELLJAR_MAX_UPLOAD_BYTES="1000") as wire:
+        for line, request_id, code in lines:
+            wire.send(line)
+            answer = wire.receive()
+            assert (answer["id"], answer["error"]["code"]) == (request_id, code), line[:100]
+        # Neither an answer of the client's nor a notification is owed one.
+        wire.send(b'{"jsonrpc": "2.0", "id": 16, "result": 5}', b'{"jsonrpc": "2.0", "method": "notifications/x"}')
+        nan = wire.ask(json.loads(run("17", b'"code": "1", "timeout_s": NaN')))
+        assert nan["result"]["isError"] is True
+        assert wire.call("list_sessions") == {"sessions": []}
+        wire.stdin.close()
+        assert wire.process.wait(30) == 0
 
 
 @pytest.mark.parametrize(("number", "chosen"), [(signal.SIGTERM, {}), (signal.SIGINT, COLD)], ids=["warm", "cold"])

@@ -1,13 +1,15 @@
 """A runtime behind its surfaces, until the client or the operator ends it. Everything it says goes to stderr."""
 
+import asyncio
 import logging
 import sys
 
 from belljar import logs
+from belljar.cli.signals import Stop, stop_signals
 from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
-from belljar.surfaces.http import check_bind, parse_bind, serve_http
+from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
 
@@ -21,15 +23,27 @@ async def serve(settings: Settings) -> None:
         check_bind(settings)
         if settings.environment == "default" and sys.stderr.isatty():
             await prepare(settings, show=True)
-        await _serve_http(settings)
-    else:
-        async with open_runtime(settings) as runtime:
-            await serve_stdio(build_server(runtime, settings.surfaces))
+    with stop_signals() as stop:
+        try:
+            await (_serve_http(settings, stop) if settings.http else _serve_stdio(settings, stop))
+        except asyncio.CancelledError:
+            if not stop.asked.is_set():
+                raise
 
 
-async def _serve_http(settings: Settings) -> None:
+async def _serve_stdio(settings: Settings, stop: Stop) -> None:
+    async with open_runtime(settings) as runtime:
+        stop.has_started = True
+        server = build_server(runtime, settings.surfaces)
+        await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
+
+
+async def _serve_http(settings: Settings, stop: Stop) -> None:
     host, port = parse_bind(settings.http)
     async with open_runtime(settings) as runtime:
+        stop.has_started = True
+        if stop.asked.is_set():
+            return
         say = _log_ready if settings.log_format == "json" else _say_ready
         await serve_http(build_http_app(runtime), host, port, on_ready=say, log_level=settings.log_level)
 

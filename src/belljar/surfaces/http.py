@@ -158,11 +158,16 @@ def build_app(
     return Starlette(routes=routes, lifespan=running)
 
 
+def most_request_bytes(settings: Settings) -> int:
+    """Return the size of the largest message that is read: an upload in base64, and what surrounds it."""
+    return settings.max_upload_bytes * 4 // 3 + MEBIBYTE
+
+
 def _session_manager(server: MCPServer[Any], settings: Settings) -> StreamableHTTPSessionManager:
     # The SDK makes a server's manager only along with an app; ours has several servers, so its app is left.
     # `json_response` and `stateless_http` stay off: they break progress and cancellation.
     server.streamable_http_app(
-        max_request_body_size=settings.max_upload_bytes * 4 // 3 + MEBIBYTE,
+        max_request_body_size=most_request_bytes(settings),
         transport_security=transport_security(settings),
     )
     return server.session_manager
@@ -178,7 +183,7 @@ def _guarded_metrics(operations: Operations, settings: Settings, auth: AuthConfi
 async def serve_http(
     app: Starlette, host: str, port: int, *, on_ready: Callable[[str], object], log_level: str = "INFO"
 ) -> None:
-    """Serve until SIGINT, SIGTERM or cancellation; `on_ready` gets the URL once connections are taken.
+    """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are taken.
 
     Answers under way have a few seconds to end; then they are cut off, so an open stream delays nothing for long.
     """
@@ -258,7 +263,10 @@ class _Server(uvicorn.Server):
             yield
             return
         # Bound to the server on purpose: sse-starlette finds `should_exit` through the handler and ends its streams.
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
+            numbers.remove(signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:

@@ -2,24 +2,33 @@
 
 The SDK's own streams go through a worker thread for every line in and twice for every line out: 0.6 ms of a call.
 While it serves, descriptor 0 is empty and descriptor 1 is stderr, so that nothing stray gets between the messages.
+
+A client that has gone, on either side, and an operator's signal are the same: the end of the input.
 """
 
+import asyncio
 import os
 import select
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import Final
 
 import anyio
-from anyio import AsyncFile, to_thread
-from mcp.server.stdio import stdio_server
+from anyio import to_thread
+from mcp.shared._context_streams import ContextReceiveStream, ContextSendStream, create_context_streams
+from mcp.shared.message import SessionMessage
+from mcp.types import INVALID_REQUEST
 
+from belljar.surfaces.jsonrpc import SCANNED_BYTES, find_id, read_message, refusal
 from belljar.surfaces.server import BelljarServer
 
-PIPE_BYTES = 262_144
+PIPE_BYTES: Final = 262_144
 # What poll promises of a pipe that can be written to: so much fits without blocking.
-ATOMIC_BYTES = select.PIPE_BUF
+ATOMIC_BYTES: Final = select.PIPE_BUF
+# A client that stopped reading keeps nobody from ending for longer than this.
+DRAIN_S: Final = 3.0
+POLL_MS: Final = 100
 
 
 @contextmanager
@@ -40,68 +49,141 @@ def claimed() -> Generator[tuple[int, int]]:
 
 
 class Lines:
-    """The client's lines, as the SDK iterates over them."""
+    """The requests, a line each. Of a line that is too long, the beginning is kept."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, limit_bytes: int) -> None:
         self._descriptor = descriptor
-        self._lines: deque[bytes] = deque()
+        self._limit = limit_bytes
+        self._lines: deque[tuple[bytes, bool]] = deque()
         self._parts: list[bytes] = []
+        self._size = 0
         self._is_ended = False
 
     def __aiter__(self) -> "Lines":
         return self
 
-    async def __anext__(self) -> str:
+    async def __anext__(self) -> tuple[bytes, bool]:
+        """Return the next line, and whether it is whole."""
         while not self._lines:
             if self._is_ended:
                 raise StopAsyncIteration
             self._take(await self._read())
-        return self._lines.popleft().decode("utf-8", "replace")
+        return self._lines.popleft()
 
     async def _read(self) -> bytes:
         with suppress(PermissionError):  # a regular file cannot be waited for, and need not be
             await anyio.wait_readable(self._descriptor)
-        return os.read(self._descriptor, PIPE_BYTES)
+        try:
+            return os.read(self._descriptor, PIPE_BYTES)
+        except OSError:  # a terminal or a socket whose other end has gone
+            return b""
 
     def _take(self, chunk: bytes) -> None:
         self._is_ended = not chunk
         *ended, rest = chunk.split(b"\n") if chunk else (b"", b"")
-        for line in ended:
-            if whole := b"".join([*self._parts, line]).strip():
-                self._lines.append(whole)
+        for part in ended:
+            self._add(part)
+            if whole := b"".join(self._parts).strip():
+                self._lines.append((whole, self._size <= self._limit))
             self._parts.clear()
-        self._parts.append(rest)
+            self._size = 0
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size <= self._limit:
+            self._parts.append(part)
+        elif len(self._parts) != 1 or len(self._parts[0]) > SCANNED_BYTES:
+            self._parts[:] = [b"".join([*self._parts, part])[:SCANNED_BYTES]]
 
 
 class Writer:
-    """The answers, as the SDK writes them."""
+    """The answers; `gone` is set when there is nobody to read them any more."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, gone: asyncio.Event) -> None:
         self._descriptor = descriptor
+        self._gone = gone
+        self._turn = anyio.Lock()
+        self._is_closed = False
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
 
-    async def write(self, text: str) -> None:
+    async def write(self, line: str) -> None:
         """Write all of it; a client that does not read makes only its own connection wait."""
-        data = text.encode()
-        if len(data) <= ATOMIC_BYTES and self._poll.poll(0):
-            os.write(self._descriptor, data)
-        else:
-            await to_thread.run_sync(self._write_all, data)
+        data = f"{line}\n".encode()
+        async with self._turn:
+            if self._is_closed:
+                return
+            try:
+                if len(data) <= ATOMIC_BYTES and self._poll.poll(0):
+                    os.write(self._descriptor, data)
+                else:
+                    await to_thread.run_sync(self._write_all, data)
+            except OSError:
+                self.close()
+                self._gone.set()
 
-    async def flush(self) -> None:
-        """Written already."""
+    def close(self) -> None:
+        """Write nothing any more, not even the rest of a line whose reader has stopped reading."""
+        self._is_closed = True
 
     def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+        while view and not self._is_closed:
+            if self._poll.poll(POLL_MS):
+                view = view[os.write(self._descriptor, view[:ATOMIC_BYTES]) :]
 
 
-async def serve_stdio(server: BelljarServer) -> None:
-    """Serve one client until it closes its end."""
+async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes: int) -> None:
+    """Serve one client until it closes its end or `stop` is set; requests under way are answered with an error then."""
     with claimed() as (wire_in, wire_out):
-        # The SDK asks for anyio's file objects; all it does with them is iterate, write and flush.
-        stdin, stdout = cast("AsyncFile[str]", Lines(wire_in)), cast("AsyncFile[str]", Writer(wire_out))
-        async with stdio_server(stdin, stdout) as (read, write):
-            await server.run_on(read, write)
+        lines, writer = Lines(wire_in, line_bytes), Writer(wire_out, stop)
+        requests, read_stream = create_context_streams[SessionMessage | Exception](0)
+        write_stream, answers = create_context_streams[SessionMessage](0)
+        written = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_read_requests, lines, requests, writer, stop)
+            tasks.start_soon(_write_answers, answers, writer, written)
+            await server.run_on(read_stream, write_stream)
+            with anyio.move_on_after(DRAIN_S):
+                await written.wait()
+            writer.close()
+            tasks.cancel_scope.cancel()
+
+
+async def _read_requests(
+    lines: Lines, requests: ContextSendStream[SessionMessage | Exception], writer: Writer, stop: asyncio.Event
+) -> None:
+    async def cancel_on_stop() -> None:
+        await stop.wait()
+        reading.cancel_scope.cancel()
+
+    async with requests:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server has ended
+            async with anyio.create_task_group() as reading:
+                reading.start_soon(cancel_on_stop)
+                async for line, is_whole in lines:
+                    await _pass_on(line, is_whole, requests, writer)
+                reading.cancel_scope.cancel()
+
+
+async def _pass_on(
+    line: bytes, is_whole: bool, requests: ContextSendStream[SessionMessage | Exception], writer: Writer
+) -> None:
+    if is_whole:
+        message = read_message(line)
+    else:
+        why = "The message is too long: put large data into files, in parts"
+        message = [refusal(INVALID_REQUEST, why, find_id(line))]
+    if isinstance(message, list):
+        for answer in message:
+            await writer.write(answer.model_dump_json(by_alias=True, exclude_unset=True))
+    else:
+        await requests.send(SessionMessage(message))
+
+
+async def _write_answers(answers: ContextReceiveStream[SessionMessage], writer: Writer, written: anyio.Event) -> None:
+    async with answers:
+        async for answer in answers:
+            await writer.write(answer.message.model_dump_json(by_alias=True, exclude_unset=True))
+    written.set()

@@ -1,0 +1,110 @@
+"""JSON-RPC messages off the wire: read, or answered with an error that names the request wherever its id can be found.
+
+The SDK drops what it cannot read, and whoever sent it waits for ever. Knows nothing of transports.
+"""
+
+import json
+import re
+from typing import Any, Final, cast
+
+import pydantic_core
+from mcp.types import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    RequestId,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
+
+SCANNED_BYTES: Final = 65_536
+"""How far into a message that is no JSON its id is looked for."""
+MOST_ANSWERS: Final = 100
+"""To one batch."""
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+_ID_VALUE: Final = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?![\d.eE]))')
+
+
+def read_message(data: bytes) -> JSONRPCMessage | list[JSONRPCError]:
+    """Return the message, or the answers to whoever sent what is none."""
+    try:
+        message = jsonrpc_message_adapter.validate_json(data, by_name=False)
+    except ValidationError:
+        return refusals(data)
+    # The SDK's notification ignores members that it does not know, so a request with an unusable id passes for one.
+    if isinstance(message, JSONRPCNotification) and b'"id"' in data and "id" in pydantic_core.from_json(data):
+        return refusals(data)
+    return message
+
+
+def refusals(data: bytes) -> list[JSONRPCError]:
+    """Return one error for each request in a message that cannot be served; none to a broken answer."""
+    try:
+        value: object = pydantic_core.from_json(data)
+    except ValueError as error:
+        return [refusal(PARSE_ERROR, f"Parse error: {error}", find_id(data))]
+    if isinstance(value, list):
+        ids = [_usable_id(each) for each in cast("list[object]", value)[:MOST_ANSWERS]]
+        answered = [each for each in ids if each is not None] or [None]
+        return [
+            refusal(INVALID_REQUEST, "Batches are not served: send each message by itself", id_) for id_ in answered
+        ]
+    if not isinstance(value, dict):
+        return [refusal(INVALID_REQUEST, "A message is a JSON object", None)]
+    members = cast("dict[str, Any]", value)
+    if "method" not in members and ("result" in members or "error" in members):
+        return []
+    return [refusal(*_fault(members), _usable_id(members))]
+
+
+def refusal(code: int, message: str, request_id: RequestId | None) -> JSONRPCError:
+    """Return the error answer to a request."""
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=code, message=message))
+
+
+def _fault(members: dict[str, Any]) -> tuple[int, str]:
+    if members.get("jsonrpc") != "2.0":
+        return INVALID_REQUEST, 'Invalid request: "jsonrpc" has to be "2.0"'
+    if not isinstance(members.get("method"), str):
+        return INVALID_REQUEST, 'Invalid request: "method" has to be text'
+    if "id" in members and not _is_id(members["id"]):
+        return INVALID_REQUEST, 'Invalid request: "id" has to be a whole number or text'
+    return INVALID_PARAMS, 'Invalid request: "params" has to be an object'
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _usable_id(value: object) -> RequestId | None:
+    """Return the id to answer to; 7.0 is the same number as 7, other fractions cannot be sent back."""
+    found: object = cast("dict[str, object]", value).get("id") if isinstance(value, dict) else None
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
+    return cast("RequestId", found) if _is_id(found) else None
+
+
+def find_id(data: bytes) -> RequestId | None:
+    """Return the id of a request that is no JSON, if its outermost object says it before it breaks off."""
+    depth = 0
+    for token in _TOKEN.finditer(data, 0, SCANNED_BYTES):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] in b"}]":
+            depth -= 1
+        elif depth == 1 and token[0] == b'"id"' and (value := _ID_VALUE.match(data, token.end())):
+            return _read_id(value[1])
+    return None
+
+
+def _read_id(value: bytes) -> RequestId | None:
+    try:
+        found: object = json.loads(value)
+        str(found).encode()
+    except ValueError:  # a lone surrogate, which could not be sent back, or bytes that are no UTF-8
+        return None
+    return cast("RequestId", found)
