@@ -113,7 +113,7 @@ async def test_everything_works_over_the_wire(
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_giving_up_a_call_over_the_wire_leaves_the_cell_running(
+async def test_giving_up_a_call_over_the_wire_stops_its_cell_where_the_client_can_say_so(
     default_environment: Environment, tmp_path: Path, http_url: str, transport: str, era: str
 ):
     async with client_over(transport, default_environment, tmp_path, http_url, era) as caller:
@@ -124,7 +124,7 @@ async def test_giving_up_a_call_over_the_wire_leaves_the_cell_running(
             said.set()
 
         async def call() -> None:
-            arguments = {"code": held() + "survived = 'yes'", "session_id": session_id}
+            arguments = {"code": f"survived = 'no'\n{held()}survived = 'yes'", "session_id": session_id}
             await caller.client.call_tool("execute_code", arguments, progress_callback=on_progress)
 
         async with anyio.create_task_group() as tasks:
@@ -132,8 +132,11 @@ async def test_giving_up_a_call_over_the_wire_leaves_the_cell_running(
             with anyio.fail_after(60):
                 await said.wait()
             tasks.cancel_scope.cancel()
-        await caller.release(session_id)
-        assert (await caller.execute("survived", session_id)).result == "'yes'"
+        # An HTTP client of the newest era closes its connection, and so does one that was lost.
+        is_dropped = (transport, era) == ("http", MODERN)
+        if is_dropped:
+            await caller.release(session_id)
+        assert (await caller.execute("survived", session_id)).result == ("'yes'" if is_dropped else "'no'")
 
 
 async def test_sessions_outlive_an_http_connection(default_environment: Environment, http_url: str):
@@ -171,7 +174,10 @@ def test_a_stdio_server_ends_when_its_input_does(default_environment: Environmen
 
 def test_every_line_on_stdin_is_answered_with_its_id_or_null(default_environment: Environment, tmp_path: Path):
     def run(request_id: str, code: bytes) -> bytes:
-        call = b'{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": {"name": "execute_code", "arguments": {%s}}}'
+        call = (
+            b'{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": '
+            b'{"name": "execute_code", "arguments": {%s}}}'
+        )
         return call % (request_id.encode(), code)
 
     lines: list[tuple[bytes, object, int]] = [

@@ -22,7 +22,7 @@ from belljar.sessions.listening import Listener
 from belljar.sessions.outcomes import Outcome
 from belljar.sessions.questions import Questions, text_reply
 from belljar.sessions.results import Times, make_result, measure
-from belljar.sessions.stopping import Stopper
+from belljar.sessions.stopping import ON_REQUEST, Stopper
 from belljar.sessions.traces import Traces
 from belljar.sessions.transcript import Transcript
 from belljar.sessions.vetting import vet
@@ -62,6 +62,7 @@ class Execution:
         self._traces = Traces(session.workspace, session.quota, session.sharing, session.uri_of)
         self._stopper: Stopper | None = None
         self._is_cancelled = self._is_resumed = self._is_abandoned = False
+        self._asked = ON_REQUEST
         self._outcome = Outcome()
         self._files: list[FileReference] = []
         self._calls: list[CallRecord] = []
@@ -132,14 +133,15 @@ class Execution:
 
     # What callers may do to it
 
-    def interrupt(self) -> None:
-        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs."""
-        self._is_cancelled = True
+    def interrupt(self, asked: str = ON_REQUEST) -> None:
+        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs; `asked` is for the record."""
+        self._is_cancelled, self._asked = True, asked
         if not self.has_started and not self.is_finished:
-            self._outcome = Outcome(status="interrupted", cause="interrupted before its turn came; it never ran")
+            cause = f"interrupted {asked} before its turn came; it never ran"
+            self._outcome = Outcome(status="interrupted", cause=cause)
             self._finish()
         elif self._stopper is not None:
-            self._stopper.stop("interrupted")
+            self._stopper.stop("interrupted", asked)
         self.answer(None)
 
     def stop_for_disk(self, *, at_once: bool) -> None:
@@ -232,7 +234,8 @@ class Execution:
         await self._vet()
         kernel = await self.session.life.ready()
         if self._is_cancelled:
-            self._outcome = Outcome(status="interrupted", cause="interrupted while its kernel started; it never ran")
+            cause = f"interrupted {self._asked} while its kernel started; it never ran"
+            self._outcome = Outcome(status="interrupted", cause=cause)
             return
         self._tell_what_was()
         await self.session.life.keep()
@@ -247,7 +250,7 @@ class Execution:
         listener = self._listener(kernel)
         with listener.stopper.watching(), self._calling():
             if self._is_cancelled:  # while the folder was looked at
-                listener.stopper.stop("interrupted")
+                listener.stopper.stop("interrupted", self._asked)
             cell, on_begin = self.cell, self._put_on_record
             await listener.listen(kernel.execute(cell.code, allow_input=cell.allow_input, on_begin=on_begin))
         await self._tell_changes(listener)
@@ -268,7 +271,7 @@ class Execution:
         listener = self._listener(kernel)
         with listener.stopper.watching(), self._calling():
             if self._is_cancelled:
-                listener.stopper.stop("interrupted")
+                listener.stopper.stop("interrupted", self._asked)
             await listener.listen(kernel.resume())
         if self._outcome.status == "running":
             self._outcome.status = "rejected"

@@ -31,7 +31,7 @@ class Outcome:
         if stopper.reason == "timeout":
             self.cause = f"timeout: interrupted after {timeout_s:g} s; variables are kept"
         elif stopper.reason == "interrupted":
-            self.cause = "interrupted on request; variables are kept"
+            self.cause = f"interrupted {stopper.asked}; variables are kept"
         elif stopper.reason == "disk_full":
             self.cause = survived(Incident("disk_full", f"folder {folder}, so the cell was interrupted"))
 
@@ -51,4 +51,4 @@ def cause_of_death(death: KernelDied, stopper: Stopper, *, timeout_s: float, fol
         case "timeout":
             return f"timeout: killed after {timeout_s:g} s, because it ignored the interrupt"
         case _:
-            return "killed on request, because it ignored the interrupt"
+            return f"killed {stopper.asked}, because it ignored the interrupt"

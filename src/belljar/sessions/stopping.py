@@ -9,6 +9,7 @@ from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 
 Reason = Literal["timeout", "interrupted", "disk_full"]
+ON_REQUEST = "on request"
 
 
 class Stopper:
@@ -27,6 +28,8 @@ class Stopper:
         self._started_at = 0.0
         self._stopping: asyncio.Task[None] | None = None
         self.reason: Reason | None = None
+        self.asked = ON_REQUEST
+        """Who wanted it stopped, where somebody did."""
         self.was_killed = False
 
     @contextmanager
@@ -54,10 +57,10 @@ class Stopper:
             if self._pauses == 0 and not self._is_over:
                 self._start_clock()
 
-    def stop(self, reason: Reason) -> None:
+    def stop(self, reason: Reason, asked: str = ON_REQUEST) -> None:
         """Interrupt the cell now, and kill its process if it has not ended after the grace."""
         if self.reason is None:
-            self.reason = reason
+            self.reason, self.asked = reason, asked
             self._on_stop()
             self._stopping = asyncio.get_running_loop().create_task(self._interrupt_then_kill())
 

@@ -279,6 +279,17 @@ class Settings(BaseSettings):
     interrupt_grace_s: Seconds = Field(
         5, description="A cell that ignores its interrupt for this long is killed with its process."
     )
+    interrupt_on: Literal["cancel", "disconnect", "nothing"] = Field(
+        "cancel",
+        description="What a client does to a call that also stops the code it runs: `cancel` is MCP's "
+        "`notifications/cancelled`; `disconnect` is that or a connection that ends, which for HTTP clients of protocol "
+        "2026-07-28 is the way to cancel; after `nothing` the code goes on, and get_execution returns its result.",
+    )
+    failures_are_errors: bool = Field(
+        True,
+        description="Whether the answer about code that raised, ran too long or died has `isError`; without it agents "
+        "whose framework gives up at errors read what went wrong. Calls that are refused always have it.",
+    )
     memory_mb: Annotated[Count, limit(64, 1_048_576 * 16)] = Field(
         2048,
         description="Memory that all processes of a session may use together, swap included; what goes beyond it is "

@@ -16,6 +16,7 @@ from belljar.sessions.execution import Execution
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.calls import note_refusal
+from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.following import asked_execution, can_ask, follow, resume
@@ -223,7 +224,8 @@ class InterpreterSurface:
         return self._shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
 
     async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
-        question = await follow(execution, ctx, wait_s)
+        async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
+            question = await follow(execution, ctx, wait_s)
         if question is not None:
             return question
         self._sessions.journal.commit()

@@ -18,12 +18,13 @@ from pydantic import Field
 from belljar.environments import Environment, open_entry, open_environment
 from belljar.environments.installed import find_entry
 from belljar.environments.packages import check_installed, check_requirements
-from belljar.errors import BelljarError, TooLarge
+from belljar.errors import BelljarError, KernelDied, TooLarge
 from belljar.kernels.programs import ProgramEnd
 from belljar.outputs.budget import clip
 from belljar.runtime import Runtime
 from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
 from belljar.surfaces.calls import note_refusal
+from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
 from belljar.surfaces.executor.workbench import Workbench
@@ -227,11 +228,22 @@ class ExecutorSurface:
     async def _run(self, ctx: Ctx, bench: Workbench, name: str) -> Fields:
         environment = await self._environment(ctx)
         running = asyncio.get_running_loop().create_task(bench.run(environment, name))
+        ended: list[str] = []
+
+        def stop(asked: str) -> None:
+            ended.append(asked)
+            running.cancel()
+
         try:
-            end = await asyncio.shield(running)
+            async with stopping_when_cancelled(ctx, self._settings.interrupt_on, stop):
+                end = await asyncio.shield(running)
         except asyncio.CancelledError:
-            # Whoever went away finds what it said beside the code.
-            self._keep_later(bench, name, running)
+            task = asyncio.current_task()
+            if ended and task is not None and not task.cancelling():
+                raise KernelDied(f"the program was ended {ended[0]}") from None
+            if not ended:
+                # Whoever went away finds what it said beside the code.
+                self._keep_later(bench, name, running)
             raise
         fields = _told(end, self._settings.output_budget_chars, self._settings.execution_timeout_s)
         if "truncated" in fields:
