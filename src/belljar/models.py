@@ -35,6 +35,8 @@ class Display(Model):
     plain: str | None = None
     display_id: str | None = None
     also: list["Display"] = []
+    at: int | None = None
+    """How many texts of the result's `output` came before it; None for the rich form of the last expression."""
 
 
 class Truncation(Model):
@@ -81,6 +83,13 @@ class ToolCall(Model):
     reason: str = ""
 
 
+class NextCall(Model):
+    """A call that goes on from an answer."""
+
+    tool: str
+    arguments: dict[str, JsonValue]
+
+
 class ExecutionResult(Model):
     """What one execution gave, finished or so far."""
 
@@ -106,6 +115,8 @@ class ExecutionResult(Model):
     session_info: SessionNotice | None = None
     calls: list[ToolCall] = []
     """Of a cell that did not end well: the tools it had called by then."""
+    next: NextCall | None = None
+    """Of a cell that still runs, over MCP: the call that waits for the rest."""
 
 
 class Rewinding(Model):

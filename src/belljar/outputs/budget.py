@@ -4,6 +4,9 @@ from collections import deque
 
 from belljar.models import Truncation
 
+MARK = "mark"
+"""The name of a place between texts: it has no text, takes nothing of the budget, and is never left out."""
+
 
 class TextBudget:
     """Stream text in the order it was produced, of which at most `budget_chars` characters stay in memory."""
@@ -14,6 +17,7 @@ class TextBudget:
         self._tail: deque[tuple[str, str]] = deque()
         self._head_chars = 0
         self._tail_chars = 0
+        self._marks_left_out = 0
         self.total_bytes = 0
 
     def add(self, name: str, text: str) -> None:
@@ -30,6 +34,10 @@ class TextBudget:
             self._tail_chars += len(text)
             self._trim_tail()
 
+    def mark(self) -> None:
+        """Remember the place between what was added and what will be."""
+        (self._head if self._head_chars < self._limit else self._tail).append((MARK, ""))
+
     def _trim_tail(self) -> None:
         while self._tail_chars > self._limit:
             name, text = self._tail[0]
@@ -37,17 +45,18 @@ class TextBudget:
             if excess >= len(text):
                 self._tail.popleft()
                 self._tail_chars -= len(text)
+                self._marks_left_out += name == MARK
             else:
                 self._tail[0] = (name, text[excess:])
                 self._tail_chars -= excess
 
     def segments(self) -> list[tuple[str, str]]:
-        """(stream, text) pairs, with a line in place of what is left out."""
+        """(stream, text) pairs and marks, with a line in place of what is left out."""
         left_out = self.total_bytes - self._shown_bytes()
         if left_out <= 0:
             return _merged([*self._head, *self._tail])
         cut = ("notice", f"\n[belljar: {left_out:,} bytes left out here]\n")
-        return _merged([*self._head, cut, *self._tail])
+        return _merged([*self._head, cut, *[(MARK, "")] * self._marks_left_out, *self._tail])
 
     def truncation(self, uri: str) -> Truncation | None:
         """What is missing, and where the whole is; None when nothing is."""
@@ -69,7 +78,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def _append(parts: "list[tuple[str, str]] | deque[tuple[str, str]]", name: str, text: str) -> None:
-    if parts and parts[-1][0] == name:
+    if parts and parts[-1][0] == name != MARK:
         parts[-1] = (name, parts[-1][1] + text)
     else:
         parts.append((name, text))

@@ -4,7 +4,7 @@ Live executions and replays from the journal go through the same code, so they c
 """
 
 from belljar.models import Display, OutputEvent, Truncation
-from belljar.outputs.budget import TextBudget, clip
+from belljar.outputs.budget import MARK, TextBudget, clip
 from belljar.outputs.displays import INLINE_CHARS
 
 MAX_DISPLAYS = 50
@@ -19,7 +19,9 @@ class Summary:
         self._text = TextBudget(budget_chars)
         self._is_clear_pending = False
         self._left_out = 0
-        self.displays: list[Display] = []
+        self._displays: list[Display] = []
+        """In the order of their marks between the texts."""
+        self._rich_result: Display | None = None
         self.result: str | None = None
         self.error: str | None = None
         self.traceback: list[str] = []
@@ -44,7 +46,7 @@ class Summary:
             case "result":
                 self.result = event.text if event.data.get("has_text") else None
                 self._result_cut = _cut_of(event)
-                self._keep(_display_in(event))
+                self._rich_result = _display_in(event)
             case "error":
                 self.error = event.text
                 lines = event.data.get("traceback")
@@ -54,7 +56,7 @@ class Summary:
 
     def segments(self) -> list[tuple[str, str]]:
         """Stream texts in order, within the budget."""
-        segments = self._text.segments()
+        segments = [(kind, text) for kind, text in self._text.segments() if kind != MARK]
         if self._left_out:
             segments.append(("notice", f"[belljar: {self._left_out} more displays are not listed]\n"))
         return segments
@@ -64,13 +66,31 @@ class Summary:
         return "".join(text for kind, text in self._text.segments() if kind == name)
 
     @property
+    def displays(self) -> list[Display]:
+        """What was shown, each with its place between the texts; the last expression's value last."""
+        places: list[int] = []
+        texts = 0
+        for kind, _ in self._text.segments():
+            if kind == MARK:
+                places.append(texts)
+            else:
+                texts += 1
+        shown = [display.model_copy(update={"at": at}) for display, at in zip(self._displays, places, strict=True)]
+        value = self._rich_result
+        # A figure that is shown and is also the cell's last expression comes twice, byte for byte.
+        if value is None or _has(shown, value):
+            return shown
+        return [*shown, value]
+
+    @property
     def truncation(self) -> Truncation | None:
         """Whether text was left out, of the streams or of the result."""
         return self._text.truncation(self._uri) or self._result_cut
 
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
-        self.displays = []
+        self._displays = []
+        self._rich_result = None
         self._left_out = 0
         self._is_clear_pending = False
 
@@ -90,23 +110,25 @@ class Summary:
 
     def _update(self, display: Display) -> bool:
         is_found = False
-        for index, shown in enumerate(self.displays):
+        for index, shown in enumerate(self._displays):
             if shown.display_id is not None and shown.display_id == display.display_id:
-                self.displays[index] = display
+                self._displays[index] = display
                 is_found = True
         return is_found
 
-    def _keep(self, display: Display | None) -> None:
-        if display is None:
+    def _keep(self, display: Display) -> None:
+        if _has(self._displays, display):
             return
-        # A figure that is shown and is also the cell's last expression comes twice, byte for byte.
-        is_twin = display.uri is not None and any(shown.uri == display.uri for shown in self.displays)
-        if is_twin and display.display_id is None:
-            return
-        if len(self.displays) >= MAX_DISPLAYS:
+        if len(self._displays) >= MAX_DISPLAYS:
             self._left_out += 1
             return
-        self.displays.append(display)
+        self._displays.append(display)
+        self._text.mark()
+
+
+def _has(shown: list[Display], display: Display) -> bool:
+    """Whether it is shown already, byte for byte, and nothing can change one of the two."""
+    return display.uri is not None and display.display_id is None and any(each.uri == display.uri for each in shown)
 
 
 def _cut_of(event: OutputEvent) -> Truncation | None:

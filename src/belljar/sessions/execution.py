@@ -134,7 +134,7 @@ class Execution:
     # What callers may do to it
 
     def interrupt(self, asked: str = ON_REQUEST) -> None:
-        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs; `asked` is for the record."""
+        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs; `asked` says by whom."""
         self._is_cancelled, self._asked = True, asked
         if not self.has_started and not self.is_finished:
             cause = f"interrupted {asked} before its turn came; it never ran"

@@ -288,7 +288,7 @@ class Settings(BaseSettings):
     failures_are_errors: bool = Field(
         True,
         description="Whether the answer about code that raised, ran too long or died has `isError`; without it agents "
-        "whose framework gives up at errors read what went wrong. Calls that are refused always have it.",
+        "whose framework gives up at errors can read what went wrong; calls that are refused always have it.",
     )
     memory_mb: Annotated[Count, limit(64, 1_048_576 * 16)] = Field(
         2048,

@@ -11,9 +11,10 @@ from typing import Any, Literal, cast
 
 from mcp.server.mcpserver import Context
 from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
+from pydantic import JsonValue
 
 from belljar.errors import BelljarError
-from belljar.models import Display, ExecutionResult, Model, ToolCall
+from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
 from belljar.outputs.images import fitted
 
 Structured = Literal["auto", "always", "never"]
@@ -24,6 +25,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 """Names a view for a front end; what there is to read is the plain form."""
 MAX_PICTURES = 8
 MAX_LINKS = 20
+NEXT_WAIT_S = 45
 SHOWN_TRACEBACK_LINES = 60
 _CALL_STATES = {
     "started": "unfinished",
@@ -40,19 +42,26 @@ def execution_blocks(
     *,
     image_budget_bytes: int,
     structured: Structured,
+    failures_are_errors: bool = True,
     has_checkpoint: bool = False,
 ) -> CallToolResult:
     """The answer of `execute_code` and `get_execution`; whether the state before it can be had back."""
-    media = list(_media(result, read_display, image_budget_bytes))
+    media = dict(_media(result, read_display, image_budget_bytes))
+    if result.status == "running":
+        result = result.model_copy(update={"next": _next_call(result)})
     links = [
         ResourceLink(type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size)
         for file in result.files[:MAX_LINKS]
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
     return CallToolResult(
-        content=[TextContent(type="text", text=text_of(result, has_checkpoint=has_checkpoint)), *media, *links],
+        content=[
+            TextContent(type="text", text=text_of(result, [*media], has_checkpoint=has_checkpoint)),
+            *media.values(),
+            *links,
+        ],
         structured_content=result.model_dump(mode="json") if is_structured else None,
-        is_error=not result.success,
+        is_error=not result.success and (failures_are_errors or result.status == "rejected"),
     )
 
 
@@ -72,12 +81,12 @@ def error_blocks(error: BelljarError) -> CallToolResult:
     )
 
 
-def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
-    """Everything a model needs, in the order it happened."""
-    parts = ["".join(result.output).rstrip("\n")]
+def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False) -> str:
+    """Everything a model needs, in the order it happened; `media` has the URIs of what comes as blocks after it."""
+    parts = [_shown_in_order(result, media)]
     if result.result is not None:
         parts.append(f"Out[{result.execution_count}]: {result.result}")
-    parts += [_display_line(display, result.result) for display in result.displays]
+    parts += [_display_line(display, media, result.result) for display in result.displays if display.at is None]
     traceback = "\n".join(_shown(result.traceback))
     parts.append(traceback)
     if result.error is not None and result.error not in traceback:
@@ -91,6 +100,27 @@ def text_of(result: ExecutionResult, *, has_checkpoint: bool = False) -> str:
         parts.append(f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: {cut.uri}")
     body = "\n".join(part for part in parts if part)
     return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
+
+
+def _shown_in_order(result: ExecutionResult, media: Sequence[str]) -> str:
+    """What was printed, with a line for each display where it was shown."""
+    said, told = "", 0
+    for display in result.displays:
+        if display.at is not None:
+            said += "".join(result.output[told : display.at])
+            said += "\n" if said and not said.endswith("\n") else ""
+            said += f"{_display_line(display, media, None)}\n"
+            told = display.at
+    return (said + "".join(result.output[told:])).rstrip("\n")
+
+
+def _next_call(result: ExecutionResult) -> NextCall:
+    arguments: dict[str, JsonValue] = {
+        "execution_id": result.execution_id,
+        "since": result.sequence,
+        "wait_s": NEXT_WAIT_S,
+    }
+    return NextCall(tool="get_execution", arguments=arguments)
 
 
 def _calls_line(calls: Sequence[ToolCall], told: str) -> str:
@@ -111,7 +141,7 @@ def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     if result.status == "running":
         lines.append(
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
-            f"since={result.sequence}, wait_s=45) returns the rest."
+            f"since={result.sequence}, wait_s={NEXT_WAIT_S}) returns the rest."
         )
     if result.state == "lost" and result.status != "rejected":
         names = ", ".join(result.lost[:40]) or "none known"
@@ -126,10 +156,14 @@ def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     return "\n".join(lines)
 
 
-def _display_line(display: Display, said: str | None) -> str:
+def _display_line(display: Display, media: Sequence[str], said: str | None) -> str:
     """A display as text; its plain form only where the result has not `said` it already."""
     places = [form.uri for form in (display, *display.also) if form.uri]
     where = f" {' '.join(places)}" if places else ""
+    playable = _playable(display)
+    if playable is not None and playable.uri in media:
+        # The blocks come after the text: the number says which of them belongs here.
+        where = f" {media.index(playable.uri) + 1}{where}"
     if display.mime in PICTURES:
         return f"[{display.mime}{where}]"
     if display.mime in ("text/html", WIDGET) and display.plain:
@@ -160,8 +194,8 @@ def _playable(display: Display) -> Display | None:
     return next((form for form in forms if form.mime in PICTURES or form.mime.startswith("audio/")), None)
 
 
-def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[ContentBlock]:
-    """Pictures and sounds, together within the budget of one message; the originals stay behind their URIs."""
+def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[tuple[str, ContentBlock]]:
+    """Pictures and sounds by their URI, within the budget of one message; the originals stay behind their URIs."""
     left = budget_bytes
     for form in [form for display in result.displays if (form := _playable(display)) is not None][:MAX_PICTURES]:
         content = read_display(form.uri or "")
@@ -169,10 +203,14 @@ def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int
             continue
         if form.mime.startswith("audio/") and len(content) <= left:
             left -= len(content)
-            yield AudioContent(type="audio", data=base64.b64encode(content).decode(), mime_type=form.mime)
+            yield form.uri or "", AudioContent(type="audio", data=_base64(content), mime_type=form.mime)
         elif form.mime in PICTURES and (picture := fitted(content, form.mime, left)) is not None:
             left -= len(picture[0])
-            yield ImageContent(type="image", data=base64.b64encode(picture[0]).decode(), mime_type=picture[1])
+            yield form.uri or "", ImageContent(type="image", data=_base64(picture[0]), mime_type=picture[1])
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def asked_structure(ctx: Context[Any, Any], default: Structured) -> Structured:

@@ -256,6 +256,7 @@ class InterpreterSurface:
             executions.display_reader(result.session_id),
             image_budget_bytes=self._settings.image_budget_bytes,
             structured=asked_structure(ctx, self._settings.structured),
+            failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:

@@ -17,6 +17,8 @@ from belljar.surfaces.auth import current_principal
 
 READ_LIMIT_BYTES = 64 * 1024 * 1024
 NOTEBOOK = "application/x-ipynb+json"
+OF_ANY_TYPE = ("file", "display")
+"""Templates whose resources have types of their own."""
 
 
 class InterpreterResources:

@@ -8,19 +8,21 @@ from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
-from mcp.types import CallToolResult, InputRequiredResult
+from mcp.types import CallToolResult, InputRequiredResult, ResourceTemplate
 from pydantic import AnyUrl
 from starlette.applications import Starlette
 
+from belljar.errors import InvalidArgument
 from belljar.runtime import Runtime
-from belljar.surfaces.calls import Calls, in_place_of_sdk_spans
-from belljar.surfaces.content import Structured, asked_structure
+from belljar.surfaces.calls import Calls, in_place_of_sdk_spans, note_refusal
+from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
-from belljar.surfaces.resources import resource_mime_type
+from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
+from belljar.surfaces.tools import known_arguments
 
 INSTRUCTIONS = (
     "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
@@ -45,11 +47,25 @@ class BelljarServer(MCPServer[Any]):
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """As the SDK does, in the form that the caller or the settings ask for."""
-        answer = await super().call_tool(name, arguments, context)
+        tool = self._tool_manager.get_tool(name)
+        try:
+            chosen = known_arguments(name, tool.parameters, arguments) if tool is not None else arguments
+        except InvalidArgument as error:
+            note_refusal(error)
+            return error_blocks(error)
+        answer = await super().call_tool(name, chosen, context)
         is_unwanted = context is not None and asked_structure(context, self.structured) == "never"
         if isinstance(answer, CallToolResult) and is_unwanted:
             answer.structured_content = None
         return answer
+
+    async def list_resource_templates(self) -> list[ResourceTemplate]:
+        """As the SDK does, without a type where files of every type stand behind one template."""
+        templates = await super().list_resource_templates()
+        for template in templates:
+            if template.name in OF_ANY_TYPE:
+                template.mime_type = None
+        return templates
 
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[Any, Any] | None = None

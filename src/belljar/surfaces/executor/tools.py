@@ -42,6 +42,8 @@ EXECUTOR_INSTRUCTIONS = (
     "directory do. Build long programs with initialize_code_file and append_to_code_file."
 )
 MOST_CONNECTIONS = 1_000
+_PLAIN = "is_plain"
+"""In the fields of a program that failed, where the settings want no `isError` for it; not sent."""
 
 
 def answered(tool: Callable[P, Coroutine[Any, Any, Fields]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
@@ -54,10 +56,11 @@ def answered(tool: Callable[P, Coroutine[Any, Any, Fields]]) -> Callable[P, Coro
         except BelljarError as error:
             note_refusal(error)
             fields: Fields = {"status": "error", "error": f"{error.code}: {error}"}
+        is_plain = fields.pop(_PLAIN, False)
         return CallToolResult(
             content=[TextContent(type="text", text=json.dumps(fields, ensure_ascii=False))],
             structured_content=fields,
-            is_error=fields["status"] == "error",
+            is_error=fields["status"] == "error" and not is_plain,
         )
 
     return told
@@ -248,7 +251,7 @@ class ExecutorSurface:
         fields = _told(end, self._settings.output_budget_chars, self._settings.execution_timeout_s)
         if "truncated" in fields:
             fields["full_output"] = await _keep_output(bench, name, end)
-        return {**fields, "file_path": bench.storage.path(name)}
+        return {**fields, "file_path": bench.storage.path(name), _PLAIN: not self._settings.failures_are_errors}
 
     def _keep_later(self, bench: Workbench, name: str, running: "asyncio.Task[ProgramEnd]") -> None:
         async def keep() -> None:
