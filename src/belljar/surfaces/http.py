@@ -31,6 +31,7 @@ from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
+from belljar.surfaces.resumable import SessionManager
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
@@ -164,13 +165,14 @@ def most_request_bytes(settings: Settings) -> int:
 
 
 def _session_manager(server: MCPServer[Any], settings: Settings) -> StreamableHTTPSessionManager:
-    # The SDK makes a server's manager only along with an app; ours has several servers, so its app is left.
-    # `json_response` and `stateless_http` stay off: they break progress and cancellation.
-    server.streamable_http_app(
+    # The SDK tells its inner server only along with an app; ours has several servers, so its app is left.
+    # `json_response` and `stateless` stay off: they break progress and cancellation.
+    server.streamable_http_app()
+    return SessionManager(
+        app=server.session_manager.app,
         max_request_body_size=most_request_bytes(settings),
-        transport_security=transport_security(settings),
+        security_settings=transport_security(settings),
     )
-    return server.session_manager
 
 
 def _guarded_metrics(operations: Operations, settings: Settings, auth: AuthConfig | None) -> ASGIApp:
