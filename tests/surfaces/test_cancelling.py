@@ -142,7 +142,7 @@ async def _legacy(http: httpx.AsyncClient, url: str, code: str, session_id: str)
 
 async def _modern(http: httpx.AsyncClient, url: str, code: str, session_id: str) -> None:
     prefix = "io.modelcontextprotocol"
-    meta = {f"{prefix}/protocolVersion": MODERN, f"{prefix}/clientCapabilities": {}}
+    meta: dict[str, Any] = {f"{prefix}/protocolVersion": MODERN, f"{prefix}/clientCapabilities": {}}
     headers = {
         "accept": "application/json, text/event-stream",
         "mcp-protocol-version": MODERN,

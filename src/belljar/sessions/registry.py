@@ -197,6 +197,16 @@ class Registry:
         spans.note(session_id=session.id)
         return session
 
+    def look(self, session_id: str, principal: str) -> tuple[SessionFolders, str]:
+        """The folders and the environment of the caller's session, which is neither woken nor marked as used."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.principal == principal:
+            return session.folders, session.environment
+        entry = self.roll.find(session_id) if session is None else None
+        if entry is None or entry.principal != principal or entry.state != "asleep":
+            raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
+        return SessionFolders(session_id, self._folder / session_id, None), entry.environment
+
     def _woken(self, session_id: str, principal: str) -> Session | None:
         """A session that sleeps on disk, as the caller's own again; its kernel starts with its next cell."""
         entry = self.roll.find(session_id)

@@ -205,7 +205,7 @@ class Session:
 
     def uri_of(self, name: str) -> str:
         """The resource URI of a file in the session folder."""
-        return f"kernel://{self.id}/{quote(name)}"
+        return file_uri(self.id, name)
 
     def _on_growth(self) -> None:
         """The folder is over its limit and grows: stop the cell, or what a cell left running."""
@@ -330,6 +330,11 @@ class Session:
             last_status=last.result().status if last else None,
             last_cause=self.life.last_cause,
         )
+
+
+def file_uri(session_id: str, name: str) -> str:
+    """The resource URI of a file in a session's folder."""
+    return f"kernel://{session_id}/{quote(name)}"
 
 
 def _drop_outcome(task: asyncio.Task[Any]) -> None:

@@ -7,7 +7,7 @@ instead, which looks like a connection that was lost: the setting decides what t
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from mcp.server.mcpserver import Context
 from starlette.requests import Request
@@ -25,7 +25,7 @@ async def stopping_when_cancelled(
     request: object = ctx.request_context.request
     watching = None
     if interrupt_on == "disconnect" and isinstance(request, Request):
-        watching = asyncio.get_running_loop().create_task(_stop_on_disconnect(request, stop))
+        watching = asyncio.get_running_loop().create_task(_stop_on_disconnect(cast("Request[Any]", request), stop))
     try:
         yield
     except asyncio.CancelledError:
@@ -44,7 +44,7 @@ def _is_cancelled(ctx: Context[Any, Any]) -> bool:
     return outbound.cancel_requested.is_set()
 
 
-async def _stop_on_disconnect(request: Request, stop: Callable[[str], None]) -> None:
+async def _stop_on_disconnect(request: Request[Any], stop: Callable[[str], None]) -> None:
     # In a task of its own: the SDK cancels the call itself in the same moment, or, in older eras, never.
     while (await request.receive())["type"] != "http.disconnect":
         pass

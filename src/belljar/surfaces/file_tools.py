@@ -10,13 +10,14 @@ from pydantic import Field
 
 from belljar.files.mime import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
+from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
 from belljar.sessions.registry import Registry
-from belljar.sessions.session import Session
+from belljar.sessions.session import file_uri
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
-from belljar.surfaces.tools import FETCHES, READS, Answer, FileName, SessionId, add_tools, refusals_as_results
+from belljar.surfaces.tools import CHANGES, READS, REPLACES, Answer, FileName, SessionId, add_tools, refusals_as_results
 
 EMBEDDED_LIMIT_BYTES = 32 * 1024 * 1024
 SHOWN_FILES = 500
@@ -40,16 +41,16 @@ class FileTools:
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
-        add_tools(server, (self.list_session_files, READS), (self.upload_file, FETCHES), (self.download_file, READS))
+        add_tools(server, (self.list_session_files, READS), (self.upload_file, REPLACES), (self.download_file, CHANGES))
 
     @refusals_as_results
     async def list_session_files(
         self, session_id: SessionId, path: Annotated[str, Field(description="Folder to list; empty for all")] = ""
     ) -> Answer:
         """Files in the session folder, sub-folders included. None listed: the folder is empty."""
-        session = self._sessions.get(session_id, current_principal())
-        listing = await asyncio.to_thread(session.workspace.list, path)
-        files = _listed([_reference(session, entry.name, entry.size) for entry in listing.entries])
+        folders, _ = self._sessions.look(session_id, current_principal())
+        listing = await asyncio.to_thread(Workspace(folders.workspace).list, path)
+        files = _listed([_reference(session_id, entry.name, entry.size) for entry in listing.entries])
         is_complete = listing.is_complete and len(files) == len(listing.entries)
         lines = [f"{file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}" for file in files[:SHOWN_FILES]]
         if len(files) > len(lines) or not is_complete:
@@ -72,7 +73,7 @@ class FileTools:
         content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
         await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
-        file = _reference(session, shown, len(content))
+        file = _reference(session.id, shown, len(content))
         return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")
 
     @refusals_as_results
@@ -85,7 +86,7 @@ class FileTools:
         """Get a file from the session folder."""
         session = self._sessions.get(session_id, current_principal())
         content = await asyncio.to_thread(session.workspace.read, name, EMBEDDED_LIMIT_BYTES)
-        file = _reference(session, "/".join(session.workspace.check_name(name)), len(content))
+        file = _reference(session.id, "/".join(session.workspace.check_name(name)), len(content))
         saved = None
         if save:
             folder = self._settings.download_directory
@@ -107,8 +108,8 @@ def _listed(files: list[FileReference]) -> list[FileReference]:
     return files
 
 
-def _reference(session: Session, name: str, size: int) -> FileReference:
-    return FileReference(uri=session.uri_of(name), name=name, mime_type=mime_type_of(name), size=size)
+def _reference(session_id: str, name: str, size: int) -> FileReference:
+    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)
 
 
 def _embedded(file: FileReference, content: bytes) -> EmbeddedResource:

@@ -22,8 +22,8 @@ from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.tools import (
-    FETCHES,
     READS,
+    REPLACES,
     Answer,
     Ctx,
     OptionalSession,
@@ -53,7 +53,7 @@ class PackageTools:
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
-        add_tools(server, (self.install_dependencies, FETCHES), (self.check_installed_packages, READS))
+        add_tools(server, (self.install_dependencies, REPLACES), (self.check_installed_packages, READS))
 
     @refusals_as_results
     async def install_dependencies(
@@ -94,13 +94,14 @@ class PackageTools:
         session_id: Annotated[str, Field(description="Session to look in; empty for a new one's packages")] = "",
     ) -> Answer:
         """Which packages there are, by distribution or import name or with a version, and where; imports nothing."""
-        session = self._sessions.get(session_id, current_principal()) if session_id not in ("", "0") else None
-        name = session.environment if session else self._settings.environment
+        is_chosen, layer, name = session_id not in ("", "0"), None, self._settings.environment
+        if is_chosen:
+            folders, name = self._sessions.look(session_id, current_principal())
+            layer = folders.layer
         environment = await self._starter.package_environment(name)
-        layer = session.folders.layer if session else None
         statuses = await asyncio.to_thread(check_installed, environment, layer, packages)
         report = PackageReport(
-            session_id=session.id if session else None, packages=[as_fields(status) for status in statuses]
+            session_id=session_id if is_chosen else None, packages=[as_fields(status) for status in statuses]
         )
         return model_blocks(report, "\n".join(map(_status_line, statuses)))
 

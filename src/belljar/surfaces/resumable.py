@@ -25,7 +25,7 @@ from mcp.server.streamable_http import (
 )
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_REQUEST, JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse
+from mcp.types import INVALID_REQUEST, JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse, RequestId
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -169,9 +169,9 @@ class Transport(StreamableHTTPServerTransport):
         await super()._handle_post_request(scope, request, receive, send)
 
     def _create_session_message(
-        self, message: JSONRPCRequest, request: Request, request_id: str, protocol_version: str
+        self, message: JSONRPCRequest, request: Request, request_id: RequestId, protocol_version: str
     ) -> SessionMessage:
-        self._events.open_requests.add(request_id)
+        self._events.open_requests.add(str(request_id))
         return super()._create_session_message(message, request, request_id, protocol_version)
 
     async def _replay_events(self, last_event_id: str, request: Request, send: Send) -> None:

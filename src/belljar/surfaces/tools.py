@@ -24,7 +24,8 @@ FileName = Annotated[str, Field(description="Path in the session folder")]
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
-FETCHES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
+REPLACES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True)
+"""Brings something from elsewhere, in place of what has the same name."""
 
 STAGE_CHARS = 200
 SHOWN_NAMES, SHOWN_NAME_CHARS = 5, 64

@@ -28,7 +28,7 @@ from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
 from belljar.surfaces.executor.workbench import Workbench
-from belljar.surfaces.tools import CHANGES, ENDS, FETCHES, READS, Answer, Ctx, add_tools, stage_reporter
+from belljar.surfaces.tools import CHANGES, ENDS, READS, REPLACES, Answer, Ctx, add_tools, stage_reporter
 
 P = ParamSpec("P")
 Fields = dict[str, Any]
@@ -91,7 +91,7 @@ class ExecutorSurface:
             (self.append_to_code_file, CHANGES),
             (self.execute_code_file, ENDS),
             (self.read_code_file, READS),
-            (self.install_dependencies, FETCHES),
+            (self.install_dependencies, REPLACES),
             (self.check_installed_packages, READS),
             (self.configure_environment, CHANGES),
             (self.get_environment_config, READS),
