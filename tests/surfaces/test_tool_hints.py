@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 # How each tool that reads is called, by the id of a session and of an execution.
 READING: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "get_execution": lambda _, execution_id: {"execution_id": execution_id},
-    "list_sessions": lambda *_: {},
+    "list_sessions": lambda _session_id, _execution_id: {},
     "list_session_files": lambda session_id, _: {"session_id": session_id},
     "check_installed_packages": lambda session_id, _: {"packages": ["ipython"], "session_id": session_id},
 }
