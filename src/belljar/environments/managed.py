@@ -25,6 +25,7 @@ from belljar.environments.inventory import Shelf
 from belljar.environments.locks import open_lock
 from belljar.environments.uv import UvAnswer, run_uv
 from belljar.errors import EnvironmentBroken
+from belljar.files.private import make_missing
 from belljar.settings import Settings
 
 SHARED = "managed"
@@ -95,7 +96,7 @@ async def prepare(
     if is_ready(root):
         return interpreter_path(root)
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
+        make_missing(root.parent)
         async with open_lock(
             root.with_name(f".{root.name}.lock"),
             on_wait=lambda: tell(f"another server is preparing the {recipe.name} environment: waiting for it"),
