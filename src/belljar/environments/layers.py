@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from belljar.environments.inventory import Distribution, Shelf
-from belljar.files.handover import disarm, give
+from belljar.files.handover import close_to_others, disarm, give
 
 _FILES_LIMIT = 100_000
 _INSTALLER_LOCK = ".lock"
@@ -40,6 +40,7 @@ def take_over(tree: Path) -> None:
     disarm([tree], keeps_pipes=False)
     if os.geteuid() == 0:
         give([tree], os.geteuid(), os.getegid())
+    close_to_others(tree)
 
 
 def withdraw(distribution: Distribution, record: str, layer: int) -> None:

@@ -150,7 +150,8 @@ def _close(folder: Path) -> int:
 
 
 def _session_parts(folder: Path) -> int:
-    closed = _set_mode(folder, way_mode())
+    # Those of programs are mounted by the host itself, whom every folder lets through.
+    closed = _set_mode(folder, way_mode() if folder.name == "sessions" else FOLDER_MODE)
     for session in _entries(folder):
         if not session.is_dir(follow_symlinks=False):
             closed += _close_all(Path(session.path))
