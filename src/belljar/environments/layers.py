@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from belljar.environments.inventory import Distribution, Shelf
 from belljar.files.handover import close_to_others, disarm, give
+from belljar.files.private import make_missing
 
 _FILES_LIMIT = 100_000
 _INSTALLER_LOCK = ".lock"
@@ -23,7 +24,7 @@ _INSTALLER_LOCK = ".lock"
 
 def move_into(layer: Path, tree: Path) -> None:
     """Move the packages of a tree into the layer, on the same file system, in place of those of the same name."""
-    layer.mkdir(exist_ok=True)
+    make_missing(layer)
     present = Shelf(layer, is_trusted=False)
     with open_folder(layer) as target, open_folder(tree) as source:
         for name in Shelf(tree, is_trusted=False).distributions:

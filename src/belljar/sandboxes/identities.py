@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.files.private import make_folder
+from belljar.files.private import make_missing
 from belljar.sandboxes.base import Identity, SandboxSpec
 
 # https://systemd.io/UIDS-GIDS: beyond what containers are given, below the numbers that are negative to some programs.
@@ -95,7 +95,7 @@ def _is_open_to(status: os.stat_result, identity: Identity) -> bool:
 
 def make_layer(folder: Path, identity: Identity | None) -> None:
     """Make the folder of a session's packages, which stays ours: its user reads there, and nobody else."""
-    make_folder(folder)
+    make_missing(folder)
     if identity is not None:
         os.chown(folder, -1, identity.gid)
         folder.chmod(_LAYER_MODE)
