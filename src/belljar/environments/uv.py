@@ -233,7 +233,7 @@ async def _open_process(
     command: Sequence[str],
     lifeline: int,
     directory: Path,
-    show: bool,  # noqa: FBT001 - of this module's own
+    show: bool,
     pass_fds: Sequence[int],
     variables: Mapping[str, str] | None,
 ) -> Process:
