@@ -40,7 +40,7 @@ try: os.mknod('device', 0o20666, os.makedev(1, 3))
 except OSError: pass
 """
 WIDENED: list[str] = []
-"""Folders that were made with more rights than they have in the end, and files that lost rights after they were made."""
+"""Folders that were made with too many rights, and files that lost rights after they were made."""
 _watched: list[str] = []
 
 
@@ -55,7 +55,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         before = mode
         wanted = 0o711
     else:
-        before, wanted = stat.S_IMODE(os.stat(path).st_mode), mode
+        before, wanted = stat.S_IMODE(Path(path).stat().st_mode), mode
     if before & ~wanted & 0o077:
         WIDENED.append(f"{event} {path} {before:o} {mode:o}")
 
@@ -150,7 +150,7 @@ async def test_after_a_busy_life_every_mode_is_the_narrowest(data: Path, python:
 async def test_what_outlives_its_server_is_as_closed(data: Path, python: Path) -> None:
     usable("namespace")
     for code in ("x = 1", "x + 1"):
-        async with opened(data, python, "namespace", keep_alive=True, keep_alive_s=5) as runtime:
+        async with opened(data, python, "namespace", keep_alive=True, keep_alive_s=5) as runtime:  # noqa: SIM117
             async with Client(build_server(runtime, ["interpreter"])) as client:
                 listed = await call(client, "list_sessions")
                 known = {"session_id": listed["sessions"][0]["session_id"]} if listed["sessions"] else {}

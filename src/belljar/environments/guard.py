@@ -1,7 +1,7 @@
 """The program that runs another one and ends with its caller, however that ends: `guard.py DESCRIPTOR COMMAND…`.
 
 The descriptor is the end of a pipe whose other end only the caller has. When it closes, everything in this process
-group is killed: the command, and what the command started. A signal at the death of the parent would come when the thread
+group is killed: the command, and what the command started. A signal at the parent's death would come when the thread
 ends that started us, and reach the command alone. It imports nothing of ours.
 """
 
