@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from belljar.files.private import bind_socket
 from belljar.models import SessionInfo
 
 if TYPE_CHECKING:
@@ -36,9 +38,8 @@ async def serve_control(path: Path, registry: "Registry") -> AsyncGenerator[None
             await writer.drain()
         writer.close()
 
-    # The folder is closed to others (0700), and with it the socket.
-    with reachable(path) as short:
-        server = await asyncio.start_unix_server(answer, short)
+    with listener(path) as bound:
+        server = await asyncio.start_unix_server(answer, sock=bound)
         try:
             yield
         finally:
@@ -51,6 +52,14 @@ async def _line(session: "Session") -> dict[str, Any]:
     kernel = session.life.kernel
     cpu = {"cpu_s": kernel.cpu_s() if kernel else 0.0, "read_at_s": time.monotonic()}
     return {"principal": session.principal, **cpu, **info.model_dump()}
+
+
+@contextmanager
+def listener(path: Path) -> Generator[socket.socket]:
+    """A socket at `path` that nobody but this user can connect to, in a folder that nobody else can enter."""
+    with socket.socket(socket.AF_UNIX) as bound, reachable(path) as short:
+        bind_socket(bound, short)
+        yield bound
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from belljar.control import serve_control
 from belljar.environments import check_configured
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
+from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.files.removal import remove_tree
 from belljar.kernels.custody import PREFIX as SESSIONS
 from belljar.kernels.custody import Custody
@@ -79,14 +80,15 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     provider = open_provider(settings)
     if provider.warning:
         log.warning("%s", provider.warning)
+    open_data_directory(settings.data_directory)
     sessions = settings.data_directory / "sessions"
     with (
         run_folder(settings.data_directory) as run,
         open_journal(settings.data_directory / "journal.sqlite") as journal,
         _supervisor(settings, provider) as supervisor,
     ):
-        sessions.mkdir(exist_ok=True)
-        sessions.chmod(0o711)  # whatever the umask is: the users of sessions pass through it to their folders
+        # Users of sessions pass through it to their folders.
+        make_folder(sessions, way_mode())
         roll = Roll(journal, run.folder.name)
         name, outlives = run.folder.name, supervisor is not None
         async with (
@@ -194,8 +196,8 @@ def run_folder(data_directory: Path) -> Generator[Run]:
     runs = data_directory / "runs"
     folder = runs / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.mkdir(mode=0o700)
+        make_folder(runs)
+        make_folder(folder)
         descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise SettingsError(

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from belljar.attachments import messages
 from belljar.attachments.local import LocalAttachment, hold
 from belljar.attachments.messages import Done, Opened, Queued, Refused, Replied, Welcome
-from belljar.control import reachable
+from belljar.control import listener
 from belljar.errors import BelljarError, SessionNotFound
 from belljar.sessions.registry import Registry
 
@@ -39,8 +39,8 @@ async def serve_attachments(path: Path, registry: Registry) -> AsyncGenerator[No
         conversations.add(conversation)
         conversation.add_done_callback(conversations.discard)
 
-    with reachable(path) as short:
-        server = await asyncio.start_unix_server(on_client, short, limit=messages.MAX_MESSAGE_BYTES)
+    with listener(path) as bound:
+        server = await asyncio.start_unix_server(on_client, sock=bound, limit=messages.MAX_MESSAGE_BYTES)
         try:
             yield
         finally:

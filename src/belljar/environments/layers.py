@@ -9,13 +9,14 @@ import csv
 import os
 import shutil
 import stat
-import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from belljar.environments.inventory import Distribution, Shelf
+from belljar.files.handover import close_to_others, disarm, give
+from belljar.files.private import make_missing
 
 _FILES_LIMIT = 100_000
 _INSTALLER_LOCK = ".lock"
@@ -23,7 +24,7 @@ _INSTALLER_LOCK = ".lock"
 
 def move_into(layer: Path, tree: Path) -> None:
     """Move the packages of a tree into the layer, on the same file system, in place of those of the same name."""
-    layer.mkdir(exist_ok=True)
+    make_missing(layer)
     present = Shelf(layer, is_trusted=False)
     with open_folder(layer) as target, open_folder(tree) as source:
         for name in Shelf(tree, is_trusted=False).distributions:
@@ -35,14 +36,12 @@ def move_into(layer: Path, tree: Path) -> None:
 
 
 def take_over(tree: Path) -> None:
-    """Make all of a tree the server's own, where another user has written it; links are not followed, and blocks."""
-    if os.geteuid() != 0:
-        return
-    # Not Python's own walk, which gives up at about a thousand levels.
-    command = ["chown", "-R", "-h", f"{os.geteuid()}:{os.getegid()}", "--", str(tree)]
-    done = subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise OSError(done.stderr.decode(errors="replace").strip()[-300:])
+    """Make all of a tree the server's own, where another user has written it, with nothing in it but files; blocks."""
+    # First: root's own set-user-ID file would be the worst that a package could bring.
+    disarm([tree], keeps_pipes=False)
+    if os.geteuid() == 0:
+        give([tree], os.geteuid(), os.getegid())
+    close_to_others(tree)
 
 
 def withdraw(distribution: Distribution, record: str, layer: int) -> None:

@@ -1,6 +1,7 @@
 """The environments we make ourselves, once per list of requirements and Python, under the data directory.
 
-A finished one has a marker, written last: one without it was left by a server that died, and is made anew. Nothing
+A finished one has a marker, written last: one without it was left by a server that died, and the next one goes on with
+what is whole of it, and with what uv's cache has. Nothing
 here knows who uses an environment.
 """
 
@@ -25,6 +26,8 @@ from belljar.environments.inventory import Shelf
 from belljar.environments.locks import open_lock
 from belljar.environments.uv import UvAnswer, run_uv
 from belljar.errors import EnvironmentBroken
+from belljar.files.private import make_missing
+from belljar.files.removal import remove_tree
 from belljar.settings import Settings
 
 SHARED = "managed"
@@ -95,7 +98,7 @@ async def prepare(
     if is_ready(root):
         return interpreter_path(root)
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
+        make_missing(root.parent)
         async with open_lock(
             root.with_name(f".{root.name}.lock"),
             on_wait=lambda: tell(f"another server is preparing the {recipe.name} environment: waiting for it"),
@@ -123,19 +126,31 @@ class _Build:
 
     async def run(self) -> None:
         self.tell(f"preparing the {self.recipe.name} environment in {self.root}: once, may take a minute")
-        if self.root.exists():
+        is_begun = await to_thread.run_sync(self._has_beginning)
+        if self.root.exists() and not is_begun:
             await to_thread.run_sync(shutil.rmtree, self.root)
         if self.recipe.ingredients.specs:
             await make_prefix(self.root, self.recipe.ingredients, self.tell, lock=self.lock, timeout_s=_BUILD_TIMEOUT_S)
             if self.recipe.ingredients.text:
                 await self._install("--break-system-packages")
         else:
-            await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
+            if not is_begun:
+                await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
             await self._install()
         if self.recipe.lock is None:
             await to_thread.run_sync(self._write_lock)
         (self.root / _READY).touch()
         self.tell(f"the {self.recipe.name} environment is ready")
+
+    def _has_beginning(self) -> bool:
+        """Whether a server that was cut off left something to go on with; packages it left in part are withdrawn."""
+        is_venv = (self.root / "pyvenv.cfg").is_file() and os.access(interpreter_path(self.root), os.X_OK)
+        if self.recipe.ingredients.specs or not is_venv or (self.root / _READY).exists():
+            return False
+        for information in self.root.glob("lib/python*/site-packages/*.dist-info"):
+            if not _is_complete(information):
+                remove_tree(information)
+        return True
 
     async def _install(self, *options: str) -> None:
         # Sessions see the tree read-only and could not keep what they compile: `import pandas, sklearn` took 8 s
@@ -184,6 +199,15 @@ class _Build:
         )
         if answer.status:
             raise _failed(self.recipe, answer)
+
+
+def _is_complete(information: Path) -> bool:
+    """Whether uv was done with a package: the last that it writes is a list of all its files, its own included."""
+    try:
+        record = (information / "RECORD").read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+    return record.endswith("\n") and f"{information.name}/INSTALLER" in record and (information / "INSTALLER").exists()
 
 
 def _failed(recipe: Recipe, answer: UvAnswer) -> EnvironmentBroken:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from belljar.environments.inventory import Shelf
 from belljar.environments.layers import is_folder, move, names_in, open_folder, unlink, withdraw
+from belljar.files.private import make_missing
 
 META = "conda-meta"
 _FOLDER = ".conda"
@@ -55,7 +56,7 @@ def hand_out_records(prefix: Path, folder: Path) -> str:
 
 def put_in(layer: Path, tree: Path, environment: Path, version: str) -> None:
     """Move what was fetched into the prefix in place of other versions of the same, and link to the environment's."""
-    layer.mkdir(exist_ok=True)
+    make_missing(layer)
     coming = [file.name for file in (tree / META).iterdir() if file.suffix == ".json"]
     with open_folder(layer) as target:
         with contextlib.suppress(FileExistsError):

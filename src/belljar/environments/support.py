@@ -16,6 +16,7 @@ from belljar.environments.inventory import Shelf
 from belljar.environments.locks import open_lock
 from belljar.environments.uv import run_uv
 from belljar.errors import EnvironmentBroken
+from belljar.files.private import make_missing
 from belljar.files.removal import remove_tree
 from belljar.settings import Settings
 
@@ -76,7 +77,7 @@ async def _make(folder: Path, interpreter: Interpreter, on_progress: Callable[[s
     tell = on_progress or _keep_quiet
     version = ".".join(map(str, interpreter.release))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_missing(folder.parent)
         async with open_lock(
             folder.with_name(f".{folder.name}.lock"),
             on_wait=lambda: tell(f"another server is fetching IPython for Python {version}: waiting for it"),

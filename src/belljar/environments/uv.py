@@ -27,6 +27,7 @@ from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
 
 SOLVER = Path(__file__).with_name("solver.py")
+GUARD = Path(__file__).with_name("guard.py")
 WALLS = Path(__file__).with_name("walls.py")
 EXTRA = "pip install 'belljar[conda]'"
 """What brings rattler."""
@@ -186,18 +187,38 @@ async def _run_heard(
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] | None = None,
 ) -> UvAnswer:
-    process = await anyio.open_process(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=None if show else subprocess.PIPE,
-        cwd=directory,
-        start_new_session=True,
-        pass_fds=pass_fds,
-        env={**os.environ, **variables} if variables else None,
-        # Root's sessions have users of their own, and read what is made here.
-        umask=0o022 if os.geteuid() == 0 else -1,
-    )
+    # The server may be killed at any moment: nothing that fetches or compiles may outlive it.
+    lifeline, held = os.pipe()
+    try:
+        return await _run_guarded(
+            [sys.executable, "-I", "-S", str(GUARD), str(lifeline), *command],
+            lifeline,
+            directory=directory,
+            timeout_s=timeout_s,
+            show=show,
+            on_line=on_line,
+            pass_fds=pass_fds,
+            variables=variables,
+        )
+    finally:
+        os.close(held)
+
+
+async def _run_guarded(
+    command: Sequence[str],
+    lifeline: int,
+    *,
+    directory: Path,
+    timeout_s: float,
+    show: bool,
+    on_line: Callable[[str], None] | None,
+    pass_fds: Sequence[int],
+    variables: Mapping[str, str] | None,
+) -> UvAnswer:
+    try:
+        process = await _open_process(command, lifeline, directory, show, pass_fds, variables)
+    finally:
+        os.close(lifeline)
     try:
         with anyio.fail_after(timeout_s):
             words = await listen(process.stderr, on_line) if process.stderr else ""
@@ -206,6 +227,28 @@ async def _run_heard(
         return stopped_after(timeout_s)
     finally:
         await _end(process)
+
+
+async def _open_process(
+    command: Sequence[str],
+    lifeline: int,
+    directory: Path,
+    show: bool,
+    pass_fds: Sequence[int],
+    variables: Mapping[str, str] | None,
+) -> Process:
+    return await anyio.open_process(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if show else subprocess.PIPE,
+        cwd=directory,
+        start_new_session=True,
+        pass_fds=(*pass_fds, lifeline),
+        env={**os.environ, **variables} if variables else None,
+        # Root's sessions have users of their own, and read what is made here.
+        umask=0o022 if os.geteuid() == 0 else -1,
+    )
 
 
 def stopped_after(timeout_s: float) -> UvAnswer:

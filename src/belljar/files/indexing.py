@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from belljar.files.private import write_file
 from belljar.files.trees import Content, FileNode, FolderNode, LinkNode, Node, SpecialNode
 
 TakeContent = Callable[[str, int], Content]
@@ -17,7 +18,7 @@ TakeContent = Callable[[str, int], Content]
 def write_index(path: Path, tree: FolderNode) -> None:
     """Keep a tree; whole or not at all."""
     draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(_told(tree)), "utf-8")
+    write_file(draft, json.dumps(_told(tree)))
     draft.replace(path)
 
 

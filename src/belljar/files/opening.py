@@ -25,9 +25,9 @@ def open_directory(root: str, parts: tuple[str, ...], name: str) -> int:
     return _descend(root, parts, name, FileMissing, lambda above, part: os.open(part, _DIRECTORY, dir_fd=above))
 
 
-def make_directory(root: str, parts: tuple[str, ...], name: str, owner: Owner | None) -> int:
+def make_directory(root: str, parts: tuple[str, ...], name: str, owner: Owner | None, mode: int = 0o755) -> int:
     """Like `open_directory`, made where there is none, for `owner` or for us; otherwise `InvalidPath`."""
-    return _descend(root, parts, name, InvalidPath, lambda above, part: _enter(above, part, owner))
+    return _descend(root, parts, name, InvalidPath, lambda above, part: _enter(above, part, owner, mode))
 
 
 def _descend(
@@ -49,14 +49,14 @@ def _descend(
     return directory
 
 
-def _enter(directory: int, part: str, owner: Owner | None) -> int:
+def _enter(directory: int, part: str, owner: Owner | None, mode: int) -> int:
     """Open a directory below, making it if nothing has its name."""
     try:
         return os.open(part, _DIRECTORY, dir_fd=directory)
     except FileNotFoundError:
         # Another upload may make it first; whatever it then is, opening it decides.
         with contextlib.suppress(FileExistsError):
-            os.mkdir(part, 0o755, dir_fd=directory)
+            os.mkdir(part, mode, dir_fd=directory)
     below = os.open(part, _DIRECTORY, dir_fd=directory)
     try:
         if owner is not None:
@@ -84,14 +84,14 @@ def open_regular(directory: int, leaf: str, name: str) -> tuple[BinaryIO, os.sta
         raise
 
 
-def create(directory: int, leaf: str, fill: Callable[[int], None], owner: Owner | None) -> None:
+def create(directory: int, leaf: str, fill: Callable[[int], None], owner: Owner | None, mode: int = 0o644) -> None:
     """Make a new file and fill it; nothing of it stays when that fails."""
     descriptor = os.open(leaf, _CREATE, 0o600, dir_fd=directory)
     try:
         try:
             if owner is not None:
                 os.fchown(descriptor, *owner)
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
             fill(descriptor)
         finally:
             os.close(descriptor)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from belljar.errors import TooLarge
+from belljar.files.private import make_missing
 from belljar.files.workspace import Workspace
 
 MOST_FILES = 5_000
@@ -32,7 +33,7 @@ class Shelf:
         self.limit_bytes = limit_bytes
         self._lock = folder / "lock"
         self._content = folder / "files"
-        self._files = Workspace(self._content)
+        self._files = Workspace(self._content, is_private=True)
 
     def version(self) -> int:
         """Another number whenever something has changed; 0 for a shelf that never held anything."""
@@ -44,7 +45,7 @@ class Shelf:
     @contextmanager
     def locked(self) -> Generator[None]:
         """While nobody else changes anything."""
-        self._content.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_missing(self._content)
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

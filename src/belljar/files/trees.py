@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from belljar.errors import EngineError
+from belljar.files.private import make_folder
 from belljar.files.removal import remove_tree
 from belljar.files.stamps import Stamp
 
@@ -84,7 +85,7 @@ class ContentStore:
         self._size_bytes = 0
         if folder.exists():
             remove_tree(folder)
-        folder.mkdir(parents=True, mode=0o700)
+        make_folder(folder)
 
     @property
     def size_bytes(self) -> int:

@@ -19,6 +19,7 @@ from belljar.errors import FileMissing
 from belljar.files.mime import mime_type_of
 from belljar.files.names import UNFINISHED, bad_name, display_name, shown, split
 from belljar.files.opening import Owner, create, discard, make_directory, open_directory, open_regular
+from belljar.files.private import FILE_MODE, FOLDER_MODE
 from belljar.files.reflink import OverLimit, copy_content
 from belljar.files.refusals import too_large, unreachable, unwritable
 from belljar.files.scanning import DEFAULT_LIMIT, Scan, scan
@@ -45,11 +46,12 @@ class Listing:
 
 
 class Workspace:
-    """See the module's docstring. What is written through it belongs to `owner`, or to us."""
+    """See the module's docstring. What is written through it belongs to `owner`, or to us; private is ours alone."""
 
-    def __init__(self, root: Path, owner: Owner | None = None) -> None:
+    def __init__(self, root: Path, owner: Owner | None = None, *, is_private: bool = False) -> None:
         self.root = root
         self._owner = owner
+        self._folder_mode, self._file_mode = (FOLDER_MODE, FILE_MODE) if is_private else (0o755, 0o644)
         self._root = os.fspath(root)
 
     def check_name(self, name: str) -> tuple[str, ...]:
@@ -100,14 +102,14 @@ class Workspace:
 
     def make_folder(self, name: str) -> None:
         """Make a folder where there is none; what else has its name is in the way."""
-        os.close(make_directory(self._root, self.check_name(name), name, self._owner))
+        os.close(make_directory(self._root, self.check_name(name), name, self._owner, self._folder_mode))
 
     def _replace(self, name: str, fill: Callable[[int], None], size: int) -> None:
         parts = self.check_name(name)
-        directory = make_directory(self._root, parts[:-1], name, self._owner)
+        directory = make_directory(self._root, parts[:-1], name, self._owner, self._folder_mode)
         unfinished = UNFINISHED + secrets.token_hex(8)
         try:
-            create(directory, unfinished, fill, self._owner)
+            create(directory, unfinished, fill, self._owner, self._file_mode)
             try:
                 os.rename(unfinished, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
             except OSError:
@@ -121,9 +123,9 @@ class Workspace:
     def create(self, name: str, data: bytes) -> None:
         """Create a file, missing directories included; `FileExistsError` when anything has that name."""
         parts = self.check_name(name)
-        directory = make_directory(self._root, parts[:-1], name, self._owner)
+        directory = make_directory(self._root, parts[:-1], name, self._owner, self._folder_mode)
         try:
-            create(directory, parts[-1], lambda file: _write(file, data), self._owner)
+            create(directory, parts[-1], lambda file: _write(file, data), self._owner, self._file_mode)
         except FileExistsError:
             raise
         except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from belljar.environments.base import Environment
 from belljar.errors import BelljarError
+from belljar.files.private import make_folder, way_mode
 from belljar.files.removal import remove_tree
 from belljar.kernels import frames, messages
 from belljar.kernels.copies import Change, KeptProcess, ask_for_copy, show_in
@@ -146,8 +147,9 @@ class Nursery:
     async def _start(self) -> None:
         name = f"{self._name}{secrets.token_hex(8)}"
         folder = self._folder / name
+        make_folder(folder, way_mode())
         for part in ("workspace", "scratch", "home"):
-            (folder / part).mkdir(parents=True, mode=0o700)
+            make_folder(folder / part)
         try:
             trunk = await self._provider.open_trunk(self._make_spec(name, folder))
             zygote = Zygote(trunk, folder, in_packets=self._in_packets)

@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 
 from belljar.environments.base import Environment
+from belljar.files.private import shown_mode, write_file
 from belljar.kernels.folders import Folders
 from belljar.kernels.launching import RUNNER, session_environment
 from belljar.kernels.starting import KernelStarter
@@ -68,10 +69,10 @@ def settle(text: str, name: str, place: Path) -> list[str]:
 
     The place is a folder out of the program's reach, which it has to be shown; it is filled here.
     """
-    place.chmod(0o755)
     code = place / "code.py"
-    code.write_text(text, encoding="utf-8", newline="")
-    code.chmod(0o644)
+    write_file(code, text)
+    code.chmod(shown_mode(is_folder=False))
+    place.chmod(shown_mode(is_folder=True))
     return ["-u", str(RUNNER / "program.py"), str(code), name]
 
 

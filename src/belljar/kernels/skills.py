@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import SettingsError
+from belljar.files.private import make_folder, shown_mode
 from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
 
@@ -56,9 +57,8 @@ def open_skills(settings: Settings) -> Skills | None:
     # The same for every server of a data directory: sessions may outlive theirs.
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     importable = settings.data_directory / PACKAGE / name
-    importable.mkdir(parents=True, exist_ok=True)
-    for each in (importable.parent, importable):
-        each.chmod(0o755)  # whatever the umask is: the users of sessions read it
+    make_folder(importable.parent)
+    make_folder(importable, shown_mode(is_folder=True))
     with contextlib.suppress(FileExistsError):
         (importable / PACKAGE).symlink_to(folder)
     return Skills(folder, importable)

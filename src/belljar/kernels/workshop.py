@@ -42,6 +42,7 @@ from belljar.environments.uv import (
     stopped_after,
 )
 from belljar.files.addresses import refusal, refusal_of_chosen
+from belljar.files.private import make_missing, write_file
 from belljar.files.removal import remove_tree
 from belljar.kernels.hatches import INSIDE, proxy_variables, relay_command
 from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
@@ -262,8 +263,8 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
     """Nobody but the folder's user, to be, may enter it."""
     for path, content in files.items():
         file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, "utf-8")
+        make_missing(file.parent)
+        write_file(file, content)
         file.chmod(0o644)
         for parent in file.relative_to(folder).parents[:-1]:
             # uv locks a store of credentials with a file beside it.

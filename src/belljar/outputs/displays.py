@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from belljar.files.private import make_folder, write_file
 from belljar.models import Display
 from belljar.outputs.budget import clip
 
@@ -86,9 +87,10 @@ class DisplayStore:
         """Keep one file and tell its URI; the same content is kept once."""
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self._kept:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._displays)
+            make_folder(self._folder)
             name = f"{self._before + len(self._kept) + 1}{_extension(mime)}"
-            (self._folder / name).write_bytes(content)
+            write_file(self._folder / name, content)
             self._kept[digest] = display_uri(self._execution_id, name)
             # A file takes a block at least: a million tiny pictures are no small thing.
             self.total_bytes += max(len(content), BLOCK_BYTES)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from belljar.files.private import write_file
 from belljar.policy.names import Names
 
 FILE = "guard.json"
@@ -90,8 +91,7 @@ def _keep(path: Path | None, values: Mapping[str, Any]) -> None:
         return
     draft = path.with_suffix(".new")
     try:
-        draft.write_text(json.dumps(values), "utf-8")
-        draft.chmod(0o600)
+        write_file(draft, json.dumps(values))
         draft.replace(path)
     except OSError as error:
         log.warning("%s is not kept: %s", path.name, error.strerror)

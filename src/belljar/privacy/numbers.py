@@ -9,6 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from belljar.files.private import write_file
+
 AHEAD = 1_000
 MOST = 999_999
 """The widest number that a token has room for."""
@@ -62,8 +64,7 @@ def _read(path: Path) -> dict[str, int]:
 def _write(path: Path, promised: dict[str, int]) -> None:
     draft = path.with_suffix(".new")
     try:
-        draft.write_text(json.dumps(promised), "utf-8")
-        draft.chmod(0o600)
+        write_file(draft, json.dumps(promised))
         draft.replace(path)
     except OSError as error:
         log.warning("the numbers of tokens are not kept: %s", error.strerror)

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
+from belljar.files.private import make_missing
 from belljar.sandboxes.base import Identity, SandboxSpec
 
 # https://systemd.io/UIDS-GIDS: beyond what containers are given, below the numbers that are negative to some programs.
@@ -22,6 +23,7 @@ _FREE = range(0x70000000, 0x7FFFFFFF)
 # Accounts of people and of the system; then homes, services and containers of systemd, nobody, and 16-bit minus one.
 _TAKEN = (range(10_000), range(60_000, 65_537))
 _FEWEST = 1_024
+_LAYER_MODE = 0o750
 _TRIES = 1_000
 
 _UID_MAP = Path("/proc/self/uid_map")
@@ -80,10 +82,23 @@ def _given_out() -> range:
 def hand_over(spec: SandboxSpec, identity: Identity) -> None:
     """Make the session's folders its user's. They are ours to the last step: nobody can put a link in their place."""
     for path in spec.readable:
-        if not path.stat().st_mode & stat.S_IROTH:
+        if not _is_open_to(path.stat(), identity):
             raise SandboxUnavailable(f"Tree is closed to the session's user: {path}", hint=f"chmod -R o+rX {path}")
     for folder in (spec.workspace, spec.scratch, spec.home):
         os.chown(folder, identity.uid, identity.gid, follow_symlinks=False)
+
+
+def _is_open_to(status: os.stat_result, identity: Identity) -> bool:
+    is_own_group = status.st_gid == identity.gid and status.st_mode & stat.S_IRGRP
+    return bool(status.st_mode & stat.S_IROTH or is_own_group)
+
+
+def make_layer(folder: Path, identity: Identity | None) -> None:
+    """Make the folder of a session's packages, which stays ours: its user reads there, and nobody else."""
+    make_missing(folder)
+    if identity is not None:
+        os.chown(folder, -1, identity.gid)
+        folder.chmod(_LAYER_MODE)
 
 
 def usable_numbers(uid_map: str, gid_map: str) -> range | None:

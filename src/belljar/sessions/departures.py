@@ -5,6 +5,7 @@ How it comes back is in `returns.py`.
 
 import asyncio
 
+from belljar.files.handover import disarm
 from belljar.kernels.keeping import StateReport
 from belljar.sessions.hibernation import in_words, save
 from belljar.sessions.roll import Roll
@@ -24,6 +25,7 @@ async def put_to_sleep(session: Session, roll: Roll, end: str) -> StateReport | 
         if session.life.waking is None:
             report = await _save(session)
     await session.aclose()
+    await asyncio.to_thread(disarm, session.folders.own)
     await asyncio.to_thread(session.veil.save, session.folders.vault)
     _enter(session, roll, end, report)
     return report

@@ -330,7 +330,11 @@ class Execution:
         """What the cell left in the folder, and the limits that its kernel met and survived."""
         self._tell(await self._traces.end())
         await listener.tell_limits(self._traces.size_bytes)
-        self._files = self._traces.files()
+        self._files, left_out = self._traces.files()
+        if left_out:
+            self._tell(
+                [f"{left_out:,} more files were created or changed: list_session_files lists one folder at a time"]
+            )
 
     def _tell(self, words: list[str]) -> None:
         for word in words:

@@ -4,7 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.files.private import make_folder, way_mode
 from belljar.sandboxes.base import Identity
+from belljar.sandboxes.identities import make_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class SessionFolders:
     def layer(self) -> Path:
         """Packages installed for this session alone."""
         return self.root / "layer"
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """Those that its code writes."""
+        return (self.workspace, self.scratch, self.home)
 
     @property
     def displays(self) -> Path:
@@ -68,10 +75,9 @@ class SessionFolders:
 
     def make(self) -> None:
         """Make those that are not there, below a folder that is closed to others."""
-        for folder in (self.workspace, self.scratch, self.home, self.layer):
-            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            if self.identity is not None and folder != self.layer:
+        make_folder(self.root, way_mode())
+        for folder in self.own:
+            make_folder(folder)
+            if self.identity is not None:
                 os.chown(folder, self.identity.uid, self.identity.gid)
-        # Whatever the umask is: the session's user passes through the one, and reads the other, which stays ours.
-        self.root.chmod(0o711)
-        self.layer.chmod(0o755)
+        make_layer(self.layer, self.identity)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
+from belljar.files.handover import disarm, give
 from belljar.kernels.base import Kernel
 from belljar.kernels.keeping import KeepsState, StateLoss, StateReport
 from belljar.sandboxes.base import Identity
@@ -70,6 +71,8 @@ class Waking:
 
     async def prepare(self) -> None:
         """Make its files those of its new user."""
+        # An earlier version may have put it to sleep as it was.
+        await asyncio.to_thread(disarm, self._folders.own)
         if self._folders.identity is not None:
             await asyncio.to_thread(_hand_over, self._folders, self._folders.identity)
 
@@ -106,9 +109,4 @@ def in_words(loss: StateLoss) -> str:
 
 def _hand_over(folders: SessionFolders, identity: Identity) -> None:
     """Make what is in a sleeping session's folders its new user's. Nobody is in there to put links in our way."""
-    for top in (folders.workspace, folders.scratch, folders.home):
-        for folder, subfolders, files in os.walk(top):
-            for name in (".", *subfolders, *files):
-                os.chown(Path(folder) / name, identity.uid, identity.gid, follow_symlinks=False)
-    if folders.state.exists():
-        os.chown(folders.state, identity.uid, identity.gid, follow_symlinks=False)
+    give([*folders.own, folders.state], identity.uid, identity.gid)

@@ -8,6 +8,7 @@ just been submitted is written when it starts, as a row that has started already
 
 import asyncio
 import json
+import os
 import sqlite3
 import sys
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import Busy, SettingsError
+from belljar.files.private import FILE_MODE
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.sessions.schema import migrate
 from belljar.sessions.transactions import BUSY_S, LAST_BUSY_S, Transactions
@@ -288,6 +290,8 @@ def usable(path: Path) -> Generator[None]:
 
 
 def _opened(path: Path) -> Journal:
+    # SQLite gives the files that it keeps beside the journal the journal's mode.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
     connection = sqlite3.connect(path, isolation_level=None, timeout=LAST_BUSY_S)
     try:
         migrate(path, connection)

@@ -29,6 +29,7 @@ async def install_packages(
     """Install into the session's layer, then import in its kernel what was asked for."""
     environment = await starter.package_environment(session.environment)
     changes: list[Change] = []
+    await session.quota.check_room(0)
     layer = session.folders.layer
     open_uv = starter.workshop.uv_for(session.id)
     outcomes = await install(

@@ -79,7 +79,7 @@ class Session:
         self.admission = admission
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
-        self.quota = DiskQuota((folders.workspace, folders.scratch, folders.home), settings.disk_mb or 0)
+        self.quota = DiskQuota((*folders.own, folders.layer), settings.disk_mb or 0)
         self.sharing = Sharing(shelf, self.workspace, folders.shared) if shelf else None
         """Its `workspace/`, which outlives it; None where there is none."""
         self.guard = guard

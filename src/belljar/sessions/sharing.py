@@ -15,6 +15,7 @@ from typing import Any
 from belljar.errors import BelljarError, FileMissing, InvalidPath
 from belljar.files.changes import Snapshot
 from belljar.files.names import shown
+from belljar.files.private import write_file
 from belljar.files.shelf import Shelf, Stamp, stamp_of
 from belljar.files.workspace import Workspace
 from belljar.settings import Settings
@@ -181,7 +182,7 @@ class Sharing:
 
     def _remember(self) -> None:
         try:
-            self._memory.write_text(json.dumps(self._same), "utf-8")
+            write_file(self._memory, json.dumps(self._same))
         except OSError as error:
             log.warning("what is the same in workspace/ could not be noted: %s", error.strerror)
 

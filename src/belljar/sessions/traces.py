@@ -13,6 +13,7 @@ from belljar.sessions.quota import DiskQuota
 from belljar.sessions.sharing import Sharing
 
 SMALL_FOLDER = 100
+TOLD_CHARS = 100_000
 
 
 class Traces:
@@ -45,18 +46,24 @@ class Traces:
         """Of all files there are after the cell."""
         return sum(fingerprint[1] for fingerprint in self._after.files.values())
 
-    def files(self) -> list[FileReference]:
-        """What the cell created or changed."""
-        return [
-            FileReference(
+    def files(self) -> tuple[list[FileReference], int]:
+        """What the cell created or changed, as far as one message holds it beside the rest; how many more there are."""
+        found = changes(self._before, self._after)
+        told: list[FileReference] = []
+        left = TOLD_CHARS
+        for change in found:
+            file = FileReference(
                 uri=self._uri_of(change.name),
                 name=change.name,
                 mime_type=change.mime_type,
                 size=change.size,
                 change=change.change,
             )
-            for change in changes(self._before, self._after)
-        ]
+            left -= len(file.uri) + len(file.name) + 100
+            if left < 0:
+                break
+            told.append(file)
+        return told, len(found) - len(told)
 
     async def _look(self) -> Snapshot:
         """The session folder now. A small one is read here in 50 µs; a thread for it would cost four times that."""

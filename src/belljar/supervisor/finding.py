@@ -43,7 +43,7 @@ def has_supervisor(data_directory: Path) -> bool:
 def own_folder(data_directory: Path) -> Path:
     """The supervisor's folder, made where it is not there. Whoever owns it is told what to start, so it must be us."""
     folder = data_directory / "keep"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(exist_ok=True, mode=0o700)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is no folder"
@@ -92,11 +92,13 @@ def greeting(sock: socket.socket | None) -> bytes:
 
 def start(folder: Path) -> socket.socket | None:
     """Start one on a socket that is there before it is: who connects need not wait for it."""
-    with _new_socket() as listener, _short(folder) as reachable, (folder / LOG).open("wb") as complaints:
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(log, "wb") as complaints, _new_socket() as listener, _short(folder) as reachable:
         with contextlib.suppress(FileNotFoundError):
             (folder / SOCKET).unlink()
+        # Linux gives the file the socket's own mode, so that it is never open to others.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(reachable / SOCKET))
-        (folder / SOCKET).chmod(0o600)
         listener.listen(8)
         # Without `site`, and with none of the server's variables.
         command = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(APART), str(listener.fileno()), str(folder)]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.files.private import make_folder, make_missing, shown_mode
 from belljar.files.removal import remove_tree
 
 TREES = "trees"
@@ -37,12 +38,12 @@ class Plot:
         trees = folder / TREES
         # A folder that the operator made keeps the mode that they chose.
         made = [folder] if not folder.exists() else []
-        trees.mkdir(parents=True, exist_ok=True)
+        make_missing(folder)
+        make_missing(trees)
         self._clear(trees)
         own, lock = (trees / self.run, -1) if self.hand_over is None else _kept(trees / KEPT)
-        own.mkdir(exist_ok=True)
-        for each in (*made, trees, own):
-            each.chmod(0o755)
+        for each in (*made, own):
+            make_folder(each, shown_mode(is_folder=True))
         try:
             if self.hand_over is not None:
                 self.hand_over(lock)
@@ -64,7 +65,7 @@ class Plot:
 def _kept(place: Path) -> tuple[Path, int]:
     """The folder with a lock on it; one that is not locked yet may be taken for a leftover meanwhile."""
     while True:
-        place.mkdir(exist_ok=True)
+        make_missing(place)
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_SH)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.egress.listening import Door
+from belljar.files.private import make_folder
 from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
 from belljar.toolbox.base import Catalogue, JsonObject, ToolDefinition, Upstreams
@@ -185,8 +186,7 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
     from belljar.toolbox.upstreams import open_upstreams
 
     folder = settings.data_directory / "toolbox"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755)
+    make_folder(folder)
     limits = Limits(
         start_s=settings.upstream_start_s,
         silence_s=settings.upstream_silence_s,

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
+from belljar.files.private import make_folder, write_file
 from belljar.toolbox.base import JsonObject
 
 log = logging.getLogger(__name__)
@@ -171,8 +172,8 @@ class Shapes:
         if len(text) > _FILE_BYTES:
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft.write_text(text, "utf-8")
+            make_folder(self._folder)
+            write_file(draft, text)
             draft.replace(file)
         except OSError as error:
             log.warning("the shapes of %s cannot be kept: %s", server, error.strerror)

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from belljar.files.private import make_missing, shown_mode, write_file
 from belljar.files.removal import remove_tree
 from belljar.sandboxes.base import Identity
 
@@ -64,10 +65,10 @@ class Tree:
         unfinished = self.folder / f".{version}-{secrets.token_hex(4)}"
         for name, text in files.items():
             path = unfinished / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_missing(path.parent)
             # Told to who imports it: modules of another version than the link's are outdated.
             told = f'\nCATALOGUE = "{version}"\n' if name == _ROOT else ""
-            path.write_text(text + told, "utf-8")
+            write_file(path, text + told)
         _open_up(unfinished)
         unfinished.rename(target)
 
@@ -92,11 +93,11 @@ def _version(files: Mapping[str, str]) -> str:
 
 
 def _open_up(folder: Path) -> None:
-    """Readable for the users of sessions, whatever the umask is."""
+    """Readable for the users of sessions, where they are not ours."""
     for place, _, names in os.walk(folder):
-        Path(place).chmod(0o755)
+        Path(place).chmod(shown_mode(is_folder=True))
         for name in names:
-            (Path(place) / name).chmod(0o644)
+            (Path(place) / name).chmod(shown_mode(is_folder=False))
 
 
 def _left_in(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from belljar.errors import InvalidArgument, InvalidPath, TooLarge
 from belljar.files.names import SANDBOX_ROOT
+from belljar.files.private import make_missing
 from belljar.files.workspace import Workspace
 from belljar.sandboxes.base import Identity
 from belljar.surfaces.executor.handover import hand_over_folder
@@ -30,7 +31,7 @@ class Storage:
 
     def open(self) -> None:
         """Make the folder, and let the code that runs in it write there."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        make_missing(self.folder)
         if self._identity is not None:
             hand_over_folder(self.folder, self._identity)
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from belljar.environments import Environment
 from belljar.environments.packages import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
+from belljar.files.private import make_folder, way_mode
 from belljar.files.removal import remove_tree
 from belljar.kernels.programs import OUTPUT_CAP_BYTES, ProgramEnd, run_program, settle
 from belljar.kernels.starting import KernelStarter
@@ -21,6 +22,7 @@ from belljar.outputs.events import Stream
 from belljar.outputs.screening import Screens
 from belljar.privacy.screen import VeilScreen
 from belljar.sandboxes.base import Identity
+from belljar.sandboxes.identities import make_layer
 from belljar.sessions.quota import DiskQuota
 from belljar.sessions.registry import Registry
 from belljar.sessions.vetting import vet
@@ -44,14 +46,13 @@ class ProgramFolders:
 
     def make(self) -> None:
         """Make those that are not there."""
-        for folder in (self.scratch, self.home, self.layer):
-            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-        # Whatever the umask is: the program's user passes through to what is its own, and reads its packages.
-        for folder in (self.scratch.parent, self.layer):
-            folder.chmod(0o711 if folder != self.layer else 0o755)
-        if self.identity is not None:
-            for folder in (self.scratch, self.home):
+        # The program's user passes through to what is its own.
+        make_folder(self.scratch.parent, way_mode())
+        for folder in (self.scratch, self.home):
+            make_folder(folder)
+            if self.identity is not None:
                 os.chown(folder, self.identity.uid, self.identity.gid)
+        make_layer(self.layer, self.identity)
 
 
 async def _nobody(_: Question) -> None:

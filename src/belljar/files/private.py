@@ -1,0 +1,207 @@
+"""Folders and files of the data directory that are the server's user's alone, from the moment they exist.
+
+The mode is given to the call that makes a file, so that it is never wider, whatever the umask is. A data directory that
+an earlier version made is closed when a server starts. Where a session is a host user of its own, which only root's
+are, that user passes through the folders that lead to its files, and reads what it is shown.
+"""
+
+import contextlib
+import grp
+import logging
+import os
+import pwd
+import socket
+import stat
+from pathlib import Path
+
+from belljar.errors import SettingsError
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+WAY_MODE = 0o711
+"""Of a folder that users of sessions pass through and cannot list."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+# A session's own, who may have put anything there; the way to them is closed.
+_OF_SESSIONS = frozenset({"workspace", "scratch", "home", "code"})
+# Trees of packages, which users of sessions may have to read; the way to them is closed as well.
+_OF_PACKAGES = frozenset({"environments", "support", "skills", "layer"})
+# What else is the host's own; an operator may have more in that folder.
+_OURS = ("journal.sqlite", "decisions", "runs", "keep", "workspaces")
+# The same of the `executor` surface, with the code that runs now.
+_OF_PROGRAMS = ("packages-", "settled-")
+_TOOLBOX_TREES = "trees"
+
+log = logging.getLogger(__name__)
+
+
+def has_session_users() -> bool:
+    """Whether sessions may be users of their own, who have to pass: root's may."""
+    return os.geteuid() == 0
+
+
+def way_mode() -> int:
+    """Of a folder on the way to a session's own."""
+    return WAY_MODE if has_session_users() else FOLDER_MODE
+
+
+def shown_mode(*, is_folder: bool) -> int:
+    """Of what users of sessions read, below folders that are closed to everybody else."""
+    if has_session_users():
+        return 0o755 if is_folder else 0o644
+    return FOLDER_MODE if is_folder else FILE_MODE
+
+
+def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
+    """Make a folder and those above it that are missing; they are 0700, and it has the mode, whatever the umask is."""
+    for parent in reversed(path.parents):
+        if not parent.exists():
+            with contextlib.suppress(FileExistsError):
+                parent.mkdir(mode=FOLDER_MODE)
+    try:
+        path.mkdir(mode=mode & FOLDER_MODE)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        path.chmod(mode)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file of a folder that is ours; an older one of that name is closed first."""
+    descriptor = os.open(path, _NEW, FILE_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != FILE_MODE:
+            os.fchmod(descriptor, FILE_MODE)
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def bind_socket(listener: socket.socket, address: str) -> None:
+    """Bind a UNIX socket that nobody but its user may connect to."""
+    # Linux gives the file the socket's own mode; other systems do not have one.
+    with contextlib.suppress(OSError):
+        os.fchmod(listener.fileno(), FILE_MODE)
+    listener.bind(address)
+    Path(address).chmod(FILE_MODE)
+
+
+def open_data_directory(folder: Path) -> None:
+    """Make the data directory, or see that the one there is ours alone, and close what an earlier version left open."""
+    try:
+        make_missing(folder)
+        status = folder.stat()
+    except OSError as error:
+        raise SettingsError(
+            f"data_directory {folder} cannot be used: {error.strerror}",
+            hint="Make room there, or set data_directory to a folder that can be written",
+        ) from error
+    if status.st_uid != os.geteuid():
+        raise SettingsError(
+            f"data_directory {folder} belongs to user {status.st_uid}, and this is user {os.geteuid()}",
+            hint="Set data_directory to a folder of your own, or have root give it to you with chown",
+        )
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
+        others = "everybody" if status.st_mode & stat.S_IWOTH else f"group {_group_name(status.st_gid)}"
+        raise SettingsError(
+            f"data_directory {folder} can be written by {others} (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint=f"See that nothing in it is somebody else's, then: chmod 700 {folder}",
+        )
+    if closed := _close(folder):
+        log.warning("%s was open to other users of this machine: %d folders and files are closed now", folder, closed)
+
+
+def make_missing(folder: Path) -> None:
+    """Make a folder unless it is there, without a change to one that is."""
+    if not folder.is_dir():
+        make_folder(folder)
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether a group is one that many systems give each user, with nobody else in it."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _close(folder: Path) -> int:
+    """Close what an earlier version left open to others; returns how many folders and files that were.
+
+    Nobody else can write here, so that paths may be trusted, but for folders of sessions, which are not entered. What
+    is below a folder that was closed already is not looked at.
+    """
+    ways = {"sessions": _session_parts, "executor": _session_parts, "toolbox": _toolbox_parts}
+    closed = _set_mode(folder, FOLDER_MODE)
+    for entry in _entries(folder):
+        if entry.name in ways and entry.is_dir(follow_symlinks=False):
+            closed += ways[entry.name](Path(entry.path))
+        elif entry.name in _OF_PACKAGES | _OF_SESSIONS:
+            closed += _set_mode(Path(entry.path), FOLDER_MODE)
+        elif entry.name.startswith(_OURS):
+            closed += _close_all(Path(entry.path))
+    return closed
+
+
+def _session_parts(folder: Path) -> int:
+    # Those of programs are mounted by the host itself, whom every folder lets through.
+    closed = _set_mode(folder, way_mode() if folder.name == "sessions" else FOLDER_MODE)
+    for session in _entries(folder):
+        if not session.is_dir(follow_symlinks=False):
+            closed += _close_all(Path(session.path))
+            continue
+        closed += _set_mode(Path(session.path), way_mode())
+        for part in _entries(Path(session.path)):
+            is_tree = part.name in _OF_PACKAGES or part.name.startswith(_OF_PROGRAMS)
+            if part.name not in _OF_SESSIONS and not is_tree:
+                closed += _close_all(Path(part.path))
+    return closed
+
+
+def _toolbox_parts(folder: Path) -> int:
+    closed = _set_mode(folder, FOLDER_MODE)
+    for part in _entries(folder):
+        closed += _close_all(Path(part.path)) if part.name != _TOOLBOX_TREES else 0
+    return closed
+
+
+def _close_all(path: Path) -> int:
+    """Close a folder with all below it, or a file; what is below a folder that is closed already is left alone."""
+    if not path.is_dir() or path.is_symlink():
+        return _set_mode(path, FILE_MODE)
+    if not _set_mode(path, FOLDER_MODE):
+        return 0
+    closed, waiting = 1, [path]
+    while waiting:
+        for entry in _entries(waiting.pop()):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            closed += _set_mode(Path(entry.path), FOLDER_MODE if is_folder else FILE_MODE)
+            if is_folder:
+                waiting.append(Path(entry.path))
+    return closed
+
+
+def _entries(folder: Path) -> "list[os.DirEntry[str]]":
+    try:
+        with os.scandir(folder) as entries:
+            return [*entries]
+    except OSError:
+        return []
+
+
+def _set_mode(path: Path, mode: int) -> int:
+    """Give a file or folder of ours this mode at most, and tell whether others could do more with it before."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        now = stat.S_IMODE(status.st_mode)
+        wanted = mode if stat.S_ISDIR(status.st_mode) else now & mode
+        if status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode) and now != wanted:
+            path.chmod(wanted)
+            return int(bool(now & ~wanted))
+    return 0
