@@ -74,7 +74,9 @@ class KeptProcess:
             self._writing = -1
 
     def meet(self, pid: int) -> None:
-        """It has shown itself."""
+        """It has shown itself; may be called twice."""
+        if self.pid:
+            return
         self.pid = pid
         self._is_silent_or_met.set()
         if self.has_keeper or self._has_ended.is_set():

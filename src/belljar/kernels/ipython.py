@@ -17,7 +17,7 @@ from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_
 from belljar.kernels.exchange import Answer, Exchange
 from belljar.kernels.imports import ImportProof
 from belljar.kernels.keeping import StateLoss, StateReport
-from belljar.kernels.launching import await_ready, cause_of, runner_command, session_environment
+from belljar.kernels.launching import await_ready, cause_of, held_command, runner_command, session_environment
 from belljar.kernels.resuming import heard_again
 from belljar.kernels.slate import Slate
 from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
@@ -39,18 +39,26 @@ async def start_ipython(
 ) -> "IPythonKernel":
     """Start the runner cold and wait until it has attached."""
     wire = frames.Wire(in_packets=in_packets)
+    # Copies of the kernel outlive it only in a sandbox that something else holds open.
+    kept = KeptProcess() if sandbox.can_spare and sandbox.ends_with_command else None
+    command = runner_command(environment, "serving", str(wire.child_socket))
     try:
-        process = await sandbox.spawn(
-            runner_command(environment, "serving", str(wire.child_socket)),
+        spawned = await sandbox.spawn(
+            held_command(environment, command, wire, kept) if kept else command,
             environment=session_environment(sandbox, environment, layer),
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
-            pass_fds=[wire.child_socket],
+            pass_fds=[wire.child_socket, *([kept.child_end] if kept else [])],
         )
         wire.close_child_ends()
+        if kept is not None:
+            kept.close_child_end()
+        process = kept or spawned
         await await_ready(wire, sandbox, process, start_timeout_s)
     except BaseException:
         wire.close()
+        if kept is not None:
+            kept.close()
         await sandbox.aclose()
         raise
     return IPythonKernel(wire, sandbox, process, environment)
@@ -402,10 +410,8 @@ class IPythonKernel:
         await self._exchange.answer(messages.Rehearsed)
 
     async def kill(self) -> None:
-        """See the contract. Copies asleep are spared, unless their sandbox cannot do without this process."""
+        """See the contract. Copies asleep are spared."""
         await self.sandbox.kill([copy.pid for copy in self._asleep])
-        if self.is_alive():  # started cold it is the sandbox's own command, which was spared with them
-            await self.sandbox.kill()
 
     async def discard(self) -> None:
         """End the process and let go of it, not of its sandbox. For a kernel that another one takes the place of."""
@@ -444,5 +450,4 @@ class IPythonKernel:
 async def meet_copy(wire: frames.Wire, kept: KeptProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
     """The kernel at the other end, once it has attached."""
     await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
-    kept.meet(wire.peer_pid)
     return IPythonKernel(wire, sandbox, kept, environment)
