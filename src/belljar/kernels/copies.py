@@ -219,6 +219,15 @@ def set_expendable(pid: int, *, is_expendable: bool) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "0")
 
 
+def parent_of(pid: int) -> int:
+    """The process that would be told of this one's end; 0 when it cannot be told."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[1])
+
+
 def private_memory_mb(pid: int) -> float:
     """What a process holds that no other one shares; 0 when it cannot be told."""
     try:

@@ -13,7 +13,7 @@ from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
 from belljar.kernels import frames, messages
 from belljar.kernels.base import Asleep, Completeness, Completion, Kernel
-from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, set_expendable, show_in
+from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, parent_of, set_expendable, show_in
 from belljar.kernels.exchange import Answer, Exchange
 from belljar.kernels.imports import ImportProof
 from belljar.kernels.keeping import StateLoss, StateReport
@@ -385,6 +385,7 @@ class IPythonKernel:
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
                 check_copied(await copy.wire.expect(messages.Forked))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
+            await kernel._prove()
         except BaseException:
             wire.close()
             kept.close()
@@ -392,6 +393,12 @@ class IPythonKernel:
         kernel._asleep = self._asleep
         set_expendable(kept.pid, is_expendable=False)
         return kernel
+
+    async def _prove(self) -> None:
+        """Have it answer a request, as one must that is to take another kernel's place."""
+        async with patience():
+            await self._exchange.send({"op": "check", "code": ""})
+            await self._exchange.answer(messages.Checked)
 
     def forget(self, copy: Asleep) -> None:
         """End a copy: its process ends when its wire closes."""
@@ -411,11 +418,18 @@ class IPythonKernel:
 
     async def kill(self) -> None:
         """See the contract. Copies asleep are spared."""
-        await self.sandbox.kill([copy.pid for copy in self._asleep])
+        await self._kill_but(())
 
-    async def discard(self) -> None:
-        """End the process and let go of it, not of its sandbox. For a kernel that another one takes the place of."""
-        await self.kill()
+    async def _kill_but(self, spared: Sequence[int]) -> None:
+        await self.sandbox.kill([*(copy.pid for copy in self._asleep), *spared])
+
+    async def discard(self, successor: Kernel | None = None) -> None:
+        """See `Copyable`. Where copies have keepers, the successor's lives on with it."""
+        spared: list[int] = []
+        if isinstance(successor, IPythonKernel) and self.shares_sandbox(successor):
+            keeper = [parent_of(successor._pid)] if isinstance(successor._process, KeptProcess) else []
+            spared = [successor._pid, *keeper]
+        await self._kill_but(spared)
         self._release()
 
     async def aclose(self) -> None:

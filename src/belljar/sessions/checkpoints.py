@@ -9,7 +9,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -176,8 +177,30 @@ class Checkpoints:
         """Put the folder back as it was; what could not be is named."""
         if checkpoint.files_gap:
             return [f"files: {checkpoint.files_gap}"]
-        report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
+        try:
+            report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
+        except BelljarError as error:
+            return [f"files: {error.message}"]
         return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
+
+    @asynccontextmanager
+    async def files_of(self, checkpoint: Checkpoint) -> AsyncGenerator[None]:
+        """Have the folder be as it was then; should the block fail, it is again as it is now.
+
+        Where the files of now cannot be kept for that, the folder is left alone.
+        """
+        label = secrets.token_hex(8)
+        report = await asyncio.to_thread(self._snapshots.take, label)
+        try:
+            if report.is_complete:
+                await self.restore_files(checkpoint)
+            yield
+        except BaseException:
+            if report.is_complete:
+                await asyncio.to_thread(self._snapshots.restore, label)
+            raise
+        finally:
+            await asyncio.to_thread(self._snapshots.drop, label)
 
     async def export_files(self, checkpoint: Checkpoint, target: Path) -> list[str]:
         """Make another folder hold what this one did; what could not be is named."""
