@@ -83,6 +83,8 @@ class IPythonKernel:
         self._is_asking = False
         self._asleep: list[SleepingKernel] = []
         self._slate: Slate | None = None
+        self._incidents: list[Incident] = []
+        """Those that came to light between two cells."""
 
     async def execute(
         self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
@@ -338,10 +340,10 @@ class IPythonKernel:
             async with patience():
                 if copy is None:
                     await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
-                    answer = check_copied(await self._exchange.answer(messages.Forked))
+                    answer = self._copied(await self._exchange.answer(messages.Forked))
                 else:
                     await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = check_copied(await ours(copy).wire.expect(messages.Forked))
+                    answer = self._copied(await ours(copy).wire.expect(messages.Forked))
             await show_in(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
@@ -362,7 +364,7 @@ class IPythonKernel:
             async with patience():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = check_copied(await self._exchange.answer(messages.Forked))
+                answer = self._copied(await self._exchange.answer(messages.Forked))
                 await wire.expect(messages.Ready)
         except BaseException:
             wire.close()
@@ -370,6 +372,12 @@ class IPythonKernel:
         copy = SleepingKernel(wire, answer.lost)
         self._asleep.append(copy)
         return copy
+
+    def _copied(self, answer: messages.Forked) -> messages.Forked:
+        """The answer, unless it is a refusal. A process that we were refused is no doing of the session's code."""
+        if answer.error:
+            self._incidents += [one for one in self.sandbox.incidents() if one.kind != "too_many_processes"]
+        return check_copied(answer)
 
     def readopt_copies(self, copies: Sequence[SleepingKernel]) -> None:
         """These sleep in its sandbox, and were an earlier server's."""
@@ -383,7 +391,7 @@ class IPythonKernel:
         try:
             async with patience():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
-                check_copied(await copy.wire.expect(messages.Forked))
+                self._copied(await copy.wire.expect(messages.Forked))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
             await kernel._prove()
         except BaseException:
@@ -450,7 +458,8 @@ class IPythonKernel:
 
     def incidents(self) -> list[Incident]:
         """See the contract."""
-        return self.sandbox.incidents()
+        earlier, self._incidents = self._incidents, []
+        return [*earlier, *self.sandbox.incidents()]
 
     def memory_mb(self) -> float:
         """See the contract."""

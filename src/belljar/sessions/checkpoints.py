@@ -161,9 +161,10 @@ class Checkpoints:
         if not self._most:
             return "The server keeps none, because its setting checkpoints is 0"
         known = ", ".join(kept.execution_id for kept in self._kept if kept.execution_id)
-        if known:
-            return f"States are kept from before: {known}"
-        return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
+        if not known:
+            return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
+        latest = f". The latest could not be kept: {self.refusal}" if self.refusal else ""
+        return f"States are kept from before: {known}{latest}"
 
     def holds(self, execution_id: str) -> bool:
         """Whether the variables there were before an execution can be had back."""
