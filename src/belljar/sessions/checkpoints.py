@@ -1,7 +1,8 @@
 """Earlier states of a session: sleeping copies of its kernel and what its folder held, bounded in number and size.
 
-A state is kept between two cells, at the latest before the next one begins; cells that follow each other faster than
-`SHORTEST_S` share one. Knows kernels and files; what a rewind means to a caller is the session's.
+A state is kept between two cells, at the latest before the next one begins, however fast they follow each other; only
+where more than `BURST` do so, a state every `SHORTEST_S` has to do. Knows kernels and files; what a rewind means to a
+caller is the session's.
 """
 
 import asyncio
@@ -21,8 +22,16 @@ from belljar.files.snapshots import Snapshots
 from belljar.kernels.base import Asleep, Copyable, Kernel
 from belljar.sessions.beginnings import Beginning
 
-# A state takes 20 ms to keep: cells that come faster than this are a program's, which would be ten times slower for it.
+# A state takes several times as long to keep as a short cell to run. A model's cells follow each other a few at a time;
+# more of them, and faster than this, are a program's, which would be three to five times slower for it.
 SHORTEST_S = 0.1
+BURST = 10
+# To weigh the states takes longer than to make one: on demand it is done this often, and whenever the session is idle.
+WEIGH_S = 1.0
+TOO_FAST = (
+    f"this cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
+    f"every {SHORTEST_S:g} s"
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +89,10 @@ class Checkpoints:
         self.watcher: Watcher | None = None
         self._lost: dict[str, str] = {}
         """Executions whose states were lost, and how."""
-        self._taken_at = -SHORTEST_S
+        self._allowed = float(BURST)
+        """How many may be taken right now, as of then."""
+        self._allowed_at = self._weighed_at = time.monotonic()
+        self._is_too_fast = False
 
     def __bool__(self) -> bool:
         return bool(self._kept)
@@ -93,7 +105,15 @@ class Checkpoints:
     @property
     def wait_s(self) -> float:
         """How long until the next may be taken."""
-        return self._taken_at + SHORTEST_S - time.monotonic()
+        now = time.monotonic()
+        earned = (now - self._allowed_at) / SHORTEST_S if SHORTEST_S > 0 else BURST
+        self._allowed, self._allowed_at = min(BURST, self._allowed + earned), now
+        return (1 - self._allowed) * SHORTEST_S
+
+    @property
+    def gap(self) -> str:
+        """What there is to say at a cell that has no state before it because there were too many so quickly."""
+        return TOO_FAST if self._is_too_fast else ""
 
     @property
     def are_kept(self) -> bool:
@@ -102,17 +122,22 @@ class Checkpoints:
 
     async def take(self, kernel: Copyable, variables: tuple[str, ...], beginning: Beginning | None = None) -> None:
         """Keep the state as it is, if it is new and the last one is not too recent; a beginning is its own copy."""
-        if not self._most or not self.is_due or self.wait_s > 0:
+        self._is_too_fast = self._most > 0 and self.is_due and self.wait_s > 0
+        if not self._most or not self.is_due or self._is_too_fast:
             return
         self.is_due = False
-        self._taken_at = time.monotonic()
+        self._allowed -= 1
         label = secrets.token_hex(8)
+        # Both at once: nothing of the session's runs meanwhile but what it left in the background.
+        snapshot = asyncio.get_running_loop().run_in_executor(None, self._snapshots.take, label)
         try:
             copy = beginning or await kernel.fall_asleep()
         except (BelljarError, TimeoutError) as error:
             self.refusal = str(error)
+            await snapshot
+            await asyncio.to_thread(self._snapshots.drop, label)
             return
-        report = await asyncio.to_thread(self._snapshots.take, label)
+        report = await snapshot
         self.refusal = ""
         self._kept.append(
             Checkpoint(beginning or kernel, copy, variables, label, "" if report.is_complete else report.reason)
@@ -126,6 +151,12 @@ class Checkpoints:
             await self._drop(checkpoint, current)
         while len(self._kept) > self._most:
             await self._drop(self._kept[0], current)
+        if time.monotonic() - self._weighed_at > WEIGH_S:
+            await self.weigh(current)
+
+    async def weigh(self, current: Copyable) -> None:
+        """Drop the oldest ones until the others hold no more memory than they may."""
+        self._weighed_at = time.monotonic()
         if not self._kept:
             return
         sizes = await asyncio.to_thread(lambda: [kept.copy.memory_mb() for kept in self._kept])

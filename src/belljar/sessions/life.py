@@ -201,12 +201,14 @@ class Life:
 
     # Checkpoints
 
-    async def keep(self) -> None:
+    async def keep(self, *, is_idle: bool = False) -> None:
         """Put a copy of the session as it is now to sleep, unless that was done since the last cell."""
         is_fresh, self._is_fresh = self._is_fresh, False
         if is_copyable(self.kernel):
             beginning = self._beginning() if is_fresh else None
             await self.checkpoints.take(self.kernel, self.variables, beginning)
+            if is_idle:
+                await self.checkpoints.weigh(self.kernel)
         elif self.kernel is not None:
             self.checkpoints.refusal = f"sessions of {self.kernel.name} cannot be copied"
 
