@@ -114,7 +114,10 @@ class Copyable(Kernel, Protocol):
         ...
 
     async def wake(self, copy: Asleep) -> Kernel:
-        """A kernel in this one's sandbox that goes on where the copy stands; this one may be dead by now."""
+        """A kernel in this one's sandbox that goes on where the copy stands, and has answered there.
+
+        This one may be dead by now, or alive: until it is discarded both are.
+        """
         ...
 
     def forget(self, copy: Asleep) -> None:
@@ -125,8 +128,11 @@ class Copyable(Kernel, Protocol):
         """Whether closing one would end the other."""
         ...
 
-    async def discard(self) -> None:
-        """End this kernel's processes and let go of it, but not of its sandbox, where copies sleep."""
+    async def discard(self, successor: Kernel | None = None) -> None:
+        """End this kernel's processes and let go of it, but not of its sandbox, where copies sleep.
+
+        The successor is a kernel that was woken from one of them, and lives on.
+        """
         ...
 
 

@@ -74,7 +74,9 @@ class KeptProcess:
             self._writing = -1
 
     def meet(self, pid: int) -> None:
-        """It has shown itself."""
+        """It has shown itself; may be called twice."""
+        if self.pid:
+            return
         self.pid = pid
         self._is_silent_or_met.set()
         if self.has_keeper or self._has_ended.is_set():
@@ -215,6 +217,15 @@ def set_expendable(pid: int, *, is_expendable: bool) -> None:
     """Whether memory that runs out is taken from this process before all others."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "0")
+
+
+def parent_of(pid: int) -> int:
+    """The process that would be told of this one's end; 0 when it cannot be told."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[1])
 
 
 def private_memory_mb(pid: int) -> float:

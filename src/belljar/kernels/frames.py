@@ -132,6 +132,11 @@ class Wire:
             else:
                 return
 
+    def word_of_peer(self, message: dict[str, Any]) -> bytes:
+        """A message as the other end would write it, for a program that has nothing else to say."""
+        content = json.dumps(message).encode()
+        return BEGINS * self.in_packets + _LENGTH.pack(len(content)) + content
+
     async def receive(self) -> list[Stream | Message]:
         """The next things in order: at most one message, after everything that was written before it."""
         if self._read_at_once >= MOST_AT_ONCE:

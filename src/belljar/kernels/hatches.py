@@ -106,6 +106,7 @@ class HatchedSandbox:
         self.home = sandbox.home
         self.temporary = sandbox.temporary
         self.can_spare = sandbox.can_spare
+        self.ends_with_command = sandbox.ends_with_command
         self.variables: dict[str, str] = {}
         self.prefix: list[str] = []
         self.importable: Sequence[Path] = ()

@@ -13,11 +13,11 @@ from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
 from belljar.kernels import frames, messages
 from belljar.kernels.base import Asleep, Completeness, Completion, Kernel
-from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, set_expendable, show_in
+from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, parent_of, set_expendable, show_in
 from belljar.kernels.exchange import Answer, Exchange
 from belljar.kernels.imports import ImportProof
 from belljar.kernels.keeping import StateLoss, StateReport
-from belljar.kernels.launching import await_ready, cause_of, runner_command, session_environment
+from belljar.kernels.launching import await_ready, cause_of, held_command, runner_command, session_environment
 from belljar.kernels.resuming import heard_again
 from belljar.kernels.slate import Slate
 from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
@@ -39,18 +39,26 @@ async def start_ipython(
 ) -> "IPythonKernel":
     """Start the runner cold and wait until it has attached."""
     wire = frames.Wire(in_packets=in_packets)
+    # Copies of the kernel outlive it only in a sandbox that something else holds open.
+    kept = KeptProcess() if sandbox.can_spare and sandbox.ends_with_command else None
+    command = runner_command(environment, "serving", str(wire.child_socket))
     try:
-        process = await sandbox.spawn(
-            runner_command(environment, "serving", str(wire.child_socket)),
+        spawned = await sandbox.spawn(
+            held_command(environment, command, wire, kept) if kept else command,
             environment=session_environment(sandbox, environment, layer),
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
-            pass_fds=[wire.child_socket],
+            pass_fds=[wire.child_socket, *([kept.child_end] if kept else [])],
         )
         wire.close_child_ends()
+        if kept is not None:
+            kept.close_child_end()
+        process = kept or spawned
         await await_ready(wire, sandbox, process, start_timeout_s)
     except BaseException:
         wire.close()
+        if kept is not None:
+            kept.close()
         await sandbox.aclose()
         raise
     return IPythonKernel(wire, sandbox, process, environment)
@@ -75,6 +83,8 @@ class IPythonKernel:
         self._is_asking = False
         self._asleep: list[SleepingKernel] = []
         self._slate: Slate | None = None
+        self._incidents: list[Incident] = []
+        """Those that came to light between two cells."""
 
     async def execute(
         self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
@@ -330,10 +340,10 @@ class IPythonKernel:
             async with patience():
                 if copy is None:
                     await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
-                    answer = check_copied(await self._exchange.answer(messages.Forked))
+                    answer = self._copied(await self._exchange.answer(messages.Forked))
                 else:
                     await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = check_copied(await ours(copy).wire.expect(messages.Forked))
+                    answer = self._copied(await ours(copy).wire.expect(messages.Forked))
             await show_in(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
@@ -354,7 +364,7 @@ class IPythonKernel:
             async with patience():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = check_copied(await self._exchange.answer(messages.Forked))
+                answer = self._copied(await self._exchange.answer(messages.Forked))
                 await wire.expect(messages.Ready)
         except BaseException:
             wire.close()
@@ -362,6 +372,12 @@ class IPythonKernel:
         copy = SleepingKernel(wire, answer.lost)
         self._asleep.append(copy)
         return copy
+
+    def _copied(self, answer: messages.Forked) -> messages.Forked:
+        """The answer, unless it is a refusal. A process that we were refused is no doing of the session's code."""
+        if answer.error:
+            self._incidents += [one for one in self.sandbox.incidents() if one.kind != "too_many_processes"]
+        return check_copied(answer)
 
     def readopt_copies(self, copies: Sequence[SleepingKernel]) -> None:
         """These sleep in its sandbox, and were an earlier server's."""
@@ -375,8 +391,9 @@ class IPythonKernel:
         try:
             async with patience():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
-                check_copied(await copy.wire.expect(messages.Forked))
+                self._copied(await copy.wire.expect(messages.Forked))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
+            await kernel._prove()
         except BaseException:
             wire.close()
             kept.close()
@@ -384,6 +401,12 @@ class IPythonKernel:
         kernel._asleep = self._asleep
         set_expendable(kept.pid, is_expendable=False)
         return kernel
+
+    async def _prove(self) -> None:
+        """Have it answer a request, as one must that is to take another kernel's place."""
+        async with patience():
+            await self._exchange.send({"op": "check", "code": ""})
+            await self._exchange.answer(messages.Checked)
 
     def forget(self, copy: Asleep) -> None:
         """End a copy: its process ends when its wire closes."""
@@ -402,14 +425,19 @@ class IPythonKernel:
         await self._exchange.answer(messages.Rehearsed)
 
     async def kill(self) -> None:
-        """See the contract. Copies asleep are spared, unless their sandbox cannot do without this process."""
-        await self.sandbox.kill([copy.pid for copy in self._asleep])
-        if self.is_alive():  # started cold it is the sandbox's own command, which was spared with them
-            await self.sandbox.kill()
+        """See the contract. Copies asleep are spared."""
+        await self._kill_but(())
 
-    async def discard(self) -> None:
-        """End the process and let go of it, not of its sandbox. For a kernel that another one takes the place of."""
-        await self.kill()
+    async def _kill_but(self, spared: Sequence[int]) -> None:
+        await self.sandbox.kill([*(copy.pid for copy in self._asleep), *spared])
+
+    async def discard(self, successor: Kernel | None = None) -> None:
+        """See `Copyable`. Where copies have keepers, the successor's lives on with it."""
+        spared: list[int] = []
+        if isinstance(successor, IPythonKernel) and self.shares_sandbox(successor):
+            keeper = [parent_of(successor._pid)] if isinstance(successor._process, KeptProcess) else []
+            spared = [successor._pid, *keeper]
+        await self._kill_but(spared)
         self._release()
 
     async def aclose(self) -> None:
@@ -430,7 +458,8 @@ class IPythonKernel:
 
     def incidents(self) -> list[Incident]:
         """See the contract."""
-        return self.sandbox.incidents()
+        earlier, self._incidents = self._incidents, []
+        return [*earlier, *self.sandbox.incidents()]
 
     def memory_mb(self) -> float:
         """See the contract."""
@@ -444,5 +473,4 @@ class IPythonKernel:
 async def meet_copy(wire: frames.Wire, kept: KeptProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
     """The kernel at the other end, once it has attached."""
     await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
-    kept.meet(wire.peer_pid)
     return IPythonKernel(wire, sandbox, kept, environment)

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from belljar.environments.base import Environment
 from belljar.environments.prefixes import own_packages, own_prefix
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.kernels import frames, messages
-from belljar.kernels.copies import KeptProcess
+from belljar.kernels.copies import HOLD, UNKNOWN_STATUS, KeptProcess
 from belljar.outputs.events import Stream
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 
@@ -34,6 +35,13 @@ _MOST_LAST_WORDS = 2_000
 def runner_command(environment: Environment, part: str, *words: str) -> list[str]:
     """The command that runs a part of the runner in the environment's Python."""
     return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *words]
+
+
+def held_command(environment: Environment, command: Sequence[str], wire: frames.Wire, kept: KeptProcess) -> list[str]:
+    """A command that starts another one which the sandbox does not end with."""
+    word = wire.word_of_peer({"type": "sync"}).hex()
+    told = (str(kept.child_end), str(wire.child_socket), word, str(int(kept.has_keeper)))
+    return [str(environment.python), "-I", "-S", str(RUNNER / "holding.py"), *told, *HOLD, *command]
 
 
 def session_environment(sandbox: Sandbox, environment: Environment, layer: Path | None) -> dict[str, str]:
@@ -67,6 +75,8 @@ async def await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProce
         async with asyncio.timeout(timeout_s):
             while True:
                 for item in await wire.receive():
+                    if isinstance(process, KeptProcess) and wire.peer_pid:
+                        process.meet(wire.peer_pid)
                     if isinstance(item, Stream):
                         said = (said + item.text)[-_MOST_LAST_WORDS:]
                     elif isinstance(item, messages.Ready):
@@ -77,7 +87,8 @@ async def await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProce
         said += "".join(stream.text for stream in wire.drain())
         status = await process.wait()
         hit = "".join(f"; {incident.kind}: it {incident.detail}" for incident in sandbox.incidents())
-        fact = f"the kernel ended with {cause_of(status)}{hit}"
+        how = "" if status == UNKNOWN_STATUS else f" with {cause_of(status)}"
+        fact = f"the kernel ended{how}{hit}"
         if isinstance(process, KeptProcess) and process.complaint:
             fact = f"the kernel could not be forked: {process.complaint}"
         raise KernelStartFailed(fact, hint=_last_words(said)) from None

@@ -129,6 +129,8 @@ class Sandbox(Protocol):
     """A private folder for temporary files, as code inside sees it."""
     can_spare: bool
     """Whether `kill` can leave processes alive."""
+    ends_with_command: bool
+    """Whether everything inside ends with the command that was spawned."""
 
     async def spawn(
         self,

@@ -66,6 +66,7 @@ class ProcessSandbox:
         self.home = str(spec.home)
         self.temporary = str(spec.home)
         self.can_spare = sys.platform == "linux"
+        self.ends_with_command = False
         self._session_id = spec.session_id
         self._enforcement = enforcement
         self._mark = secrets.token_hex(16)

@@ -1,7 +1,8 @@
 """Earlier states of a session: sleeping copies of its kernel and what its folder held, bounded in number and size.
 
-A state is kept between two cells, at the latest before the next one begins; cells that follow each other faster than
-`SHORTEST_S` share one. Knows kernels and files; what a rewind means to a caller is the session's.
+A state is kept between two cells, at the latest before the next one begins, however fast they follow each other; only
+where more than `BURST` do so, a state every `SHORTEST_S` has to do. Knows kernels and files; what a rewind means to a
+caller is the session's.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +22,16 @@ from belljar.files.snapshots import Snapshots
 from belljar.kernels.base import Asleep, Copyable, Kernel
 from belljar.sessions.beginnings import Beginning
 
-# A state takes 20 ms to keep: cells that come faster than this are a program's, which would be ten times slower for it.
+# A state takes several times as long to keep as a short cell to run. A model's cells follow each other a few at a time;
+# more of them, and faster than this, are a program's, which would be three to five times slower for it.
 SHORTEST_S = 0.1
+BURST = 10
+# To weigh the states takes longer than to make one: on demand it is done this often, and whenever the session is idle.
+WEIGH_S = 1.0
+TOO_FAST = (
+    f"this cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
+    f"every {SHORTEST_S:g} s"
+)
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +89,10 @@ class Checkpoints:
         self.watcher: Watcher | None = None
         self._lost: dict[str, str] = {}
         """Executions whose states were lost, and how."""
-        self._taken_at = -SHORTEST_S
+        self._allowed = float(BURST)
+        """How many may be taken right now, as of then."""
+        self._allowed_at = self._weighed_at = time.monotonic()
+        self._is_too_fast = False
 
     def __bool__(self) -> bool:
         return bool(self._kept)
@@ -92,7 +105,15 @@ class Checkpoints:
     @property
     def wait_s(self) -> float:
         """How long until the next may be taken."""
-        return self._taken_at + SHORTEST_S - time.monotonic()
+        now = time.monotonic()
+        earned = (now - self._allowed_at) / SHORTEST_S if SHORTEST_S > 0 else BURST
+        self._allowed, self._allowed_at = min(BURST, self._allowed + earned), now
+        return (1 - self._allowed) * SHORTEST_S
+
+    @property
+    def gap(self) -> str:
+        """What there is to say at a cell that has no state before it because there were too many so quickly."""
+        return TOO_FAST if self._is_too_fast else ""
 
     @property
     def are_kept(self) -> bool:
@@ -101,17 +122,22 @@ class Checkpoints:
 
     async def take(self, kernel: Copyable, variables: tuple[str, ...], beginning: Beginning | None = None) -> None:
         """Keep the state as it is, if it is new and the last one is not too recent; a beginning is its own copy."""
-        if not self._most or not self.is_due or self.wait_s > 0:
+        self._is_too_fast = self._most > 0 and self.is_due and self.wait_s > 0
+        if not self._most or not self.is_due or self._is_too_fast:
             return
         self.is_due = False
-        self._taken_at = time.monotonic()
+        self._allowed -= 1
         label = secrets.token_hex(8)
+        # Both at once: nothing of the session's runs meanwhile but what it left in the background.
+        snapshot = asyncio.get_running_loop().run_in_executor(None, self._snapshots.take, label)
         try:
             copy = beginning or await kernel.fall_asleep()
         except (BelljarError, TimeoutError) as error:
             self.refusal = str(error)
+            await snapshot
+            await asyncio.to_thread(self._snapshots.drop, label)
             return
-        report = await asyncio.to_thread(self._snapshots.take, label)
+        report = await snapshot
         self.refusal = ""
         self._kept.append(
             Checkpoint(beginning or kernel, copy, variables, label, "" if report.is_complete else report.reason)
@@ -125,6 +151,12 @@ class Checkpoints:
             await self._drop(checkpoint, current)
         while len(self._kept) > self._most:
             await self._drop(self._kept[0], current)
+        if time.monotonic() - self._weighed_at > WEIGH_S:
+            await self.weigh(current)
+
+    async def weigh(self, current: Copyable) -> None:
+        """Drop the oldest ones until the others hold no more memory than they may."""
+        self._weighed_at = time.monotonic()
         if not self._kept:
             return
         sizes = await asyncio.to_thread(lambda: [kept.copy.memory_mb() for kept in self._kept])
@@ -160,9 +192,10 @@ class Checkpoints:
         if not self._most:
             return "The server keeps none, because its setting checkpoints is 0"
         known = ", ".join(kept.execution_id for kept in self._kept if kept.execution_id)
-        if known:
-            return f"States are kept from before: {known}"
-        return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
+        if not known:
+            return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
+        latest = f". The latest could not be kept: {self.refusal}" if self.refusal else ""
+        return f"States are kept from before: {known}{latest}"
 
     def holds(self, execution_id: str) -> bool:
         """Whether the variables there were before an execution can be had back."""
@@ -176,8 +209,30 @@ class Checkpoints:
         """Put the folder back as it was; what could not be is named."""
         if checkpoint.files_gap:
             return [f"files: {checkpoint.files_gap}"]
-        report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
+        try:
+            report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
+        except BelljarError as error:
+            return [f"files: {error.message}"]
         return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
+
+    @asynccontextmanager
+    async def files_of(self, checkpoint: Checkpoint) -> AsyncGenerator[None]:
+        """Have the folder be as it was then; should the block fail, it is again as it is now.
+
+        Where the files of now cannot be kept for that, the folder is left alone.
+        """
+        label = secrets.token_hex(8)
+        report = await asyncio.to_thread(self._snapshots.take, label)
+        try:
+            if report.is_complete:
+                await self.restore_files(checkpoint)
+            yield
+        except BaseException:
+            if report.is_complete:
+                await asyncio.to_thread(self._snapshots.restore, label)
+            raise
+        finally:
+            await asyncio.to_thread(self._snapshots.drop, label)
 
     async def export_files(self, checkpoint: Checkpoint, target: Path) -> list[str]:
         """Make another folder hold what this one did; what could not be is named."""

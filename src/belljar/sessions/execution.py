@@ -240,6 +240,8 @@ class Execution:
         self._tell_what_was()
         await self.session.life.keep()
         self.session.begin(self)
+        if gap := self.session.life.checkpoints.gap:
+            self._transcript.notice(gap)
         self._tell(await self._traces.bring_in())
         await self._traces.begin()
         if self.cell.filename:

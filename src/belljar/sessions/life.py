@@ -135,10 +135,14 @@ class Life:
         """Let a kernel go; copies of it that sleep can still be woken, so its sandbox stays with them."""
         kernel, self.kernel = self.kernel, None
         self._let_go()
-        if kernel is None:
-            return
-        if is_copyable(kernel) and self.checkpoints.are_of(kernel):
-            await kernel.discard()
+        if kernel is not None:
+            await self._end(kernel)
+
+    async def _end(self, kernel: Kernel, successor: Kernel | None = None) -> None:
+        if is_copyable(kernel) and (
+            self.checkpoints.are_of(kernel) or (successor is not None and kernel.shares_sandbox(successor))
+        ):
+            await kernel.discard(successor)
         else:
             await kernel.aclose()
 
@@ -197,12 +201,14 @@ class Life:
 
     # Checkpoints
 
-    async def keep(self) -> None:
+    async def keep(self, *, is_idle: bool = False) -> None:
         """Put a copy of the session as it is now to sleep, unless that was done since the last cell."""
         is_fresh, self._is_fresh = self._is_fresh, False
         if is_copyable(self.kernel):
             beginning = self._beginning() if is_fresh else None
             await self.checkpoints.take(self.kernel, self.variables, beginning)
+            if is_idle:
+                await self.checkpoints.weigh(self.kernel)
         elif self.kernel is not None:
             self.checkpoints.refusal = f"sessions of {self.kernel.name} cannot be copied"
 
@@ -215,23 +221,47 @@ class Life:
             await self.checkpoints.inherit(states_of(kept, self.kernel, self._beginning), store)
 
     async def rewind(self, checkpoint: Checkpoint) -> list[str]:
-        """Go on from a checkpoint: variables and files as they were. Returns what did not come along."""
-        if checkpoint.is_beginning:
-            # Before the new kernel's sandbox there is an end to the old one's, where the later states sleep.
-            await self.checkpoints.drop_after(checkpoint)
-        await self._leave_kernel()
-        lost = await self.checkpoints.restore_files(checkpoint)
+        """Go on from a checkpoint: variables and files as they were. Returns what did not come along.
+
+        The kernel of that state answers before the present one is given up. If it does not, nothing has changed.
+        """
+        if self.kernel is not None and not self.kernel.is_alive():
+            await self._leave_kernel()
+        present = self.kernel
         try:
-            self.adopt(await checkpoint.wake(), is_fresh=checkpoint.is_beginning)
+            woken = await self._wake(checkpoint)
         except (BelljarError, TimeoutError) as error:
-            names, self.variables = self.variables, ()
-            self._loss = Loss(names, "A rewind failed. This is a fresh kernel: imports and variables are gone")
-            raise KernelStartFailed(f"the earlier state could not be woken: {error or 'it did not answer'}") from error
+            fact = f"the earlier state could not be woken: {error or 'it did not answer'}"
+            if present is not None:
+                raise KernelStartFailed(fact, hint="The session is as it was before the rewind: go on from it") from error
+            self._lose("A rewind failed")
+            raise KernelStartFailed(fact) from error
+        self._let_go()
+        self.adopt(woken, is_fresh=checkpoint.is_beginning)
+        await self.checkpoints.drop_after(checkpoint)
+        if present is not None:
+            await self._end(present, woken)
+        # Now that nobody is left who could write to them.
+        lost = await self.checkpoints.restore_files(checkpoint)
+        if not woken.is_alive():
+            await self._leave_kernel()
+            self._lose("A rewind failed")
+            raise KernelStartFailed("the earlier state ended when it took the place of the present one")
         self.variables = checkpoint.variables
         self._loss = None
-        await self.checkpoints.drop_after(checkpoint)
         measures.rewinds.add()
         return [*lost, *checkpoint.copy.lost]
+
+    async def _wake(self, checkpoint: Checkpoint) -> Kernel:
+        if not checkpoint.is_beginning:
+            return await checkpoint.wake()
+        # A kernel that is started may import what lies in the folder: it finds the files of its time.
+        async with self.checkpoints.files_of(checkpoint):
+            return await checkpoint.wake()
+
+    def _lose(self, what: str) -> None:
+        names, self.variables = self.variables, ()
+        self._loss = Loss(names, f"{what}. This is a fresh kernel: imports and variables are gone")
 
     async def aclose(self) -> None:
         """End the kernel, its copies and the watch; may be called twice."""

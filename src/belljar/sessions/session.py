@@ -166,7 +166,7 @@ class Session:
             wait_s = self.life.checkpoints.wait_s
         if not self.is_busy and not self.turn.locked():
             async with self.turn:
-                await self.life.keep()
+                await self.life.keep(is_idle=True)
 
     def _tell(self, execution: Execution | None) -> None:
         for watcher in [*self.watchers]:

@@ -5,6 +5,7 @@ ours that forked it, waits for it, and writes that into a pipe.
 """
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -45,10 +46,10 @@ def divide(
     first = _fork()
     if first:
         if is_hidden:
-            _wait_for(first)
+            _check(_wait_for(first))
         return False
-    if is_hidden and _fork():
-        os._exit(0)
+    if is_hidden:
+        _step_aside()
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,12 +92,39 @@ def divide_asleep() -> bool:
     """Fork a copy that runs nothing: True in it, False here. It has no keeper and is nobody's child."""
     first = _fork()
     if first:
-        _wait_for(first)
+        _check(_wait_for(first))
         return False
-    if _fork():
-        os._exit(0)
+    _step_aside()
     _begin()
     return True
+
+
+def _step_aside() -> None:
+    """Fork once more and go on as the child alone: nobody's, once this process has ended.
+
+    Whatever happens, this process ends here. It is no copy yet and no longer the origin, whose socket it has.
+    """
+    try:
+        child = _fork()
+    except OSError as error:
+        os._exit(error.errno or errno.EAGAIN)
+    except BaseException:
+        os._exit(errno.EAGAIN)
+    if child:
+        os._exit(0)
+
+
+def _check(status: int) -> None:
+    """Say why the process that should have stepped aside did not."""
+    if status:
+        raise OSError(status, os.strerror(status))
+
+
+def reason_of(error: OSError) -> str:
+    """Why a fork failed, in words for a person."""
+    if error.errno == errno.EAGAIN:
+        return "its limit of processes and threads leaves no room for a copy"
+    return str(error)
 
 
 def _begin() -> None:
@@ -114,9 +142,12 @@ def _fork() -> int:
         return os.fork()
 
 
-def _wait_for(child: int) -> None:
+def _wait_for(child: int) -> int:
+    """How it ended; 0 when somebody else was told."""
     with contextlib.suppress(ChildProcessError):  # a session that ignores SIGCHLD, or waits in a thread for anyone's
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EINTR
+    return 0
 
 
 def _keep(kernel: int, status: int, *, is_light: bool) -> None:
@@ -322,7 +353,8 @@ def _end_pools(maps: str) -> None:
     child = ctypes.PyDLL(None).fork()
     if child == 0:
         os._exit(0)
-    _wait_for(child)
+    if child > 0:
+        _wait_for(child)
 
 
 def thread_count() -> int:

@@ -225,7 +225,7 @@ class Runner:
                         has_keeper=message["has_keeper"],
                     )
             except OSError as error:
-                is_copy, answer["error"] = False, str(error)
+                is_copy, answer["error"] = False, forking.reason_of(error)
             if is_copy:
                 random.setstate(numbers)
                 self._become_copy(descriptors, message, folder)

@@ -29,6 +29,7 @@ class ContainerSandbox:
     home = HOME
     temporary = "/tmp"  # noqa: S108 - a path inside
     can_spare = False
+    ends_with_command = True
 
     def __init__(
         self,

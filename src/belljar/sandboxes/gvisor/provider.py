@@ -167,6 +167,7 @@ class GVisorSandbox(NamespaceSandbox):
     """One session's kernels, one a command. gVisor adds `HOME` where the environment has none."""
 
     can_spare = False
+    ends_with_command = True
 
     def __init__(
         self,

@@ -98,6 +98,7 @@ class MicroVMSandbox:
     home = HOME
     temporary = "/tmp"  # noqa: S108 - a path inside
     can_spare = False
+    ends_with_command = True
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec

@@ -30,8 +30,7 @@ class NamespaceSandbox:
     home = HOME
     temporary = "/tmp"  # noqa: S108 - a path inside
     can_spare = True
-    _has_relays = False
-    """Whether forks of its command are no session's, and outlive what is killed."""
+    ends_with_command = True
 
     def __init__(
         self,
@@ -196,7 +195,8 @@ class NamespaceSandbox:
         async with self.branching:
             makers = [process.pid for branch in self._branches for process in branch.processes()]
             for process in [process for process in self._processes if process.is_there()]:
-                forks_of = process.command if self._has_relays and not is_last else ()
+                # Relays: what was started with the command and is not it. No session's code is.
+                forks_of = () if is_last else process.command
                 spared = Spared([*spare, await process.has_started()], makers, forks_of)
                 with self._enforcement.without_forks():
                     await asyncio.to_thread(end_residents, process.first_pid, spared)

@@ -19,8 +19,6 @@ from belljar.sandboxes.seccomp import ALL_NAMESPACES
 class NamespaceBranch(NamespaceSandbox):
     """One session's namespaces, below those of another sandbox."""
 
-    _has_relays = True
-
     def __init__(
         self,
         tools: Tools,
