@@ -46,6 +46,8 @@ def _root(catalogue: Catalogue, names: Names) -> str:
 
 
 def _server_line(server: ServerCatalogue, package: str) -> str:
+    if server.is_connecting:
+        return f"{package}: still connecting; importing it waits for it"
     if server.error:
         return f"{package}: not reachable ({one_line(_without_name(server), _LINE_CHARS)})"
     about = first_sentence(server.instructions, _LINE_CHARS)
@@ -54,6 +56,9 @@ def _server_line(server: ServerCatalogue, package: str) -> str:
 
 def _package(server: ServerCatalogue, names: Names) -> str:
     """Sorted, so that a server that lists its tools in another order is the same server."""
+    if server.is_connecting:
+        said = f"{one_line(server.server, _LINE_CHARS)}: still connecting; importing it waits for it, for a while"
+        return f"{docstring(said, '')}\n\nfrom toolbox import connect\n\nconnect({server.server!r}, __name__)\n"
     about = visible(server.instructions, _DESCRIPTION_CHARS)
     if server.error:
         about = f"not reachable: {_why(server)}"
