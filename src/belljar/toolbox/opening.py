@@ -59,7 +59,7 @@ class Toolbox:
 
     # What there is
 
-    async def catalogue(self, server: str, tool: str) -> Catalogue:
+    async def catalogue(self, server: str = "", tool: str = "") -> Catalogue:
         """What there is; a server of which that tool is not known is waited for, if it is still connecting."""
         if self._known.find(server, tool) is None:
             await self.upstreams.settle(server)
