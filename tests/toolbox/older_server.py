@@ -1,6 +1,6 @@
 """A server of the older protocol, as lines of JSON without any SDK: how it takes a request that it does not know.
 
-    python older_server.py exits|refuses|ignores|garbles|wedges|stalls|... [STARTS]
+    python older_server.py exits|refuses|refuses-nobody|ignores|garbles|wedges|… [STARTS]
 
 Each start adds a line to the file STARTS. `hangs` never answers anything, `lists-never` never lists its tools, and
 `lists-once` does so the first time only and then says that they have changed.
@@ -28,7 +28,7 @@ def take_unknown(how: str, number: Any) -> None:
     match how:
         case "exits":
             sys.exit(1)
-        case "refuses":
+        case "refuses" | "lists-never" | "lists-once":
             say({"id": number, "error": {"code": -31_999, "message": "what is that?"}})
         case "refuses-nobody":
             say({"id": None, "error": {"code": -32_600, "message": "what is that?"}})
@@ -65,8 +65,6 @@ def main() -> None:
                 if how == "lists-once":
                     say({"method": "notifications/tools/list_changed"})
             case "tools/call":
-                if how == "dies":
-                    sys.exit(1)
                 text = json.dumps(message["params"].get("arguments"))
                 say({"id": number, "result": {"content": [{"type": "text", "text": text}]}})
             case _ if number is not None:

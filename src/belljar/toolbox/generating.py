@@ -9,7 +9,7 @@ from typing import Any
 
 from belljar.toolbox.base import AWAY, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.naming import Names, names_of, parameter_names
-from belljar.toolbox.schemas import ANY, TypeWriter, as_schema, camel, properties_of, required_of, resolved
+from belljar.toolbox.schemas import ANY, TypeWriter, as_schema, camel, defaults_of, properties_of, required_of, resolved
 from belljar.toolbox.texts import docstring, first_sentence, one_line, visible
 from belljar.toolbox.values import result_schema
 
@@ -129,7 +129,8 @@ class _Signature:
         self._root = root = tool.input_schema
         schema = resolved(root, root)
         self.fields = properties_of(schema)
-        required = required_of(schema)
+        # What has a default need not be passed, even where a server also says that it is required.
+        required = required_of(schema).difference(defaults_of(schema, root))
         self._given = parameter_names(self.fields)
         self.renamed = {given: wire for wire, given in self._given.items() if given != wire}
         self.required = [wire for wire in self.fields if wire in required]

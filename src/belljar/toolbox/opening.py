@@ -221,6 +221,7 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
     folder.chmod(0o755)
     limits = Limits(
         start_s=settings.upstream_start_s,
+        wait_s=settings.upstream_wait_s,
         silence_s=settings.upstream_silence_s,
         questions=settings.upstream_questions,
         message_bytes=settings.upstream_message_mb * MEBIBYTE,
