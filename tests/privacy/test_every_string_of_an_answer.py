@@ -74,7 +74,9 @@ async def test_no_text_of_an_answer_reaches_the_session_the_journal_or_the_log(
     session: belljar.SessionHandle, folder: Path, caplog: pytest.LogCaptureFixture, tool: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    code = f"from servers.talkative import {tool}\ntry:\n    r = {tool}()\nexcept Exception as e:\n    r = repr(e), str(e)"
+    code = (
+        f"from servers.talkative import {tool}\ntry:\n    r = {tool}()\nexcept Exception as e:\n    r = repr(e), str(e)"
+    )
     result = await session.execute(f"{code}\nprint(looked(r))\nr")
     assert result.status == "ok", result.error
     # Not even what is left of it when the characters between were only hidden ones.

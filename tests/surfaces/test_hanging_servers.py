@@ -70,7 +70,9 @@ async def test_a_search_finds_the_tools_of_the_others_and_names_those_that_are_n
     assert {"refuses", "lists-once"} <= {tool["server"] for tool in found.structured_content["tools"]}
     assert found.structured_content["connecting"] == ["hangs", "lists_never", "slow"]
     assert text_of(found).endswith("# still connecting: hangs, lists_never, slow")
-    inside = await caller.execute("import servers, toolbox\nprint(toolbox.search('echo'), servers.__doc__)", shared_session)
+    inside = await caller.execute(
+        "import servers, toolbox\nprint(toolbox.search('echo'), servers.__doc__)", shared_session
+    )
     assert "# still connecting: hangs, lists_never, slow" in inside.stdout
     assert "hangs: still connecting; importing it waits for it" in inside.stdout
 

@@ -53,9 +53,7 @@ class Connections:
         self._callbacks: list[Callable[[], None]] = []
         self._limits = limits
         memory = Memory(limits.memory_bytes)
-        self._upstreams = {
-            name: Upstream(server, limits, memory, eras, self._tell) for name, server in servers.items()
-        }
+        self._upstreams = {name: Upstream(server, limits, memory, eras, self._tell) for name, server in servers.items()}
 
     @property
     def names(self) -> Sequence[str]:
