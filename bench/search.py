@@ -3,14 +3,13 @@
 The servers are installed from npm and PyPI and asked for their tools; none of them is given anything to work with.
 """
 
+from belljar.toolbox.config import StdioServer
+from belljar.toolbox.search import Index
+from belljar.toolbox.upstreams import open_upstreams
 from bench.figures import Figure
 from bench.registries import kept, node, npm_folder, python_environment
 from bench.search_phrases import HELD_OUT
 from bench.stage import Stage
-
-from belljar.toolbox.config import StdioServer
-from belljar.toolbox.search import Index
-from belljar.toolbox.upstreams import open_upstreams
 
 SHOWN = 5
 MOST_MISSED = 6.0

@@ -12,10 +12,11 @@ import pytest
 from awkward_tools import TOOLS
 from mcp_servers import awkward, node_server, python_server
 
+from belljar.toolbox import generating
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Annotations, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import ServerConfig
-from belljar.toolbox.generating import generate, parameters, signature, source
+from belljar.toolbox.generating import generate, parameters, signature
 from belljar.toolbox.grove import Plot
 from belljar.toolbox.opening import INSIDE, open_toolbox
 from belljar.toolbox.tree import Tree
@@ -387,7 +388,9 @@ def test_what_is_required_and_has_a_default_need_not_be_passed_and_is_sent() -> 
         "x": {"type": "object", "default": {"fast": True}},
     }
     tool = ToolDefinition("s", "walk", input_schema=schema)
-    assert "def walk(path: str, *, depth: int = 2, how: dict[str, Any] | None = None)" in source(tool, None, "walk")
+    assert "def walk(path: str, *, depth: int = 2, how: dict[str, Any] | None = None)" in generating.source(
+        tool, None, "walk"
+    )
     assert Parameters(tool).checked({"path": "a"}) == {"path": "a", "depth": 2, "how": {"fast": True}}
     assert Parameters(tool).checked({"path": "a", "depth": None}) == {"path": "a", "depth": 2, "how": {"fast": True}}
     assert Parameters(tool).checked({"path": "a", "depth": 5, "how": {}}) == {"path": "a", "depth": 5, "how": {}}

@@ -231,7 +231,7 @@ class _Process:
         async with to_client:
             await self._is_probed.wait()
             # Nobody tells when the other end reads. A server that takes long to start has not heard of it yet.
-            while not self._is_probe_over.is_set() and not self._signs.has_read():
+            while not self._is_probe_over.is_set() and not self._signs.has_read():  # noqa: ASYNC110
                 await anyio.sleep(_LOOK_S)
             with anyio.move_on_after(PROBE_S):
                 await self._is_probe_over.wait()

@@ -30,7 +30,7 @@ def connect(server: str, name: str) -> None:
     source = Path(place).read_text(encoding="utf-8")
     if _MARK in source:
         raise ToolMissing(f"the server {server!r} is still connecting")
-    exec(compile(source, place, "exec"), vars(module))
+    exec(compile(source, place, "exec"), vars(module))  # noqa: S102  # the file that Python would have run
 
 
 class _Missing:
