@@ -31,8 +31,16 @@ PYTHON = {
 }
 # They want to be given something before they list their tools.
 VARIABLES = dict.fromkeys(
-    ("SLACK_BOT_TOKEN", "SLACK_TEAM_ID", "GOOGLE_MAPS_API_KEY", "NOTION_TOKEN", "AIRTABLE_API_KEY", "OBSIDIAN_API_KEY")
-    + ("TODOIST_API_TOKEN", "TODOIST_API_KEY"),
+    (
+        "SLACK_BOT_TOKEN",
+        "SLACK_TEAM_ID",
+        "GOOGLE_MAPS_API_KEY",
+        "NOTION_TOKEN",
+        "AIRTABLE_API_KEY",
+        "OBSIDIAN_API_KEY",
+        "TODOIST_API_TOKEN",
+        "TODOIST_API_KEY",
+    ),
     "none",
 )
 

@@ -32,7 +32,8 @@ class Tool:
         self.server = server
         self.tool = tool
         self._names = dict(names or {})
-        self._place = ("", "")
+        self.place: tuple[str, str] = ("", "")
+        """Where its signature is to be found, for one that was kept without it."""
         if function is not None:
             functools.update_wrapper(self, function)
 
@@ -40,10 +41,10 @@ class Tool:
     def __signature__(self) -> inspect.Signature | None:
         """Found out when it is needed: a server may have hundreds of tools, and a cell calls a few."""
         function = getattr(self, "__wrapped__", None)
-        if function is None and self._place[1]:
+        if function is None and self.place[1]:
             # Kept with a session, and its server was still connecting when the session woke.
-            found = _imported(*self._place)
-            self._place = ("", "")
+            found = _imported(*self.place)
+            self.place = ("", "")
             if found is not None:
                 self._names, function = found._names, getattr(found, "__wrapped__", None)
         return inspect.signature(function) if function is not None else None
@@ -110,7 +111,7 @@ class Tool:
         return f"<tool {self.server}.{self.tool}({taken})>"
 
     def __reduce__(self) -> Any:
-        module, function = self._place
+        module, function = self.place
         return _again, (
             self.server,
             self.tool,
@@ -129,7 +130,7 @@ def _again(server: str, name: str, module: str, function: str) -> Tool:
         patience.waits = True
     if found is None:
         found = Tool(server, name)
-        found._place = (module, function)
+        found.place = (module, function)
     return found
 
 
