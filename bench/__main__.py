@@ -19,6 +19,7 @@ from bench import (
     memory,
     one_plus_one,
     sandboxes,
+    search,
     slow_reader,
     start_up,
     toolbox,
@@ -38,8 +39,9 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "sandbox": sandboxes.measure,
     "forking": forking.measure,
     "toolbox": toolbox.measure,
+    "search": search.measure,
 }
-ON_DEMAND = ("toolbox",)
+ON_DEMAND = ("toolbox", "search")
 """Measured when they are named: they install what they are compared with."""
 FULL_S = 285.0
 QUICK_S = 120.0

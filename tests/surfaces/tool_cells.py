@@ -19,11 +19,14 @@ def awkward(era: str = "both") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def runtime_with_tools(environment: Environment, folder: Path, **chosen: Any) -> AsyncGenerator[Runtime]:
+async def runtime_with_tools(
+    environment: Environment, folder: Path, *, ready: bool = True, **chosen: Any
+) -> AsyncGenerator[Runtime]:
     servers = chosen.pop("mcp_servers", {"awkward": awkward()})
     async with opened_runtime(environment, folder, mcp_servers=servers, **chosen) as runtime:
         assert runtime.toolbox is not None
-        await runtime.toolbox.ready()
+        if ready:
+            await runtime.toolbox.ready()
         yield runtime
 
 

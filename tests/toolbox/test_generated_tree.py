@@ -12,6 +12,8 @@ import pytest
 from awkward_tools import TOOLS
 from mcp_servers import awkward, node_server, python_server
 
+from belljar.toolbox import generating
+from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Annotations, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import ServerConfig
 from belljar.toolbox.generating import generate, parameters, signature
@@ -376,3 +378,21 @@ def test_calls_are_checked_against_the_generated_types(tmp_path: Path):
     )
     wrong = {int(line.split(":")[1]) for line in told.stdout.splitlines() if " - error" in line}
     assert wrong == {number for number, is_right in enumerate(calls.values(), 3) if not is_right}, told.stdout
+
+
+def test_what_is_required_and_has_a_default_need_not_be_passed_and_is_sent() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "depth": {"type": "integer", "default": 2}, "how": {"$ref": "#/x"}},
+        "required": ["path", "depth", "how"],
+        "x": {"type": "object", "default": {"fast": True}},
+    }
+    tool = ToolDefinition("s", "walk", input_schema=schema)
+    assert "def walk(path: str, *, depth: int = 2, how: dict[str, Any] | None = None)" in generating.source(
+        tool, None, "walk"
+    )
+    assert Parameters(tool).checked({"path": "a"}) == {"path": "a", "depth": 2, "how": {"fast": True}}
+    assert Parameters(tool).checked({"path": "a", "depth": None}) == {"path": "a", "depth": 2, "how": {"fast": True}}
+    assert Parameters(tool).checked({"path": "a", "depth": 5, "how": {}}) == {"path": "a", "depth": 5, "how": {}}
+    with pytest.raises(BadArguments, match="'path' is missing"):
+        Parameters(tool).checked({"depth": 1})

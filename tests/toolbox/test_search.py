@@ -90,3 +90,18 @@ def test_a_word_that_says_little_decides_between_tools_that_fit_and_finds_none_b
     tools = index(tool("make_it", "A commit."), tool("show_it", "A commit."), tool("show_other", "Nothing."))
     assert [each.name for each in tools.search("show commit")] == ["show_it", "make_it"]
     assert [each.name for each in tools.search("commit")] == ["make_it", "show_it"]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("get rid of a card", "delete_card"),
+        ("look up a card", "search_cards"),
+        ("who is on call right now", "get_oncall_users"),
+        ("how many cards are there", "count_cards"),
+        ("grab an image of the screen", "take_screenshot"),
+    ],
+)
+def test_everyday_words_find_what_tools_call_otherwise(query: str, first: str) -> None:
+    names = ("create_card", "delete_card", "search_cards", "count_cards", "get_oncall_users", "take_screenshot", "ping")
+    assert index(*(tool(name) for name in names)).search(query)[0].name == first

@@ -110,7 +110,7 @@ async def test_a_server_that_says_nothing_is_given_up_and_ended(tmp_path: Path) 
     mute = StdioServer("mute", "sh", ("-c", 'sleep 3600 & echo $! > "$0"; wait', str(tmp_path / "child")))
     async with connected(mute, start_s=0.5) as upstreams:
         catalogue = await upstreams.catalogue()
-        assert catalogue.servers["mute"].error == "MCP server mute was not ready within 0.5 s"
+        assert catalogue.servers["mute"].error == "MCP server mute was not ready within 0.5 s: it has not answered yet"
     await until(lambda: not _lives(int((tmp_path / "child").read_text())))
 
 

@@ -10,6 +10,7 @@ import mimetypes
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, cast
 
@@ -32,6 +33,9 @@ from belljar.toolbox.texts import first_sentence
 from belljar.toolbox.upstreams import Connections, open_upstreams
 
 _ABOUT_CHARACTERS = 80
+CONNECT_S = 30.0
+"""For which commands that look at every server wait for one that hangs."""
+_STILL = "is still connecting"
 _MARK = '"""Tools of other servers as functions'
 P = ParamSpec("P")
 
@@ -65,7 +69,7 @@ def run(
 async def listed(settings: Settings, server: str, as_json: bool) -> int:
     """One line for each server, or for each tool of one."""
     async with _connected(settings) as upstreams:
-        catalogue = await upstreams.catalogue()
+        catalogue = await _catalogue(upstreams)
     if server and server not in catalogue.servers:
         raise InvalidArgument(f"there is no MCP server {server}", hint=f"There are: {', '.join(catalogue.servers)}")
     if as_json:
@@ -85,7 +89,7 @@ async def listed(settings: Settings, server: str, as_json: bool) -> int:
 async def searched(settings: Settings, query: str, detail: Detail, limit: int, server: str) -> int:
     """The best first; status 1 when there is none."""
     async with _connected(settings) as upstreams:
-        catalogue = await upstreams.catalogue()
+        catalogue = await _catalogue(upstreams)
     _complain(catalogue)
     found = Index(catalogue).search(query, server=server, limit=limit)
     if found:
@@ -112,7 +116,7 @@ async def synced(settings: Settings, folder: Path) -> int:
     """The tree, in place of the one that was there."""
     _check_target(folder / "servers")
     async with _connected(settings) as upstreams:
-        catalogue = await upstreams.catalogue()
+        catalogue = await _catalogue(upstreams)
     _complain(catalogue)
     files = generate(catalogue, _shapes(settings).shape)
     await asyncio.to_thread(_write, files, folder)
@@ -126,8 +130,27 @@ def _connected(settings: Settings) -> AbstractAsyncContextManager[Connections]:
         raise SettingsError(
             "no MCP servers are configured", hint="Name a file with --mcp-config, or set mcp_config in belljar.toml"
         )
-    limits = Limits(settings.upstream_start_s, settings.upstream_silence_s, settings.upstream_message_mb * MEBIBYTE)
-    return open_upstreams(servers, limits)
+    limits = Limits(
+        start_s=settings.upstream_start_s,
+        # Who calls one tool from a terminal waits for its server for as long as that may take.
+        wait_s=2 * settings.upstream_start_s,
+        silence_s=settings.upstream_silence_s,
+        message_bytes=settings.upstream_message_mb * MEBIBYTE,
+    )
+    folder = settings.data_directory / "toolbox"
+    return open_upstreams(servers, limits, folder / "eras.json" if folder.is_dir() else None)
+
+
+async def _catalogue(upstreams: Connections) -> Catalogue:
+    """What the servers offer; one that hangs is named as still connecting, with how long it has been."""
+    catalogue = await upstreams.catalogue(CONNECT_S)
+    found = {
+        name: replace(each, error=f"{each.error[: -len(_STILL)]}{still}")
+        if each.is_connecting and (still := upstreams.still_connecting(name))
+        else each
+        for name, each in catalogue.servers.items()
+    }
+    return Catalogue(found)
 
 
 def _shapes(settings: Settings) -> Shapes:
@@ -157,6 +180,7 @@ def _as_json(catalogue: Catalogue, server: str) -> list[dict[str, Any]]:
     return [
         {
             "server": name,
+            "state": "connecting" if found.is_connecting else "unreachable" if found.error else "connected",
             "error": _fault(found),
             "tools": [
                 {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}

@@ -131,6 +131,11 @@ class Settings(BaseSettings):
     upstream_start_s: Seconds = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )
+    upstream_wait_s: Seconds = Field(
+        30,
+        description="How long a cell that uses an MCP server of the toolbox waits for that server while it is still "
+        "connecting. After that the code is told so; the server goes on connecting.",
+    )
     upstream_silence_s: Seconds = Field(
         300,
         description="A call to an MCP server of the toolbox that says nothing for this long, not even progress, is "

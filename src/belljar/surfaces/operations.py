@@ -50,8 +50,11 @@ class Operations:
         """Whether a session that is asked for now would start as it should: 200, or 503 with what is missing."""
         checks = await self._look()
         reasons = [f"{name}: {state}" for name, state in checks.items() if state != _OK]
+        toolbox = self._runtime.toolbox
+        # For information: a server of others that hangs is no reason to send callers elsewhere.
+        servers = {"servers": toolbox.states()} if toolbox else {}
         return JSONResponse(
-            {"status": "not ready" if reasons else "ready", "checks": checks, "reasons": reasons},
+            {"status": "not ready" if reasons else "ready", "checks": checks, "reasons": reasons, **servers},
             status_code=503 if reasons else 200,
         )
 

@@ -28,6 +28,7 @@ class FoundTools(Model):
     """Answer of `search_tools`."""
 
     tools: list[dict[str, JsonValue]]
+    connecting: list[str] = Field(default_factory=list[str])
     unreachable: list[str] = Field(default_factory=list[str])
 
 

@@ -5,12 +5,13 @@ check: its patterns on a session's text would run here, and take as long as the 
 """
 
 import json
+from copy import deepcopy
 from typing import Any, cast
 
 from belljar.privacy.vault import TOKEN
 from belljar.toolbox.base import JsonObject, ToolDefinition
 from belljar.toolbox.generating import takes_more
-from belljar.toolbox.schemas import as_schema, properties_of, required_of, resolved
+from belljar.toolbox.schemas import as_schema, defaults_of, properties_of, required_of, resolved
 from belljar.toolbox.texts import nearest
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -44,7 +45,11 @@ class Parameters:
         root = tool.input_schema
         schema = resolved(root, root)
         fields = properties_of(schema)
-        self._required = required_of(schema)
+        required = required_of(schema)
+        defaults = defaults_of(schema, root)
+        self._filled = {name: defaults[name] for name in required if name in defaults}
+        """What is sent where nothing is passed: the server has a default for it, and demands it all the same."""
+        self._required = required.difference(self._filled)
         self._takes_more = takes_more(schema)
         self._kinds = {name: _kinds(as_schema(resolved(field, root))) for name, field in fields.items()}
         self._nullable = {name for name, field in fields.items() if _may_be_null(field, root)}
@@ -64,7 +69,8 @@ class Parameters:
             raise BadArguments(f"{', '.join(map(repr, sorted(missing)))} is missing")
         for name, value in kept.items():
             self._check(name, value)
-        return kept
+        left_out = {name: deepcopy(value) for name, value in self._filled.items() if name not in kept}
+        return {**kept, **left_out} if left_out else kept
 
     def _may_be_sent(self, name: str) -> bool:
         """Whether a null is one that is meant."""

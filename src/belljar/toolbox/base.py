@@ -12,6 +12,8 @@ JsonObject = dict[str, Any]
 
 AWAY = "It is tried again when cells name it; where it stays away, only the operator can mend it"
 """Said of a server that was never reached."""
+LATER = "Go on without it and try again in a while; other servers are not affected"
+"""Said of a server that is still connecting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ServerCatalogue:
     error: str = ""
     detail: str = field(default="", compare=False)
     """What the operator should know of the error, and sessions should not."""
+    is_connecting: bool = False
+    """Whether the error is only that it is not there yet."""
     by_name: Mapping[str, ToolDefinition] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,8 +139,20 @@ class Upstreams(Protocol):
         """The configured servers."""
         ...
 
-    async def catalogue(self) -> Catalogue:
-        """What they offer; cached until a server says that it changed."""
+    def known(self) -> Catalogue:
+        """What they are known to offer now; those that were never tried, or are due again, are connected meanwhile."""
+        ...
+
+    async def catalogue(self, within_s: float | None = None) -> Catalogue:
+        """What they offer, once each has answered or failed, or the time is over."""
+        ...
+
+    async def settle(self, server: str) -> None:
+        """Wait for one server that is still connecting, within a bound."""
+        ...
+
+    def still_connecting(self, server: str) -> str:
+        """How long a server has been connecting, and what it waits for; empty where it is not."""
         ...
 
     async def call(self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask) -> Answer:

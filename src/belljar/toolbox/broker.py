@@ -12,7 +12,17 @@ from typing import Any, Protocol, cast
 from belljar.errors import BelljarError
 from belljar.policy.base import Verdict
 from belljar.toolbox.arguments import BadArguments, Parameters
-from belljar.toolbox.base import AWAY, Answer, Catalogue, JsonObject, OnProgress, Question, ToolDefinition, Upstreams
+from belljar.toolbox.base import (
+    AWAY,
+    LATER,
+    Answer,
+    Catalogue,
+    JsonObject,
+    OnProgress,
+    Question,
+    ToolDefinition,
+    Upstreams,
+)
 from belljar.toolbox.generating import parameters
 from belljar.toolbox.guarding import AllowAll, Guard, HideNothing, Veil
 from belljar.toolbox.ledger import End, Ledger
@@ -47,8 +57,12 @@ class Desk(Protocol):
         """A tool answered with this."""
         ...
 
-    async def ready(self) -> None:
-        """Until sessions can see what there is."""
+    def retry(self) -> None:
+        """Try servers again that were not reached, and wait for none."""
+        ...
+
+    async def join(self, server: str) -> str:
+        """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
         ...
 
 
@@ -85,9 +99,15 @@ class Broker:
         self._keep = keep
 
     async def ready_for(self, code: str) -> None:
-        """Until the tree is there, for code that may want it: only just after the server's start it is not."""
+        """Have servers tried again that were not reached, for code that may want them; nobody is waited for."""
         if "servers" in code or "toolbox" in code:
-            await self._desk.ready()
+            self._desk.retry()
+
+    async def join(self, server: str) -> JsonObject:
+        """Wait for a server that a cell imports while it is still connecting: for that one, and within a bound."""
+        if why := await self._desk.join(server):
+            return {"outcome": "error", "kind": "unknown", "server": server[:200], "message": why}
+        return {"outcome": "joined"}
 
     def hold(self) -> None:
         """Let calls wait: the session is being taken over from an earlier server."""
@@ -175,6 +195,9 @@ class Broker:
         known = catalogue.servers.get(server)
         if known is None:
             raise Refusal("unknown", f"there is no such server{meant(server, catalogue.servers)}")
+        if known.is_connecting:
+            still = self._desk.upstreams.still_connecting(server)
+            raise Refusal("upstream", f"the server {still or 'is still connecting'}. {LATER}", "failed")
         if known.error:
             raise Refusal("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
         raise Refusal("unknown", f"the server has no such tool{meant(tool, [each.name for each in known.tools])}")

@@ -20,20 +20,25 @@ from mcp import Client, InputRequiredRoundsExceededError
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotification
+from mcp.types import (
+    CONNECTION_CLOSED,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    Implementation,
+    ToolListChangedNotification,
+)
 from pydantic import ValidationError
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox import answers
 from belljar.toolbox.base import Answer, Ask, JsonObject, OnProgress, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import Connectable, StdioServer
-from belljar.toolbox.faults import SESSION_GONE, detail, is_on_the_way, words
+from belljar.toolbox.faults import SESSION_GONE, code, detail, is_on_the_way, words
 from belljar.toolbox.http import open_address
 from belljar.toolbox.memory import Memory
 from belljar.toolbox.questions import Call, Calls
 from belljar.toolbox.results import Results
 from belljar.toolbox.shortcut import Shortcut
-from belljar.toolbox.stdio import open_process
+from belljar.toolbox.stdio import Signs, open_process
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,10 @@ _DRAIN_S: Final = 2.0
 _ROUNDS: Final = 200
 """In which a server may want more input, also where that is only time."""
 _RELISTEN_S: Final = 5.0
+_MEET_S: Final = 15.0
+"""In which a process that has read our first request has said something; an older one may have been silenced by it."""
+_PART_S: Final = 10.0
+"""In which a connection has ended that was told to: a server need not answer when we leave."""
 # What the SDK raises for a message that is not as the protocol has it, and for an address that cannot be one.
 _FOREIGN: Final = (MCPError, ValidationError, RuntimeError, ValueError, OSError, httpx2.HTTPError, anyio.EndOfStream)
 
@@ -56,6 +65,8 @@ class Limits:
     """What a server may take: time and bytes."""
 
     start_s: float = 60.0
+    wait_s: float = 30.0
+    """For which a call, or an import, waits for its server to be connected."""
     silence_s: float = 300.0
     message_bytes: int = 64 * 1024 * 1024
     memory_bytes: int = 256 * 1024 * 1024
@@ -80,6 +91,9 @@ class Connection:
         self._limits = limits
         self._memory = memory
         self._shortcut = Shortcut()
+        self._signs = Signs()
+        self._is_met = False
+        self._is_modern_only = False
         self._results: Results | None = None
         self._on_tools_changed = on_tools_changed
         self._calls = Calls(server.name)
@@ -96,20 +110,46 @@ class Connection:
         """Whether calls can be made."""
         return self._client is not None and not self._has_ended.is_set()
 
+    @property
+    def doing(self) -> str:
+        """What it waits for while it connects."""
+        return "it has not listed its tools yet" if self._is_met else "it has not answered yet"
+
+    @property
+    def may_be_older(self) -> bool:
+        """Whether one that failed may have done so because it does not bear the newer protocol's first request."""
+        is_process = isinstance(self._server, StdioServer)
+        return is_process and not self._is_met and not self._is_modern_only and self._signs.has_read()
+
+    @property
+    def is_surely_legacy(self) -> bool:
+        """Whether it speaks the older protocol because it knows no other; not because it was slow to say so."""
+        return self.is_legacy and not self._signs.has_answered_late
+
     async def open(self, *, is_legacy: bool) -> None:
         """Connect and read the catalogue. Raises UpstreamFailed; what was begun is then gone."""
         mode = "legacy" if is_legacy else "auto"
         # In a context of its own: the first call's ids and questions are not the connection's.
         self._task = asyncio.get_running_loop().create_task(self._live(mode), context=contextvars.Context())
         try:
-            with anyio.fail_after(self._limits.start_s):
-                await asyncio.shield(self._is_ready)
+            await self._ready_within(self._limits.start_s, gives_up_early=not is_legacy)
         except TimeoutError:
+            doing = self.doing
             await self.aclose()
-            raise self._failure(f"was not ready within {self._limits.start_s:g} s") from None
+            raise self._failure(f"was not ready within {self._limits.start_s:g} s: {doing}") from None
         except BaseException:
             await self.aclose()
             raise
+
+    async def _ready_within(self, most_s: float, *, gives_up_early: bool) -> None:
+        """Raises TimeoutError; early, for one that has read the newer protocol's first request and says nothing."""
+        early_s = min(_MEET_S, most_s / 2)
+        if gives_up_early:
+            await asyncio.wait([self._is_ready], timeout=early_s)
+            if not self._is_ready.done() and self.may_be_older:
+                raise TimeoutError
+        with anyio.fail_after(most_s - early_s if gives_up_early else most_s):
+            await asyncio.shield(self._is_ready)
 
     async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> Answer:
         """Call a tool; raises UpstreamFailed when the call got lost, SessionGone when it is safe to send it again."""
@@ -175,7 +215,11 @@ class Connection:
         if self._task is None:
             return
         with anyio.CancelScope(shield=True):
-            await asyncio.wait([self._task])
+            _, unfinished = await asyncio.wait([self._task], timeout=_PART_S)
+            if unfinished:
+                log.warning("MCP server %s keeps its connection from being closed; it is left", self._server.name)
+                self._task.cancel()
+                return
         if self._is_ready.done() and not self._is_ready.cancelled():
             self._is_ready.exception()  # looked at, so that nobody complains about it
 
@@ -197,6 +241,7 @@ class Connection:
             self._is_ready.set_exception(error)
         except (BaseExceptionGroup, *_FOREIGN) as error:
             said = words(error)
+            self._is_modern_only = code(error) == UNSUPPORTED_PROTOCOL_VERSION
             # Ours are sentences about it.
             self._fail(said[3:] if said.startswith("it ") else f"cannot be connected to: {said}", detail(error))
         finally:
@@ -207,6 +252,7 @@ class Connection:
 
     async def _serve(self, client: Client) -> None:
         self._client = client
+        self._is_met = True
         self.is_legacy = client.protocol_version < MODERN
         shortcut = self._shortcut if isinstance(self._server, StdioServer) else None
         self._results = Results(client, self._server.name, shortcut, is_legacy=self.is_legacy)
@@ -225,6 +271,7 @@ class Connection:
                 limit_bytes=self._limits.message_bytes,
                 memory=self._memory,
                 shortcut=self._shortcut,
+                signs=self._signs,
                 on_end=self._on_end,
             )
         return open_address(self._server, limit_bytes=self._limits.message_bytes, memory=self._memory)

@@ -38,6 +38,12 @@ def detail(error: BaseException) -> str:
     return said[:_MESSAGE_CHARACTERS] if isinstance(said, str) else ""
 
 
+def code(error: BaseException) -> int:
+    """The protocol's code of an error; 0 where it has none."""
+    error = _innermost(error)
+    return error.code if isinstance(error, MCPError) else 0
+
+
 def _innermost(error: BaseException) -> BaseException:
     """The first of those that a group of tasks raised."""
     while isinstance(error, BaseExceptionGroup):

@@ -9,7 +9,7 @@ from typing import Any
 
 from belljar.toolbox.base import AWAY, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.naming import Names, names_of, parameter_names
-from belljar.toolbox.schemas import ANY, TypeWriter, as_schema, camel, properties_of, required_of, resolved
+from belljar.toolbox.schemas import ANY, TypeWriter, as_schema, camel, defaults_of, properties_of, required_of, resolved
 from belljar.toolbox.texts import docstring, first_sentence, one_line, visible
 from belljar.toolbox.values import result_schema
 
@@ -46,6 +46,8 @@ def _root(catalogue: Catalogue, names: Names) -> str:
 
 
 def _server_line(server: ServerCatalogue, package: str) -> str:
+    if server.is_connecting:
+        return f"{package}: still connecting; importing it waits for it"
     if server.error:
         return f"{package}: not reachable ({one_line(_without_name(server), _LINE_CHARS)})"
     about = first_sentence(server.instructions, _LINE_CHARS)
@@ -54,6 +56,9 @@ def _server_line(server: ServerCatalogue, package: str) -> str:
 
 def _package(server: ServerCatalogue, names: Names) -> str:
     """Sorted, so that a server that lists its tools in another order is the same server."""
+    if server.is_connecting:
+        said = f"{one_line(server.server, _LINE_CHARS)}: still connecting; importing it waits for it, for a while"
+        return f"{docstring(said, '')}\n\nfrom toolbox import connect\n\nconnect({server.server!r}, __name__)\n"
     about = visible(server.instructions, _DESCRIPTION_CHARS)
     if server.error:
         about = f"not reachable: {_why(server)}"
@@ -124,7 +129,8 @@ class _Signature:
         self._root = root = tool.input_schema
         schema = resolved(root, root)
         self.fields = properties_of(schema)
-        required = required_of(schema)
+        # What has a default need not be passed, even where a server also says that it is required.
+        required = required_of(schema).difference(defaults_of(schema, root))
         self._given = parameter_names(self.fields)
         self.renamed = {given: wire for wire, given in self._given.items() if given != wire}
         self.required = [wire for wire in self.fields if wire in required]

@@ -23,6 +23,7 @@ from belljar.toolbox.requests import (
     MOST_VALUES,
     Call,
     Cancel,
+    Join,
     Search,
     TooDeep,
     cancelled_by,
@@ -77,10 +78,12 @@ class Hatch:
         self._conversations.discard(conversation)
         self.end_long(conversation)
 
-    async def answer(self, request: Call | Search) -> JsonObject:
+    async def answer(self, request: Call | Search | Join) -> JsonObject:
         """What the session is told."""
         if isinstance(request, Search):
             return await self._find(request)
+        if isinstance(request, Join):
+            return await self._broker.join(request.server)
         return await self._broker.call(request.server, request.tool, request.arguments, self._folder)
 
     def take_room(self, size_bytes: int) -> bool:
@@ -124,7 +127,7 @@ class _Conversation(asyncio.Protocol):
         self._waiting: deque[Line] = deque()
         self._waiting_bytes = 0
         self._taken_back: set[int] = set()
-        self._next: tuple[Call | Search, int] | None = None
+        self._next: tuple[Call | Search | Join, int] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_over = False
 
@@ -205,7 +208,7 @@ class _Conversation(asyncio.Protocol):
             return
         self._transport.resume_reading()
 
-    def _read(self, line: Line) -> tuple[Call | Search, int] | None:
+    def _read(self, line: Line) -> tuple[Call | Search | Join, int] | None:
         """What it asks, and its size; None for what is dealt with already."""
         if isinstance(line, Overlong):
             return self._hang_up()
@@ -224,7 +227,7 @@ class _Conversation(asyncio.Protocol):
             return self._refuse("the request has the number of another")
         return request, len(line)
 
-    def _start(self, request: Call | Search, size_bytes: int) -> None:
+    def _start(self, request: Call | Search | Join, size_bytes: int) -> None:
         def end(_: Any) -> None:
             self._tasks.pop(request.id, None)
             self._hatch.free_room(size_bytes)
@@ -251,7 +254,7 @@ class _Conversation(asyncio.Protocol):
         else:
             self._outgoing.say({"id": number, "outcome": "error", "kind": "arguments", "message": message})
 
-    async def _serve(self, request: Call | Search) -> None:
+    async def _serve(self, request: Call | Search | Join) -> None:
         try:
             outcome = await self._hatch.answer(request)
         except Exception:

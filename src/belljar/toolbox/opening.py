@@ -1,11 +1,12 @@
 """The toolbox of a running server: its connections, the tree that sessions see, and a broker for each session.
 
-The tree is written when the server starts and whenever there is something new to say; until then sessions see an empty
-one.
+The tree is written when the server starts, with every server that is configured, and again whenever there is something
+new to say of one. A server that is still connecting is in it as one that is.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from belljar.egress.listening import Door
 from belljar.files.private import make_folder
 from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
-from belljar.toolbox.base import Catalogue, JsonObject, ToolDefinition, Upstreams
+from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition, Upstreams
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.config import load_servers
 from belljar.toolbox.generating import generate
@@ -30,7 +31,11 @@ from belljar.toolbox.tree import Tree
 INSIDE = Path(__file__).parent / "inside"
 """What sessions import; on their path."""
 READY_S = 30.0
+SEARCH_S = 5.0
+"""For which a search waits for servers that are just being connected; those that take longer are named."""
 MEBIBYTE = 1024 * 1024
+
+_AWAY = "not reachable now"
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ class Toolbox:
         self._known = Catalogue()
         self._names = names_of(self._known)
         self._index: Index | None = None
-        self._is_ready = asyncio.Event()
+        self._opened_at = time.monotonic()
         self._is_written = asyncio.Event()
         self._is_stale = asyncio.Event()
         self._is_stale.set()
@@ -56,13 +61,36 @@ class Toolbox:
     # What there is
 
     async def catalogue(self, server: str = "", tool: str = "") -> Catalogue:
-        """What there is; asked of the connections when that tool is not in what is known."""
+        """What there is; a server of which that tool is not known is waited for, if it is still connecting."""
         if self._known.find(server, tool) is None:
-            catalogue = await self.upstreams.catalogue()
-            if catalogue != self._known:
-                self._know(catalogue)
-                self._outdate()
+            await self.upstreams.settle(server)
+            self._look()
         return self._known
+
+    async def join(self, server: str) -> str:
+        """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
+        await self.upstreams.settle(server)
+        self._look()
+        await self.written()
+        known = self._known.servers.get(server)
+        if known is None:
+            return "there is no such server"
+        if not known.is_connecting:
+            return ""
+        return f"the server {self.upstreams.still_connecting(server) or 'is still connecting'}. {LATER}"
+
+    def _look(self) -> None:
+        """Know what the connections know by now."""
+        if (catalogue := self.upstreams.known()) != self._known:
+            self._know(catalogue)
+            self._outdate()
+
+    def states(self) -> dict[str, int]:
+        """How many servers are connected, still connecting, and not reachable."""
+        servers = self.upstreams.known().servers.values()
+        connecting = sum(each.is_connecting for each in servers)
+        away = sum(bool(each.error) for each in servers) - connecting
+        return {"connected": len(servers) - connecting - away, "connecting": connecting, "unreachable": away}
 
     def _know(self, catalogue: Catalogue) -> None:
         self._known, self._names, self._index = catalogue, names_of(catalogue), None
@@ -78,7 +106,9 @@ class Toolbox:
 
     async def search(self, query: str, *, detail: Detail, limit: int, server: str = "") -> tuple[str, JsonObject]:
         """What was found, as text and for programs."""
-        await self.ready()
+        # Only just after the start: a server that hangs must not slow every search.
+        await self.upstreams.catalogue(max(0.0, self._opened_at + SEARCH_S - time.monotonic()))
+        self._look()
         known, names = self._known, self._names
         if (index := self._index) is None:
             # In a thread: servers may say a lot of their tools.
@@ -88,8 +118,11 @@ class Toolbox:
         text = show(found, detail, names, self._shapes.shape)
         fields: JsonObject = {"tools": [as_fields(tool, detail, names, self._shapes.shape) for tool in found]}
         # What is not found may be what one of these has.
-        if away := [names.package(each.server) for each in known.servers.values() if each.error]:
-            return f"{text}\n# not reachable now: {', '.join(away)}", {**fields, "unreachable": away}
+        for state, is_connecting, said in (("connecting", True, "still connecting"), ("unreachable", False, _AWAY)):
+            servers = [each for each in known.servers.values() if each.error and each.is_connecting == is_connecting]
+            if listed := [names.package(each.server) for each in servers]:
+                text = f"{text}\n# {said}: {', '.join(listed)}"
+                fields[state] = listed
         return text, fields
 
     def _server_named(self, name: str) -> str:
@@ -104,14 +137,14 @@ class Toolbox:
     # The tree
 
     async def ready(self) -> None:
-        """Until the tree is written for the first time; a server that takes too long is not waited for."""
-        if self._is_ready.is_set() and any(server.error for server in self._known.servers.values()):
-            await self.upstreams.catalogue()  # tries those again that were not reached, and waits for none
-        try:
-            async with asyncio.timeout(READY_S):
-                await self._is_ready.wait()
-        except TimeoutError:
-            log.warning("the toolbox is not ready after %g s: a server takes long to connect", READY_S)
+        """Until every server has been tried and the tree says so; one that takes too long is not waited for."""
+        await self.upstreams.catalogue(READY_S)
+        self._look()
+        await self.written()
+
+    def retry(self) -> None:
+        """Try those again that were not reached, and wait for none."""
+        self.upstreams.known()
 
     async def written(self) -> None:
         """Until the tree says all that is known."""
@@ -123,13 +156,12 @@ class Toolbox:
             await self._is_stale.wait()
             self._is_stale.clear()
             try:
-                self._know(await self.upstreams.catalogue())
+                self._know(self.upstreams.known())
                 files = await asyncio.to_thread(generate, self._known, self._shapes.shape)
                 await asyncio.to_thread(self.tree.write, files)
             except Exception:
                 # One catalogue that cannot be written must not keep the next from it.
                 log.exception("the toolbox's tree could not be written")
-            self._is_ready.set()
             if not self._is_stale.is_set():
                 self._is_written.set()
 
@@ -189,6 +221,7 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
     make_folder(folder)
     limits = Limits(
         start_s=settings.upstream_start_s,
+        wait_s=settings.upstream_wait_s,
         silence_s=settings.upstream_silence_s,
         questions=settings.upstream_questions,
         message_bytes=settings.upstream_message_mb * MEBIBYTE,
@@ -196,11 +229,11 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
     )
     with plot.open(Path(settings.servers_directory or folder)) as place:
         tree = Tree(place)
-        async with open_upstreams(servers, limits) as upstreams:
+        async with open_upstreams(servers, limits, folder / "eras.json") as upstreams:
             shapes = Shapes(folder / "shapes")
             toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
-            if tree.is_empty:
-                tree.write(generate(Catalogue(), shapes.shape))
+            # Before anybody can look: a server that is still connecting is there as one that is.
+            tree.write(generate(upstreams.known(), shapes.shape))
             writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
             try:
                 yield toolbox

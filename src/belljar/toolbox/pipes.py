@@ -119,6 +119,7 @@ class Outlet:
         self._left = memoryview(b"")
         self._emptied = asyncio.Event()
         self._is_closed = False
+        self.sent_bytes = 0
 
     async def send(self, line: bytes) -> None:
         """Returns when it is on its way. Raises OSError when nobody reads any more."""
@@ -161,6 +162,8 @@ class Outlet:
 
     def _write(self, data: memoryview) -> None:
         try:
-            self._left = data[os.write(self._descriptor, data) :]
+            written = os.write(self._descriptor, data)
+            self.sent_bytes += written
+            self._left = data[written:]
         except BlockingIOError:
             self._left = data

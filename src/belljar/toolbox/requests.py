@@ -48,8 +48,15 @@ class Search(_Message):
     server: str = Field("", max_length=1_000)
 
 
-_REQUEST: TypeAdapter[Call | Cancel | Search] = TypeAdapter(
-    Annotated[Call | Cancel | Search, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+class Join(_Message):
+    """A server is imported that was still connecting when the tree was written."""
+
+    op: Literal["join"]
+    server: str = Field(max_length=1_000)
+
+
+_REQUEST: TypeAdapter[Call | Cancel | Search | Join] = TypeAdapter(
+    Annotated[Call | Cancel | Search | Join, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 )
 
 
@@ -57,7 +64,7 @@ class TooDeep(ValueError):
     """JSON, but nested more deeply than it is read."""
 
 
-def parsed(line: bytes) -> Call | Cancel | Search:
+def parsed(line: bytes) -> Call | Cancel | Search | Join:
     """What a line asks. Raises ValueError where that cannot be told."""
     try:
         return _REQUEST.validate_json(line)

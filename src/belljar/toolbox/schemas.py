@@ -45,6 +45,14 @@ def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(name) for name in cast("list[object]", given)) if isinstance(given, list) else frozenset()
 
 
+def defaults_of(schema: Mapping[str, Any], root: JsonObject) -> JsonObject:
+    """The values that the fields of an object have where none is given, by name."""
+    fields = {name: (field, resolved(field, root)) for name, field in properties_of(schema).items()}
+    # Beside a reference a default counts too: that is how pydantic writes the default of a model.
+    found = {name: next((each for each in two if "default" in each), None) for name, two in fields.items()}
+    return {name: each["default"] for name, each in found.items() if each is not None}
+
+
 def resolved(schema: JsonObject, root: JsonObject) -> JsonObject:
     """The schema that a reference means, following some of them; {} for one that leads out or nowhere."""
     for _ in range(MOST_DEPTH):

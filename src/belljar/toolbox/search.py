@@ -1,4 +1,4 @@
-"""Finding tools by words: BM25 over their names, parameters and descriptions, with stemming and a few synonyms.
+"""Finding tools by words: BM25 over their names, descriptions and parameters, each weighed, with everyday synonyms.
 
 Built from a catalogue and as good as it; knows nothing of how what it finds is shown.
 """
@@ -7,11 +7,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cache
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
+from belljar.toolbox.everyday import rephrased, synonyms
 from belljar.toolbox.stems import stem
+from belljar.toolbox.texts import first_sentence
 
 DEFAULT_LIMIT: Final = 8
 MOST_RESULTS: Final = 50
@@ -19,61 +22,41 @@ _QUERY_CHARACTERS: Final = 1_000
 _DESCRIPTION_CHARACTERS: Final = 4_000
 _WORD: Final = re.compile(r"[^\W_]+")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_SATURATION, _LENGTH_SHARE = 1.2, 0.6
-# A name says more than a description, and every tool of a server has the server's name.
-_NAME, _TITLE, _SERVER, _DESCRIPTION, _PARAMETER, _PARAMETER_TEXT = 3.0, 2.0, 1.0, 1.0, 1.0, 0.4
-_SYNONYM: Final = 0.7
+_SATURATION: Final = 1.2
+_SYNONYM: Final = 0.6
+_PART_OF_A_WORD: Final = 0.5
+_SHORTEST_PART: Final = 4
 _ASIDE: Final = 0.3
+_COVERAGE: Final = 0.6
+"""How much of a score depends on how much of the query was found."""
+_FIRST_CHARACTERS: Final = 200
+_REST_CHARACTERS: Final = 1_500
 _STOP: Final = (
-    " a about all an and any are as at be by can do for from get give how i in into is it its me my of on once or our "
-    "out please show some someone something that the their them there this to tool tools use want what when where "
-    "which who whole with you your "
+    " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
+    "have here how i if in inside into is it its just know let like me more my need of off on once or our out please "
+    "should show so some something than that the their them then there these they thing things this those to tool "
+    "tools up use used want was we were what when where which who whole will with would you your "
 )
-# Words that people use for what tools call otherwise; each finds the others of its group.
-_GROUPS: Final = (
-    "history log",
-    "recent latest last log",
-    "change modification edit diff",
-    "uncommitted unstaged pending",
-    "undo revert reset restore unstage",
-    "remove delete drop erase forget",
-    "make create add new insert",
-    "find search query lookup",
-    "folder directory dir",
-    "file document",
-    "read view open load cat",
-    "write save store put",
-    "run execute call",
-    "web url http internet website page",
-    "fetch download retrieve",
-    "list enumerate ls",
-    "move rename",
-    "tree structure hierarchy recursive",
-    "several multiple many",
-    "replace substitute edit",
-    "message mail email",
-    "picture image photo",
-    "table sql database db",
-    "time clock date timezone",
-    "remember memory knowledge",
-    "think reason",
-    "repo repository",
-    "ticket issue bug",
-)
-# Whoever says the first may mean the second, and not the other way round.
-_ALSO: Final = (("change", "commit"),)
 
 
-@cache
-def _synonyms() -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
-    for group in _GROUPS:
-        stems = {stem(word) for word in group.split()}
-        for one in stems:
-            found.setdefault(one, set()).update(stems - {one})
-    for said, meant in _ALSO:
-        found.setdefault(stem(said), set()).add(stem(meant))
-    return {one: frozenset(others) for one, others in found.items()}
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A part of what a tool says of itself: what a word in it is worth, and how much its length takes from that."""
+
+    weight: float
+    length_share: float
+
+
+# A name says more than a description, its first sentence more than the rest, and all tools of a server have its name.
+_FIELDS: Final = {
+    "name": _Field(4.0, 0.5),
+    "title": _Field(2.0, 0.5),
+    "server": _Field(1.0, 0.0),
+    "first": _Field(2.0, 0.4),
+    "rest": _Field(0.6, 0.6),
+    "parameters": _Field(0.8, 0.6),
+    "parameter texts": _Field(0.3, 0.7),
+}
 
 
 def terms(text: str) -> list[str]:
@@ -87,14 +70,17 @@ class Index:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._tools = catalogue.tools()
-        self._weights = [_weights(tool) for tool in self._tools]
-        self._lengths = [sum(weights.values()) for weights in self._weights]
-        self._mean = sum(self._lengths) / len(self._lengths) if self._lengths else 1.0
+        counted = [_counted(tool) for tool in self._tools]
+        means = {
+            name: sum(fields[name].total() for fields in counted) / max(1, len(counted)) or 1.0 for name in _FIELDS
+        }
+        self._weights = [_weights(fields, means) for fields in counted]
+        self._names = [{*fields["name"]} for fields in counted]
         self._spread = Counter(term for weights in self._weights for term in weights)
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """The best first; without any word to go by, all of them in their order."""
-        wanted, asides = _wanted(query[:_QUERY_CHARACTERS])
+        wanted, asides = self._wanted(query[:_QUERY_CHARACTERS])
         places = [place for place, tool in enumerate(self._tools) if server in ("", tool.server)]
         most = max(1, min(limit, MOST_RESULTS))
         if not wanted:
@@ -103,21 +89,42 @@ class Index:
         best = sorted((place for place in places if scores[place] > 0), key=lambda place: -scores[place])
         return [self._tools[place] for place in best[:most]]
 
-    def _score(self, place: int, wanted: Iterable[str], asides: Iterable[str]) -> float:
-        """BM25, times the share of the words that were found: a tool that fits all of them goes before one that has
-        one of them everywhere. Asides find nothing by themselves."""
+    def _wanted(self, query: str) -> tuple[list[str], list[str]]:
+        """The words that say something, all of them where none does; and the others, which a tool may be named after.
+
+        Two words that some tool writes as one, `on call` and `oncall`, are that one too.
+        """
+        said = " ".join(part.lower() for word in _WORD.findall(query) for part in _HUMP.split(word))
+        words = [*dict.fromkeys(rephrased(said).split())]
+        telling = [word for word in words if f" {word} " not in _STOP] or words
+        asides = [word for word in words if word not in telling and len(word) > 2]
+        joined = [one + other for one, other in pairwise(said.split()) if stem(one + other) in self._spread]
+        return [*dict.fromkeys(map(stem, (*telling, *joined)))], [*dict.fromkeys(map(stem, asides))]
+
+    def _score(self, place: int, wanted: list[str], asides: Iterable[str]) -> float:
+        """BM25 over weighted fields; a tool that fits all of the words goes before one that has one of them everywhere.
+        Asides find nothing by themselves."""
         parts = [self._part(place, term) for term in wanted]
-        found = sum(parts) * sum(1 for part in parts if part > 0) / len(parts)
-        return found and found + _ASIDE * sum(self._rarity(term) * self._weight(place, term) for term in asides)
+        known = [(part, self._rarity(term)) for part, term in zip(parts, wanted, strict=True)]
+        covered = sum(rarity for part, rarity in known if part > 0) / sum(rarity for _, rarity in known)
+        found = sum(parts) * (1 - _COVERAGE + _COVERAGE * covered)
+        return found and found + _ASIDE * sum(self._part(place, term) for term in asides)
 
     def _part(self, place: int, term: str) -> float:
         rarity = self._rarity(term)
         own = rarity * self._weight(place, term)
         # A word that stands for another says no more than that would, however rare it is itself.
-        others = (
+        others = [
             _SYNONYM * min(rarity, self._rarity(other)) * self._weight(place, other)
-            for other in _synonyms().get(term, ())
-        )
+            for other in synonyms().get(term, ())
+        ]
+        if not own and len(term) >= _SHORTEST_PART:
+            # `screen` is found in `screenshot`, and `subscribe` by `subscriber`.
+            others += [
+                _PART_OF_A_WORD * min(rarity, self._rarity(name)) * self._weight(place, name)
+                for name in self._names[place]
+                if len(name) >= _SHORTEST_PART and (name.startswith(term) or term.startswith(name))
+            ]
         return max((own, *others))
 
     def _rarity(self, term: str) -> float:
@@ -126,36 +133,37 @@ class Index:
 
     def _weight(self, place: int, term: str) -> float:
         weight = self._weights[place].get(term, 0.0)
-        if not weight:
-            return 0.0
-        length = 1 - _LENGTH_SHARE + _LENGTH_SHARE * self._lengths[place] / self._mean
-        return weight * (_SATURATION + 1) / (weight + _SATURATION * length)
+        return weight * (_SATURATION + 1) / (weight + _SATURATION) if weight else 0.0
 
 
-def _wanted(query: str) -> tuple[list[str], list[str]]:
-    """The words that say something, all of them where none does; and the others, which a tool may be named after."""
-    words = [*dict.fromkeys(part.lower() for word in _WORD.findall(query) for part in _HUMP.split(word))]
-    telling = [word for word in words if f" {word} " not in _STOP] or words
-    asides = [word for word in words if word not in telling and len(word) > 2]
-    return [*dict.fromkeys(map(stem, telling))], [*dict.fromkeys(map(stem, asides))]
-
-
-def _weights(tool: ToolDefinition) -> Mapping[str, float]:
-    found: Counter[str] = Counter()
-
-    def add(text: object, weight: float) -> None:
-        if isinstance(text, str):
-            for term in terms(text[:_DESCRIPTION_CHARACTERS]):
-                found[term] += weight  # type: ignore[assignment]
-
-    add(tool.name, _NAME)
-    add(tool.title, _TITLE)
-    add(tool.server, _SERVER)
-    add(tool.description, _DESCRIPTION)
+def _counted(tool: ToolDefinition) -> dict[str, Counter[str]]:
+    """How often each word stands in each field."""
+    about = tool.description[:_DESCRIPTION_CHARACTERS]
+    first = first_sentence(about, _FIRST_CHARACTERS)
+    texts: dict[str, list[str]] = {
+        "name": [tool.name],
+        "title": [tool.title],
+        "server": [tool.server],
+        "first": [first],
+        "rest": [about[len(first) :][:_REST_CHARACTERS]],
+        "parameters": [],
+        "parameter texts": [],
+    }
     for name, schema in _properties(tool).items():
-        add(name, _PARAMETER)
+        texts["parameters"].append(name)
         if isinstance(schema, dict):
-            add(cast("dict[str, Any]", schema).get("description"), _PARAMETER_TEXT)
+            said = cast("dict[str, Any]", schema).get("description")
+            texts["parameter texts"].append(said[:_FIRST_CHARACTERS] if isinstance(said, str) else "")
+    return {field: Counter(term for text in listed for term in terms(text)) for field, listed in texts.items()}
+
+
+def _weights(fields: Mapping[str, Counter[str]], means: Mapping[str, float]) -> Mapping[str, float]:
+    """What each word is worth, over all fields; in a longer field each of its words says less."""
+    found: dict[str, float] = {}
+    for name, field in _FIELDS.items():
+        length = 1 - field.length_share + field.length_share * fields[name].total() / means[name]
+        for term, count in fields[name].items():
+            found[term] = found.get(term, 0.0) + field.weight * count / length
     return found
 
 

@@ -6,10 +6,13 @@ messages, not what they say.
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
+import termios
 import time
+from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +25,15 @@ import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp.types import ErrorData, JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
+from mcp.types import (
+    METHOD_NOT_FOUND,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+    jsonrpc_message_adapter,
+)
 
 from belljar.errors import BelljarError, UpstreamFailed
 from belljar.sandboxes.child import Child, start_child, wait_readable
@@ -42,6 +53,12 @@ _TAIL_LINES: Final = 20
 _LINE_CHARACTERS: Final = 400
 _STRANGE_S: Final = 10.0
 _STRANGE_LINES: Final = 100_000
+_PROBE: Final = "server/discover"
+PROBE_S: Final = 3.0
+"""In which a server that has read the newer protocol's first request answers it; else it is taken for an older one."""
+_LOOK_S: Final = 0.05
+_HEARD_BYTES: Final = 8 * 1024 * 1024
+"""Of its stderr, in a second: whoever writes more is read more slowly."""
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 OnEnd = Callable[[str, str], None]
@@ -58,13 +75,24 @@ class _Pipes:
     stderr: int
 
 
+@dataclass(slots=True)
+class Signs:
+    """What tells an older server from one that is slow or does not work at all."""
+
+    has_read: Callable[[], bool] = lambda: True
+    """Whether it has read anything that was sent to it: one that has not is slow, or ended by itself."""
+    has_answered_late: bool = False
+    """Whether it answered the newer protocol's first request after all."""
+
+
 @asynccontextmanager
 async def open_process(
-    server: StdioServer, *, limit_bytes: int, memory: Memory, shortcut: Shortcut, on_end: OnEnd
+    server: StdioServer, *, limit_bytes: int, memory: Memory, shortcut: Shortcut, signs: Signs, on_end: OnEnd
 ) -> AsyncGenerator[Streams]:
     """Start it, and yield the streams that the SDK's client wants; `on_end` is told how it ended by itself."""
     child, pipes = _started(server)
-    process = _Process(server.name, child, pipes, Inlet(pipes.stdout, limit_bytes, memory, shortcut.take), shortcut)
+    inlet = Inlet(pipes.stdout, limit_bytes, memory, shortcut.take)
+    process = _Process(server.name, child, pipes, inlet, shortcut, signs)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
     try:
@@ -73,6 +101,7 @@ async def open_process(
             tasks.start_soon(process.write, from_client)
             tasks.start_soon(process.hear)
             tasks.start_soon(process.watch, on_end)
+            tasks.start_soon(process.answer_probe, to_client.clone())
             try:
                 yield from_server, to_server
             finally:
@@ -120,8 +149,10 @@ def _started(server: StdioServer) -> tuple[Child, _Pipes]:
 class _Process:
     """One server's process."""
 
-    def __init__(self, name: str, child: Child, pipes: _Pipes, inlet: Inlet, shortcut: Shortcut) -> None:
+    def __init__(self, name: str, child: Child, pipes: _Pipes, inlet: Inlet, shortcut: Shortcut, signs: Signs) -> None:
         self._name = name
+        self._signs = signs
+        signs.has_read = self._has_read
         self._child = child
         self._pipes = pipes
         self._inlet = inlet
@@ -134,6 +165,10 @@ class _Process:
         self._is_told = False
         self._strange_since, self._strange_lines = 0.0, 0
         self._is_read = asyncio.Event()
+        self._probe: RequestId | None = None
+        """The id of the newer protocol's first request, while it is not answered."""
+        self._is_probed = asyncio.Event()
+        self._is_probe_over = asyncio.Event()
         self._writing = anyio.CancelScope()
         self._is_written = asyncio.Event()
         self._said: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -150,7 +185,7 @@ class _Process:
                         continue
                     if isinstance(line, Overlong):
                         log.warning("MCP server %s sent a message of more than %d bytes", self._name, line.limit_bytes)
-                    message = _message(line)
+                    message = self._probed(_message(line))
                     if message is None:
                         return
                     await to_client.send(message)
@@ -161,6 +196,8 @@ class _Process:
             self._inlet.close()
             self._shortcut.close()
             self._is_read.set()
+            self._is_probed.set()
+            self._is_probe_over.set()
         # Without its stdout it is of no use, whether or not it lives on.
         if not await self._ends_within(_DRAIN_S):
             self._tell(on_end, "closed its output")
@@ -173,6 +210,38 @@ class _Process:
         self._strange_lines += 1
         return self._strange_lines >= _STRANGE_LINES
 
+    def _probed(self, message: SessionMessage | Exception | None) -> SessionMessage | Exception | None:
+        """The message; one that can only be meant for the probe, but is malformed, becomes a plain refusal of it."""
+        if self._probe is None:
+            return message
+        said = message.message if isinstance(message, SessionMessage) else None
+        is_refusal = isinstance(said, JSONRPCError) and said.id is None
+        if isinstance(message, Exception) or is_refusal:
+            message = _unknown(self._probe)
+        elif not isinstance(said, JSONRPCResponse | JSONRPCError) or str(said.id) != str(self._probe):
+            return message
+        elif self._is_probe_over.is_set():
+            self._signs.has_answered_late = isinstance(said, JSONRPCResponse)
+        self._probe = None
+        self._is_probe_over.set()
+        return message
+
+    async def answer_probe(self, to_client: Incoming) -> None:
+        """Refuse the newer protocol's first request in its place where it does not: some never answer the unknown."""
+        async with to_client:
+            await self._is_probed.wait()
+            # Nobody tells when the other end reads. A server that takes long to start has not heard of it yet.
+            while not self._is_probe_over.is_set() and not self._signs.has_read():  # noqa: ASYNC110
+                await anyio.sleep(_LOOK_S)
+            with anyio.move_on_after(PROBE_S):
+                await self._is_probe_over.wait()
+                return
+            self._is_probe_over.set()
+            if self._probe is not None:
+                log.debug("MCP server %s did not answer %s within %g s", self._name, _PROBE, PROBE_S)
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await to_client.send(_unknown(self._probe))
+
     async def write(self, from_client: Outgoing) -> None:
         """Messages to its stdin."""
         try:
@@ -182,6 +251,9 @@ class _Process:
                         message = item.message
                         if isinstance(message, JSONRPCRequest) and message.method == "tools/list":
                             self._shortcut.learn(message.params)
+                        if isinstance(message, JSONRPCRequest) and message.method == _PROBE:
+                            self._probe = message.id
+                            self._is_probed.set()
                         line = message.model_dump_json(by_alias=True, exclude_unset=True)
                         await self._outlet.send(f"{line}\n".encode())
         finally:
@@ -190,7 +262,13 @@ class _Process:
     async def hear(self) -> None:
         """What it says on stderr: the last lines are kept, for when it fails."""
         lines = Lines(_CHUNK)
+        since, heard_bytes = time.monotonic(), 0
         while chunk := await _read(self._pipes.stderr):
+            heard_bytes += len(chunk)
+            if heard_bytes > _HEARD_BYTES:
+                # The pipe is full meanwhile, and whoever floods it waits: the others have the processor.
+                await anyio.sleep(max(0.0, since + 1 - time.monotonic()))
+                since, heard_bytes = time.monotonic(), 0
             # Of a flood, only what would be kept is looked at.
             for line in [*lines.feed(chunk)][-_TAIL_LINES:]:
                 text = (line.head if isinstance(line, Overlong) else line).decode(errors="replace")[:_LINE_CHARACTERS]
@@ -210,7 +288,22 @@ class _Process:
             self._is_told = True
             said = f"it said last: {' / '.join(self._said) or 'nothing'}"
             log.warning("MCP server %s %s; %s", self._name, how, said)
+            self._settle_signs()
             on_end(how, said)
+
+    def _settle_signs(self) -> None:
+        """Keep what is known now: the pipe may be closed later, and its number another's."""
+        has_read = self._signs.has_read()
+        self._signs.has_read = lambda: has_read
+
+    def _has_read(self) -> bool:
+        """Whether some of what was sent to it is gone from its pipe."""
+        waiting = array("i", [0])
+        try:
+            fcntl.ioctl(self._pipes.stdin, termios.FIONREAD, waiting)
+        except OSError:
+            return True
+        return waiting[0] < self._outlet.sent_bytes
 
     async def stop(self, on_end: OnEnd) -> None:
         """As the protocol has it: close its stdin, give it time, then end it and whoever it started."""
@@ -246,6 +339,7 @@ class _Process:
     def _close_stdin(self) -> None:
         if self._has_stdin:
             self._has_stdin = False
+            self._settle_signs()
             self._shortcut.close()
             self._outlet.close()
             os.close(self._pipes.stdin)
@@ -261,6 +355,11 @@ def _message(line: Line) -> SessionMessage | Exception | None:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
         return error
+
+
+def _unknown(number: RequestId) -> SessionMessage:
+    error = ErrorData(code=METHOD_NOT_FOUND, message=f"{_PROBE} was not answered")
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error))
 
 
 def _in_words(status: int) -> str:

@@ -1,22 +1,26 @@
 """Every configured server: connected when first needed, once, and again when it has died.
 
 Catalogues are read once and kept, also while a server is away; what changes them is a server that says so, or one that
-came back with others. A call is sent again only where it certainly was not heard.
+came back with others. A call is sent again only where it certainly was not heard. Connecting goes on in a task of the
+server's own: who needs that server waits for it, for a while; nobody else does.
 """
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import anyio
 
 from belljar.errors import UpstreamFailed
-from belljar.toolbox.base import Answer, Ask, Catalogue, JsonObject, OnProgress, ServerCatalogue
+from belljar.toolbox.base import LATER, Answer, Ask, Catalogue, JsonObject, OnProgress, ServerCatalogue
 from belljar.toolbox.config import ServerConfig, UnusableServer
 from belljar.toolbox.connection import Connection, Limits, SessionGone
+from belljar.toolbox.eras import Eras
 from belljar.toolbox.memory import Memory
 
 log = logging.getLogger(__name__)
@@ -29,10 +33,13 @@ _CALM_S: Final = 0.5
 
 @asynccontextmanager
 async def open_upstreams(
-    servers: Mapping[str, ServerConfig], limits: Limits | None = None
+    servers: Mapping[str, ServerConfig], limits: Limits | None = None, eras: Path | None = None
 ) -> AsyncGenerator["Connections"]:
-    """The connections to these servers, none of them open yet; all are closed at the end, and their processes gone."""
-    connections = Connections(servers, limits or Limits())
+    """The connections to these servers, none of them open yet; all are closed at the end, and their processes gone.
+
+    `eras` is the file in which it is kept which of them speak the older protocol.
+    """
+    connections = Connections(servers, limits or Limits(), Eras(eras))
     try:
         yield connections
     finally:
@@ -42,29 +49,48 @@ async def open_upstreams(
 class Connections:
     """The Upstreams of `base.py`."""
 
-    def __init__(self, servers: Mapping[str, ServerConfig], limits: Limits) -> None:
+    def __init__(self, servers: Mapping[str, ServerConfig], limits: Limits, eras: Eras) -> None:
         self._callbacks: list[Callable[[], None]] = []
+        self._limits = limits
         memory = Memory(limits.memory_bytes)
-        self._upstreams = {name: Upstream(server, limits, memory, self._tell) for name, server in servers.items()}
+        self._upstreams = {name: Upstream(server, limits, memory, eras, self._tell) for name, server in servers.items()}
 
     @property
     def names(self) -> Sequence[str]:
         """The configured servers."""
         return [*self._upstreams]
 
-    async def catalogue(self) -> Catalogue:
-        """What they offer; servers that were never reached are connected to, all at once."""
-        async with anyio.create_task_group() as tasks:
+    def known(self) -> Catalogue:
+        """What they are known to offer now; those that were never tried, or are due again, are connected meanwhile."""
+        for upstream in self._upstreams.values():
+            upstream.start()
+        return self._catalogue()
+
+    async def catalogue(self, within_s: float | None = None) -> Catalogue:
+        """What they offer, once each has answered or failed for the first time, or the time is over."""
+        self.known()
+        with anyio.move_on_after(within_s):
             for upstream in self._upstreams.values():
-                tasks.start_soon(upstream.ensure_catalogue)
-        return Catalogue({name: upstream.catalogue for name, upstream in self._upstreams.items()})
+                await upstream.first_attempt()
+        return self._catalogue()
+
+    async def settle(self, server: str) -> None:
+        """Wait for one server that is still connecting, within a bound."""
+        if (upstream := self._upstreams.get(server)) is not None:
+            upstream.start()
+            await upstream.first_attempt(self._limits.wait_s)
+
+    def still_connecting(self, server: str) -> str:
+        """How long a server has been connecting, and what it waits for; empty where it is not."""
+        upstream = self._upstreams.get(server)
+        return upstream.still_connecting if upstream else ""
 
     async def refresh(self) -> Catalogue:
         """What they offer, asked anew."""
         async with anyio.create_task_group() as tasks:
             for upstream in self._upstreams.values():
                 tasks.start_soon(upstream.refresh)
-        return await self.catalogue()
+        return self._catalogue()
 
     async def call(self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask) -> Answer:
         """Call a tool. Cancelling the task cancels the call upstream. Raises UpstreamFailed."""
@@ -76,7 +102,7 @@ class Connections:
         return await upstream.call(tool, arguments, on_progress, ask)
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call this when a catalogue was read anew and is another one."""
+        """Call this when a catalogue is another one than before."""
         self._callbacks.append(changed)
 
     async def aclose(self) -> None:
@@ -86,6 +112,9 @@ class Connections:
                 for upstream in self._upstreams.values():
                     tasks.start_soon(upstream.aclose)
 
+    def _catalogue(self) -> Catalogue:
+        return Catalogue({name: upstream.catalogue for name, upstream in self._upstreams.items()})
+
     def _tell(self) -> None:
         for changed in self._callbacks:
             changed()
@@ -94,16 +123,21 @@ class Connections:
 class Upstream:
     """One server: its connection, if there is one, and what is known of it."""
 
-    def __init__(self, server: ServerConfig, limits: Limits, memory: Memory, on_change: Callable[[], None]) -> None:
-        self.catalogue = ServerCatalogue(server.name, error="not connected yet")
+    def __init__(
+        self, server: ServerConfig, limits: Limits, memory: Memory, eras: Eras, on_change: Callable[[], None]
+    ) -> None:
+        connecting = f"MCP server {server.name} is still connecting"
+        self.catalogue = ServerCatalogue(server.name, error=connecting, is_connecting=True)
         self._server = server
         self._limits = limits
         self._memory = memory
+        self._eras = eras
         self._on_change = on_change
         self._connection: Connection | None = None
-        self._opening = asyncio.Lock()
-        self._is_legacy = False
-        self._has_tried = False
+        self._candidate: Connection | None = None
+        """The one that is being opened."""
+        self._opening: asyncio.Task[None] | None = None
+        self._began_at = 0.0
         self._failure: UpstreamFailed | None = None
         self._wait_s = _FIRST_WAIT_S
         self._retry_at = 0.0
@@ -112,18 +146,30 @@ class Upstream:
         self._background: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def ensure_catalogue(self) -> None:
-        """Have a catalogue or the reason why not; only the first attempt is waited for."""
-        if not self._has_tried:
-            await self._try()
-        elif self._failure is not None and not self.catalogue.tools and time.monotonic() >= self._retry_at:
-            self._later()
+    def start(self) -> None:
+        """Connect, if that was never tried; and again, where it failed and nothing is known of its tools."""
+        is_due = self._failure is not None and not self.catalogue.tools and time.monotonic() >= self._retry_at
+        if not self._is_closed and (self._opening is None or is_due):
+            self._begin()
+
+    async def first_attempt(self, within_s: float | None = None) -> None:
+        """Until its first attempt to connect has succeeded or failed; later ones are waited for by nobody."""
+        if self.catalogue.is_connecting and self._opening is not None:
+            await asyncio.wait([self._opening], timeout=within_s)
+
+    @property
+    def still_connecting(self) -> str:
+        """How long it has been connecting, and what it waits for; empty where it is there, or has failed."""
+        if self._opening is None or self._opening.done():
+            return ""
+        doing = self._candidate.doing if self._candidate else "it has not been started yet"
+        return f"is still connecting ({time.monotonic() - self._began_at:.0f} s so far): {doing}"
 
     async def refresh(self) -> None:
         """Read the catalogue anew; a failure is in the catalogue."""
         self._retry_at = 0.0
         try:
-            connection = await self._connected()
+            connection = await self._connected(None)
             self._take(await connection.read_catalogue())
         except UpstreamFailed as error:
             self._note(error)
@@ -131,7 +177,7 @@ class Upstream:
     async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> Answer:
         """Call a tool, on a new connection where the old one has gone."""
         for _ in range(_ATTEMPTS):
-            connection = await self._connected()
+            connection = await self._connected(self._limits.wait_s)
             try:
                 return await connection.call(tool, arguments, on_progress, ask)
             except SessionGone:
@@ -141,64 +187,86 @@ class Upstream:
     async def aclose(self) -> None:
         """Close the connection for good."""
         self._is_closed = True
-        if self._background is not None:
-            self._background.cancel()
-            await asyncio.wait([self._background])
+        for task in (self._background, self._opening):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if self._connection is not None:
             await self._connection.aclose()
 
-    async def _connected(self) -> Connection:
+    async def _connected(self, within_s: float | None) -> Connection:
+        """The connection, waited for no longer than that. Raises UpstreamFailed; connecting goes on all the same."""
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        async with self._opening:
-            if self._connection is not None:
-                if self._connection.is_open:
-                    return self._connection
-                await self._connection.aclose()
-                self._connection = None
-            if self._is_closed:
-                raise UpstreamFailed(f"MCP server {self._server.name} is closed: belljar stops")
-            if self._failure is not None and time.monotonic() < self._retry_at:
-                raise UpstreamFailed(self._failure.message, hint=self._failure.hint, detail=self._failure.detail)
-            return await self._open()
+        if self._is_closed:
+            raise UpstreamFailed(f"MCP server {self._server.name} is closed: belljar stops")
+        is_under_way = self._opening is not None and not self._opening.done()
+        if not is_under_way and self._failure is not None and time.monotonic() < self._retry_at:
+            raise _again(self._failure)
+        await asyncio.wait([self._begin()], timeout=within_s)
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        if still := self.still_connecting:
+            raise UpstreamFailed(f"MCP server {self._server.name} {still}", hint=LATER)
+        if self._failure is not None:
+            raise _again(self._failure)
+        raise UpstreamFailed(f"MCP server {self._server.name} ended as soon as it was connected")
 
-    async def _open(self) -> Connection:
+    def _begin(self) -> asyncio.Task[None]:
+        """Connect, in a task that belongs to nobody who waits for it."""
+        if self._opening is None or self._opening.done():
+            self._began_at = time.monotonic()
+            loop = asyncio.get_running_loop()
+            self._opening = loop.create_task(self._open(), context=contextvars.Context())
+        return self._opening
+
+    async def _open(self) -> None:
+        """Have a connection, or a failure."""
+        if self._connection is not None:
+            before, self._connection = self._connection, None
+            await before.aclose()
         try:
-            connection = self._new_connection()
-            await connection.open(is_legacy=self._is_legacy)
+            connection = await self._negotiated()
         except UpstreamFailed as error:
             # The era that it had the last time may no longer be its own.
-            self._is_legacy = False
+            self._eras.learn(self._server, is_legacy=False)
             self._retry_at = time.monotonic() + self._wait_s
             self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
             self._note(error)
-            raise
+            return
         finally:
-            self._has_tried = True
+            self._candidate = None
         self._connection = connection
-        self._is_legacy = connection.is_legacy
+        self._eras.learn(self._server, is_legacy=connection.is_surely_legacy)
         self._failure, self._wait_s = None, _FIRST_WAIT_S
         log.info("MCP server %s is connected: %d tools", self._server.name, len(connection.catalogue.tools))
         self._take(connection.catalogue)
-        return connection
 
-    def _new_connection(self) -> Connection:
+    async def _negotiated(self) -> Connection:
+        """In the era that it is known to have; a process that the newer one's first request ends or silences is
+        started again, and then meets the older handshake only."""
+        if self._eras.is_legacy(self._server):
+            return await self._opened(is_legacy=True)
+        try:
+            return await self._opened(is_legacy=False)
+        except UpstreamFailed as error:
+            if self._candidate is None or not self._candidate.may_be_older:
+                raise
+            log.info("%s; it is started again with the older protocol's handshake", error.message)
+        return await self._opened(is_legacy=True)
+
+    async def _opened(self, *, is_legacy: bool) -> Connection:
         if isinstance(self._server, UnusableServer):
             said = f"MCP server {self._server.name} {self._server.reason}"
             raise UpstreamFailed(said, detail=self._server.detail)
-        return Connection(self._server, self._limits, self._memory, self._on_tools_changed)
+        self._candidate = Connection(self._server, self._limits, self._memory, self._on_tools_changed)
+        await self._candidate.open(is_legacy=is_legacy)
+        return self._candidate
 
     async def _drop(self, connection: Connection) -> None:
-        async with self._opening:
-            if self._connection is connection:
-                self._connection = None
-            await connection.aclose()
-
-    async def _try(self) -> None:
-        try:
-            await self._connected()
-        except UpstreamFailed as error:
-            self._note(error)
+        if self._connection is connection:
+            self._connection = None
+        await connection.aclose()
 
     def _note(self, error: UpstreamFailed) -> None:
         """What was known stays known: a server that is away has the tools that it had."""
@@ -206,11 +274,11 @@ class Upstream:
             log.warning("%s%s", error.message, f" ({error.detail})" if error.detail else "")
         self._failure = error
         if not self.catalogue.tools:
-            self.catalogue = ServerCatalogue(self._server.name, error=error.message, detail=error.detail)
+            self._take(ServerCatalogue(self._server.name, error=error.message, detail=error.detail))
 
     def _take(self, catalogue: ServerCatalogue) -> None:
         before, self.catalogue = self.catalogue, catalogue
-        if before != catalogue and before.error != "not connected yet":
+        if before != catalogue:
             self._on_change()
 
     def _on_tools_changed(self) -> None:
@@ -231,3 +299,7 @@ class Upstream:
             self._refreshed_at = time.monotonic()
             if not self._is_stale:
                 return
+
+
+def _again(failure: UpstreamFailed) -> UpstreamFailed:
+    return UpstreamFailed(failure.message, hint=failure.hint, detail=failure.detail)

@@ -5,15 +5,22 @@ are no objects. Text is read as JSON only where it is an object or a list: a tex
 """
 
 import base64
+import codecs
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.toolbox.base import Answer, Block, JsonObject
 from belljar.toolbox.schemas import as_schema
+from belljar.toolbox.texts import one_line
 
 _WRAPPER = "result"
+_URI_CHARS = 4_000
+_NAME_CHARS = 1_000
+_MEDIA_TYPE_CHARS = 200
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9][\w.+-]*/[A-Za-z0-9][\w.+-]*(?:; ?[\w-]+=(?:[\w.+-]+|\"[\w .+-]*\"))*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,11 @@ def _unwrapped(structured: Any, output_schema: JsonObject | None) -> Any:
 def _part(block: Block, hide: Callable[[Any], Any]) -> Part:
     if block.kind == "text":
         return Part("json", {"value": hide(parsed(block.text))})
-    fields: JsonObject = {"mime": block.mime, "uri": hide(block.uri), "name": hide(block.name)}
+    fields: JsonObject = {
+        "mime": _media_type(block.mime, hide),
+        "uri": hide(one_line(block.uri, _URI_CHARS)),
+        "name": hide(one_line(block.name, _NAME_CHARS)),
+    }
     if block.kind == "resource" and block.text:
         fields["text"] = hide(block.text)
     elif block.data:
@@ -101,11 +112,24 @@ def _part(block: Block, hide: Callable[[Any], Any]) -> Part:
     return Part(block.kind, {name: value for name, value in fields.items() if value})
 
 
+def _media_type(given: str, hide: Callable[[Any], Any]) -> str:
+    """A media type is one by its form; what else a server says there is nobody's business."""
+    hidden = str(hide(given[:_MEDIA_TYPE_CHARS]))
+    return hidden if _MEDIA_TYPE.fullmatch(hidden) else ""
+
+
 def _hidden_bytes(block: Block, hide: Callable[[Any], Any]) -> bytes:
     """Text that came as bytes is text all the same; a server says what it is, so what reads as text is taken for it."""
-    try:
-        text = block.data.decode()
-    except UnicodeDecodeError:
-        return block.data
-    hidden = hide(text)
-    return block.data if hidden == text else str(hidden).encode(errors="replace")
+    encodings = ["utf-8"]
+    if block.data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encodings.append("utf-16")
+    if block.mime.startswith("text/"):
+        encodings.append("latin-1")  # any bytes are that, and what is not replaced comes out as it went in
+    for encoding in encodings:
+        try:
+            text = block.data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        hidden = hide(text)
+        return block.data if hidden == text else str(hidden).encode(encoding, errors="replace")
+    return block.data

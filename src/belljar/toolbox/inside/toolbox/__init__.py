@@ -6,7 +6,7 @@ name of a server, the name of a tool, and arguments; everything else is the host
 
 from .cells import watch_cells
 from .errors import ArgumentError, ToolError, ToolMissing, ToolRefused
-from .imports import explain_imports
+from .imports import connect, explain_imports
 from .results import Answer, LargeResult, Media
 from .tools import Found, Tool, get, search, tool
 
@@ -20,6 +20,7 @@ __all__ = [
     "ToolError",
     "ToolMissing",
     "ToolRefused",
+    "connect",
     "get",
     "search",
     "tool",

@@ -1,15 +1,36 @@
-"""What code is told that imports a server or a tool that is not there: why, and what there is instead."""
+"""Importing a server or a tool that is not there: it is waited for while it connects, else said why it is not there."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
-from .errors import ToolMissing, meant
-from .tools import Tool
+from .connection import own
+from .errors import ToolMissing, error_from, meant
+from .tools import Tool, patience
 
 TREE = "servers"
+_MARK = "from toolbox import connect\n"
+
+
+def connect(server: str, name: str) -> None:
+    """Called by the package of a server that was still connecting: wait for it, and make the package what it is now."""
+    __tracebackhide__ = True
+    if not patience.waits:
+        raise ToolMissing(f"the server {server!r} is still connecting")
+    answer = own().ask({"op": "join", "server": server})
+    if answer.get("outcome") != "joined":
+        told = error_from(answer)
+        raise ToolMissing(told.message.replace("the server ", f"the server {server!r} ", 1))
+    importlib.invalidate_caches()
+    module = sys.modules[name]
+    place = str(module.__file__)
+    source = Path(place).read_text(encoding="utf-8")
+    if _MARK in source:
+        raise ToolMissing(f"the server {server!r} is still connecting")
+    exec(compile(source, place, "exec"), vars(module))  # noqa: S102  # the file that Python would have run
 
 
 class _Missing:

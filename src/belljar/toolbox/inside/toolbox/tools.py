@@ -7,12 +7,22 @@ import functools
 import importlib
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .connection import own
 from .errors import ArgumentError, error_from
 from .results import value_from
+
+
+class Patience(threading.local):
+    """Whether this thread waits for a server that is still connecting when it imports it."""
+
+    waits = True
+
+
+patience = Patience()
 
 
 class Tool:
@@ -22,6 +32,8 @@ class Tool:
         self.server = server
         self.tool = tool
         self._names = dict(names or {})
+        self.place: tuple[str, str] = ("", "")
+        """Where its signature is to be found, for one that was kept without it."""
         if function is not None:
             functools.update_wrapper(self, function)
 
@@ -29,6 +41,12 @@ class Tool:
     def __signature__(self) -> inspect.Signature | None:
         """Found out when it is needed: a server may have hundreds of tools, and a cell calls a few."""
         function = getattr(self, "__wrapped__", None)
+        if function is None and self.place[1]:
+            # Kept with a session, and its server was still connecting when the session woke.
+            found = _imported(*self.place)
+            self.place = ("", "")
+            if found is not None:
+                self._names, function = found._names, getattr(found, "__wrapped__", None)
         return inspect.signature(function) if function is not None else None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -93,16 +111,35 @@ class Tool:
         return f"<tool {self.server}.{self.tool}({taken})>"
 
     def __reduce__(self) -> Any:
-        return _again, (self.server, self.tool, getattr(self, "__module__", ""), getattr(self, "__name__", ""))
+        module, function = self.place
+        return _again, (
+            self.server,
+            self.tool,
+            module or getattr(self, "__module__", ""),
+            function or getattr(self, "__name__", ""),
+        )
 
 
 def _again(server: str, name: str, module: str, function: str) -> Tool:
     """A tool that was kept with the session; one whose file is gone takes arguments by name."""
+    # A session that wakes waits for no server.
+    patience.waits = False
+    try:
+        found = _imported(module, function)
+    finally:
+        patience.waits = True
+    if found is None:
+        found = Tool(server, name)
+        found.place = (module, function)
+    return found
+
+
+def _imported(module: str, function: str) -> Tool | None:
     try:
         found = getattr(importlib.import_module(module), function) if function else None
     except (ImportError, AttributeError):
-        found = None
-    return found if isinstance(found, Tool) else Tool(server, name)
+        return None
+    return found if isinstance(found, Tool) else None
 
 
 def tool(server: str, name: str, *, names: Mapping[str, str] | None = None) -> Callable[[Any], Tool]:
