@@ -47,7 +47,7 @@ class FileTools:
         self, session_id: SessionId, path: Annotated[str, Field(description="Folder to list; empty for all")] = ""
     ) -> Answer:
         """Files in the session folder, sub-folders included. None listed: the folder is empty."""
-        session = self._sessions.get(session_id, current_principal())
+        session = await self._sessions.reach(session_id, current_principal())
         listing = await asyncio.to_thread(session.workspace.list, path)
         files = _listed([_reference(session, entry.name, entry.size) for entry in listing.entries])
         is_complete = listing.is_complete and len(files) == len(listing.entries)
@@ -67,10 +67,11 @@ class FileTools:
         url: Annotated[str | None, Field(description="data: or https: URL")] = None,
     ) -> Answer:
         """Put a file into the session folder. Give exactly one of text, base64, url."""
-        session = self._sessions.get(session_id, current_principal())
+        session = await self._sessions.reach(session_id, current_principal())
         session.workspace.check_name(name)
-        content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
-        await session.write_file(name, content)
+        with session.held():
+            content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
+            await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
         file = _reference(session, shown, len(content))
         return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")
@@ -83,7 +84,7 @@ class FileTools:
         save: Annotated[bool, Field(description="Also save it on the server's side, for the person")] = False,
     ) -> Answer:
         """Get a file from the session folder."""
-        session = self._sessions.get(session_id, current_principal())
+        session = await self._sessions.reach(session_id, current_principal())
         content = await asyncio.to_thread(session.workspace.read, name, EMBEDDED_LIMIT_BYTES)
         file = _reference(session, "/".join(session.workspace.check_name(name)), len(content))
         saved = None

@@ -64,9 +64,10 @@ class PackageTools:
     ) -> Answer:
         """Install packages for one session: answers each one's version and import, or the resolver's words."""
         check_requirements(packages)  # before a session is made for them
-        session = chosen_session(self._sessions, session_id)
+        session = await chosen_session(self._sessions, session_id)
         try:
-            installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
+            with session.held():
+                installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
         except BelljarError:
             if session.id != session_id:  # made for this call, and nobody was told of it
                 await self._sessions.clear(session.id, session.principal)
@@ -94,7 +95,7 @@ class PackageTools:
         session_id: Annotated[str, Field(description="Session to look in; empty for a new one's packages")] = "",
     ) -> Answer:
         """Which packages there are, by distribution or import name or with a version, and where; imports nothing."""
-        session = self._sessions.get(session_id, current_principal()) if session_id not in ("", "0") else None
+        session = await self._sessions.reach(session_id, current_principal()) if session_id not in ("", "0") else None
         name = session.environment if session else self._settings.environment
         environment = await self._starter.package_environment(name)
         layer = session.folders.layer if session else None

@@ -64,8 +64,9 @@ def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Calla
     return answered
 
 
-def chosen_session(sessions: Registry, session_id: str) -> Session:
+async def chosen_session(sessions: Registry, session_id: str) -> Session:
     """The caller's session; an empty id (or "0", which older clients send) makes a new one."""
     if session_id in ("", "0"):
+        await sessions.make_room(current_principal())
         return sessions.create(current_principal())
-    return sessions.get(session_id, current_principal())
+    return await sessions.reach(session_id, current_principal())
