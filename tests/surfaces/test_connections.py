@@ -189,21 +189,21 @@ async def test_with_every_connection_at_work_the_server_still_says_how_it_is():
     ids=["a huge header", "many headers", "pipelined requests that are never read", "floods of OPTIONS and HEAD"],
 )
 async def test_no_single_connection_keeps_the_others_waiting(attack: bytes):
-    async with _serving() as url:
-        async with (
-            await anyio.connect_tcp("127.0.0.1", urlsplit(url).port or 0) as stream,
-            anyio.create_task_group() as tasks,
-        ):
+    async with (
+        _serving() as url,
+        await anyio.connect_tcp("127.0.0.1", urlsplit(url).port or 0) as stream,
+        anyio.create_task_group() as tasks,
+    ):
 
-            async def send() -> None:
-                with suppress(anyio.BrokenResourceError):
-                    await stream.send(attack)
+        async def send() -> None:
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(attack)
 
-            tasks.start_soon(send)
-            async with httpx.AsyncClient(timeout=20) as client:
-                for _ in range(5):
-                    assert (await client.get(f"{url}/health")).status_code == 200
-            tasks.cancel_scope.cancel()
+        tasks.start_soon(send)
+        async with httpx.AsyncClient(timeout=20) as client:
+            for _ in range(5):
+                assert (await client.get(f"{url}/health")).status_code == 200
+        tasks.cancel_scope.cancel()
 
 
 def test_a_quarter_of_the_descriptors_is_the_most(monkeypatch: pytest.MonkeyPatch):

@@ -81,7 +81,7 @@ class Broker:
         self._is_open.set()
 
     def attach(self, *, owner: str, guard: Guard | None = None, veil: Veil | None = None, keep: Keep) -> None:
-        """The session is someone's: its owner, its guards, and how a file gets into its folder. Before that nothing goes out."""
+        """Make it someone's session, with guards and a way for files into its folder. Before that nothing goes out."""
         self.owner = owner
         self._guard = guard or self._guard
         self._veil = veil or self._veil
