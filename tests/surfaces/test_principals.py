@@ -88,7 +88,9 @@ async def test_the_shape_of_an_answer_is_known_to_its_caller_alone(ada: Caller, 
 
 
 async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller, bob: Caller):
-    code = f"open('{SECRET}.txt', 'w').write('x')\nfrom IPython.display import HTML\ndisplay(HTML('<b>x</b>'))\n'{SECRET}'"
+    code = (
+        f"open('{SECRET}.txt', 'w').write('x')\nfrom IPython.display import HTML\ndisplay(HTML('<b>x</b>'))\n'{SECRET}'"
+    )
     result = await ada.execute(code)
     made_up = {result.session_id: "0" * len(result.session_id), result.execution_id: "0" * len(result.execution_id)}
 
