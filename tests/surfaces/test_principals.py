@@ -118,7 +118,7 @@ async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller
             f"execution://{execution_id}/output",
             f"execution://{execution_id}/displays/1.html",
         ):
-            with pytest.raises(Exception, match="does not exist|no display") as refused:
+            with pytest.raises(Exception, match=r"does not exist|no display") as refused:
                 await bob.client.read_resource(uri)
             answers.append(str(refused.value))
         if session_id == result.session_id:
