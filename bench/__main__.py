@@ -17,6 +17,7 @@ from bench import (
     lines,
     mcp_calls,
     memory,
+    neighbours,
     one_plus_one,
     sandboxes,
     search,
@@ -38,6 +39,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "start-up": start_up.measure,
     "sandbox": sandboxes.measure,
     "forking": forking.measure,
+    "neighbours": neighbours.measure,
     "toolbox": toolbox.measure,
     "search": search.measure,
 }

@@ -40,10 +40,14 @@ async def open_stdio(
 
 
 @asynccontextmanager
-async def open_http(stage: Stage, command: list[str]) -> AsyncGenerator[str]:
+async def open_http(stage: Stage, command: list[str], variables: Mapping[str, str] = {}) -> AsyncGenerator[str]:
     """Start a server on a free port of the loopback interface; its URL."""
     process = await asyncio.create_subprocess_exec(
-        *command, "--http", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE, env=_variables(stage)
+        *command,
+        "--http",
+        "127.0.0.1:0",
+        stderr=asyncio.subprocess.PIPE,
+        env={**_variables(stage), **variables},
     )
     assert process.stderr is not None
     try:

@@ -60,6 +60,7 @@ class Engine:
     @asynccontextmanager
     async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
         """A session with its kernel started; it and its files are gone when the block ends."""
+        await self._runtime.sessions.make_room(PRINCIPAL)
         session = self._runtime.sessions.create(PRINCIPAL, environment=environment)
         family: list[LocalSession] = []
         handle = LocalSession(self._runtime, session.id, family)
@@ -97,7 +98,7 @@ class LocalSession:
         self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
     ) -> ExecutionResult:
         """See `SessionHandle`."""
-        execution = self._submit(code, timeout_s, on_input)
+        execution = await self._submit(code, timeout_s, on_input)
         with self._askers.of_cell(on_input) as asker:
             while not execution.is_finished:
                 await _answer(execution, asker)
@@ -111,7 +112,7 @@ class LocalSession:
     async def _events(
         self, code: str, timeout_s: float | None, on_input: OnInput | None
     ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
-        execution = self._submit(code, timeout_s, on_input)
+        execution = await self._submit(code, timeout_s, on_input)
         with self._askers.of_cell(on_input) as asker:
             async for event in self._said_by(execution, asker):
                 yield event
@@ -134,13 +135,13 @@ class LocalSession:
             if not await _answer(execution, asker):
                 await execution.wait_for_change(_LONG_S)
 
-    def _submit(self, code: str, timeout_s: float | None, on_input: OnInput | None) -> Execution:
-        session = self._session()
+    async def _submit(self, code: str, timeout_s: float | None, on_input: OnInput | None) -> Execution:
+        session = await self._session()
         return session.submit(make_cell(session.settings, code, timeout_s=timeout_s, allow_input=on_input is not None))
 
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""
-        session = self._session()
+        session = await self._session()
         running = session.running()
         for execution in reversed(running):
             execution.interrupt()
@@ -153,24 +154,24 @@ class LocalSession:
 
     async def upload(self, name: str, content: bytes | str) -> FileReference:
         """See `SessionHandle`."""
-        session = self._session()
+        session = await self._session()
         data = content.encode() if isinstance(content, str) else content
         await session.write_file(name, data)
         return _reference(session, "/".join(session.workspace.check_name(name)), len(data))
 
     async def download(self, name: str) -> bytes:
         """See `SessionHandle`."""
-        return await asyncio.to_thread(self._session().workspace.read, name, MAX_DOWNLOAD_BYTES)
+        return await asyncio.to_thread((await self._session()).workspace.read, name, MAX_DOWNLOAD_BYTES)
 
     async def files(self) -> list[FileReference]:
         """See `SessionHandle`."""
-        session = self._session()
+        session = await self._session()
         listing = await asyncio.to_thread(session.workspace.list)
         return [_reference(session, entry.name, entry.size) for entry in listing.entries]
 
     async def display(self, uri: str) -> bytes:
         """See `SessionHandle`."""
-        self._session()
+        await self._session()
         content = await asyncio.to_thread(self._runtime.sessions.executions.display_reader(self._id), uri)
         if content is None:
             raise ExecutionNotFound(f"session {self._id} has no display {uri[:120]!r}")
@@ -180,8 +181,9 @@ class LocalSession:
 
     async def install(self, packages: Sequence[str]) -> list[InstallOutcome]:
         """See `SessionHandle`."""
-        session = self._session()
-        return (await install_packages(self._runtime.starter, session, as_list(packages))).outcomes
+        session = await self._session()
+        with session.held():
+            return (await install_packages(self._runtime.starter, session, as_list(packages))).outcomes
 
     # Other states
 
@@ -197,7 +199,7 @@ class LocalSession:
 
     async def rewind(self, to: str | int) -> Rewinding:
         """See `SessionHandle`."""
-        return await self._session().rewind(to)
+        return await (await self._session()).rewind(to)
 
     async def aclose(self) -> None:
         """See `SessionHandle`."""
@@ -207,8 +209,8 @@ class LocalSession:
         if self in self._family:
             self._family.remove(self)
 
-    def _session(self) -> Session:
-        return self._runtime.sessions.get(self._id, PRINCIPAL)
+    async def _session(self) -> Session:
+        return await self._runtime.sessions.reach(self._id, PRINCIPAL)
 
 
 async def _answer(execution: Execution, asker: Asker) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from test_journal import OWNER, numbers, submit
+from test_journal import OWNER, numbers
 
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import display_uri
@@ -36,8 +36,10 @@ def trimmer(journal: Journal, tmp_path: Path) -> Trimmer:
     return Trimmer(journal.path, tmp_path / "sessions", LIMIT_MB)
 
 
-def said(journal: Journal, execution_id: str, *, display_bytes: int = 0, is_finished: bool = True) -> None:
-    submit(journal, execution_id)
+def said(
+    journal: Journal, execution_id: str, *, display_bytes: int = 0, is_finished: bool = True, owner: str = OWNER
+) -> None:
+    journal.begin(Record(execution_id, "session", owner, "code", None), time.time())
     for number in range(1, EVENTS + 1):
         journal.append(execution_id, OutputEvent(sequence=number, kind="stdout", text=TEXT))
     if is_finished:
@@ -63,6 +65,34 @@ def result_of(execution_id: str) -> ExecutionResult:
 
 def is_whole(journal: Journal, execution_id: str) -> bool:
     return numbers(journal, execution_id) == [*range(1, EVENTS + 1)]
+
+
+async def test_who_says_the_most_loses_output_and_nobody_else_does(journal: Journal, trimmer: Trimmer) -> None:
+    said(journal, "hers", owner="key:ada")
+    for number in range(6):
+        said(journal, f"his {number}", owner="key:bob")
+    dropped = trimmer.trim()
+    assert is_whole(journal, "hers")
+    assert [is_whole(journal, f"his {number}") for number in range(6)] == [False] * dropped + [True] * (6 - dropped)
+    assert dropped > 0
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+async def test_neither_long_code_nor_what_runs_drives_out_the_output_of_another(
+    journal: Journal, trimmer: Trimmer, is_finished: bool
+) -> None:
+    said(journal, "hers", owner="key:ada")
+    for number in range(20):
+        execution_id, code = f"his {number}", "x" * 1_000_000
+        journal.begin(Record(execution_id, "session", "key:bob", code, None), time.time())
+        if is_finished:
+            journal.finish(result_of(execution_id), output_bytes=0)
+    journal.commit()
+    trimmer.trim()
+    assert is_whole(journal, "hers")
+    oldest = journal.find("his 0")
+    assert oldest is not None
+    assert ("this code was dropped" in oldest.code) == is_finished
 
 
 async def test_the_oldest_finished_output_goes_first_and_says_so(journal: Journal, trimmer: Trimmer) -> None:

@@ -161,7 +161,7 @@ async def test_a_person_who_must_allow_a_call_sees_what_it_is(
         session = await caller.new_session()
         tools = runtime.sessions.get(session, "local").tools
         assert tools is not None
-        tools.attach(guard=guard, keep=runtime.sessions.get(session, "local").write_file)
+        tools.attach(owner="local", guard=guard, keep=runtime.sessions.get(session, "local").write_file)
         result = await caller.execute("from servers.modern import add\nadd(1, 2)", session)
         assert told in (str(result.result), str(result.error))
         assert guard.outcomes == [outcome]

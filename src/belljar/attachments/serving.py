@@ -102,6 +102,7 @@ class _Conversation:
 
     async def _open(self, wanted: messages.Open) -> LocalAttachment:
         self._owner = f"jupyter:{_peer_name(self._writer)}"
+        await self._registry.make_room(self._owner)
         session = self._registry.create(self._owner, environment=wanted.environment, reason="a Jupyter kernel")
         async with session.turn:
             await session.life.ready()

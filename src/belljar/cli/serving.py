@@ -45,7 +45,14 @@ async def _serve_http(settings: Settings, stop: Stop) -> None:
         if stop.asked.is_set():
             return
         say = _log_ready if settings.log_format == "json" else _say_ready
-        await serve_http(build_http_app(runtime), host, port, on_ready=say, log_level=settings.log_level)
+        await serve_http(
+            build_http_app(runtime),
+            host,
+            port,
+            on_ready=say,
+            log_level=settings.log_level,
+            max_connections=settings.max_connections,
+        )
 
 
 def _say_ready(url: str) -> None:

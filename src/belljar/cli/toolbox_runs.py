@@ -27,7 +27,7 @@ from belljar.toolbox.connection import Limits
 from belljar.toolbox.generating import generate
 from belljar.toolbox.naming import names_of
 from belljar.toolbox.search import Index
-from belljar.toolbox.shapes import Shapes
+from belljar.toolbox.shapes import OwnedShapes, Shapes
 from belljar.toolbox.showing import Detail, show
 from belljar.toolbox.texts import first_sentence
 from belljar.toolbox.upstreams import Connections, open_upstreams
@@ -154,7 +154,8 @@ async def _catalogue(upstreams: Connections) -> Catalogue:
 
 
 def _shapes(settings: Settings) -> Shapes:
-    return Shapes(settings.data_directory / "toolbox" / "shapes")
+    # Whoever has the machine; where callers are several people, their shapes are their own.
+    return OwnedShapes(settings.data_directory / "toolbox" / "shapes", settings.only_owner).of("local")
 
 
 def _complain(catalogue: Catalogue) -> None:

@@ -6,6 +6,7 @@ How one ends is in `endings.py`; what executions gave, also those of sessions th
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -37,6 +38,9 @@ from belljar.sessions.session import Session
 from belljar.sessions.sharing import open_shelves
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
+
+MOST_ASLEEP = 256
+"""Sessions of one owner on disk, beyond which no more are put there to make room: each may take `disk_mb`."""
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +111,10 @@ class Registry:
         self, session_id: str, principal: str, *, at: str = "", reseed: bool = False
     ) -> tuple[Session, SessionFork]:
         """A new session that goes on from the state of another one, or from its state before an execution."""
-        origin = self.get(session_id, principal)
-        self._check_room(principal)
+        origin = await self.reach(session_id, principal)
         origin.check_idle()
+        await self.make_room(principal, spared=origin)
+        self._check_room(principal)
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
             reason = f"fork of {origin.id}"
@@ -133,12 +138,53 @@ class Registry:
         log.info("session %s goes on with its variables", entry.id, extra=about(session))
         return session
 
+    # Room for them
+
+    @property
+    def _owners_most(self) -> int:
+        """How many sessions one owner may have open."""
+        most, share = self.settings.max_sessions, self.settings.owner_share
+        return most if self.settings.only_owner else max(1, int(most * share))
+
+    async def make_room(self, principal: str, *, spared: Session | None = None) -> None:
+        """Put idle sessions to sleep until the principal may have one more, as far as there are any.
+
+        One who is at its share gives up its own longest idle one. When all sessions together are too many, whoever
+        has the most of them does, unless the principal itself would then have more.
+        """
+        if not self.settings.hibernate:
+            return  # an idle session would be lost
+        while (giver := self._giver(principal)) is not None:
+            idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
+            if not idle or (giver == principal and self.roll.has_asleep(principal, MOST_ASLEEP)):
+                return
+            session = min(idle, key=lambda each: each.expires_at)
+            whose = "its owner's" if giver == principal else "another owner's"
+            await self.endings.retire(session, f"made room for {whose} new session at {iso(time.time())}")
+
+    def _giver(self, principal: str) -> str | None:
+        """Who has to give up a session so that the principal can have one more; None where nobody has to."""
+        counts = Counter(session.principal for session in self._sessions.values())
+        if counts[principal] >= self._owners_most:
+            return principal
+        if len(self._sessions) < self.settings.max_sessions:
+            return None
+        largest = max(counts, key=lambda owner: (counts[owner], owner == principal))
+        return largest if counts[largest] > counts[principal] + 1 else principal
+
     def _check_room(self, principal: str) -> None:
-        if len(self._sessions) >= self.settings.max_sessions:
-            own = "Clear one with clear_session, or try" if self.of(principal) else "They are others': try"
+        own, is_full = len(self.of(principal)), len(self._sessions) >= self.settings.max_sessions
+        if own >= self._owners_most and not is_full:
             raise Busy(
-                f"{len(self._sessions)} sessions are open, the most that max_sessions allows",
-                hint=f"{own} again when an idle one has expired",
+                f"{own} of your sessions are open and none of them can be put to sleep; owner_share of max_sessions "
+                f"allows {self._owners_most} for each owner",
+                hint="Wait for one to finish, stop it with interrupt_execution, or clear one with clear_session",
+            )
+        if is_full:
+            hint = "Clear one with clear_session, or try" if own else "They are others': try"
+            raise Busy(
+                f"{self.settings.max_sessions} sessions are open, the most that max_sessions allows",
+                hint=f"{hint} again when an idle one has expired",
             )
         self.admission.check_memory()
 
@@ -187,6 +233,12 @@ class Registry:
 
     # Found
 
+    async def reach(self, session_id: str, principal: str) -> Session:
+        """Like `get`, and for a session that sleeps there is room made first."""
+        if session_id not in self._sessions and self._is_asleep(self.roll.find(session_id), principal):
+            await self.make_room(principal)
+        return self.get(session_id, principal)
+
     def get(self, session_id: str, principal: str) -> Session:
         """The caller's session, woken if it sleeps, marked as used."""
         self.endings.check_not_leaving(session_id, principal)
@@ -210,7 +262,7 @@ class Registry:
     def _woken(self, session_id: str, principal: str) -> Session | None:
         """A session that sleeps on disk, as the caller's own again; its kernel starts with its next cell."""
         entry = self.roll.find(session_id)
-        if entry is None or entry.principal != principal or entry.state != "asleep":
+        if entry is None or not self._is_asleep(entry, principal):
             return None
         self._check_room(principal)
         if not self.roll.claim(session_id):
@@ -222,6 +274,10 @@ class Registry:
         measures.sessions_opened.add("woken")
         log.info("session %s is awake again", session_id, extra=about(session))
         return session
+
+    @staticmethod
+    def _is_asleep(entry: Entry | None, principal: str) -> bool:
+        return entry is not None and entry.principal == principal and entry.state == "asleep"
 
     def _absence(self, session_id: str, principal: str) -> str:
         entry = self.roll.find(session_id)

@@ -109,6 +109,11 @@ class Roll:
         """The sleeping sessions of a caller, oldest first."""
         return [*self._where("state = 'asleep' AND principal = ? ORDER BY created_at", (principal,))]
 
+    def has_asleep(self, principal: str, count: int) -> bool:
+        """Whether that many sessions of a caller sleep on disk."""
+        query = "SELECT count(*) FROM (SELECT 1 FROM sessions WHERE state = 'asleep' AND principal = ? LIMIT ?)"
+        return next(self._journal.rows(query, (principal, count)))[0] >= count
+
     def count_asleep(self) -> float:
         """How many sleep on disk, whoever's they are; not a number while the disk cannot be read."""
         try:

@@ -3,7 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -88,7 +89,7 @@ class Session:
         self.tools = tools
         """Where its code calls tools; None where there are none."""
         if tools is not None:
-            tools.attach(guard=guard, veil=veil, keep=self.write_file)
+            tools.attach(owner=principal, guard=guard, veil=veil, keep=self.write_file)
         self.turn = asyncio.Lock()
         self.life = self._open_life(start_kernel, custody)
         self.queue = Queue(self.id, most=settings.max_queue, on_done=self._on_done)
@@ -99,8 +100,11 @@ class Session:
         """Its widgets, and who looks at them."""
         self._timeline = Timeline(self.id, journal)
         self._lease = Lease(
-            self.id, idle_s=settings.session_idle_s, is_in_use=lambda: self.is_busy or bool(self.watchers)
+            self.id,
+            idle_s=settings.session_idle_s,
+            is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
         )
+        self._holds = 0
         self._is_closed = False
         self._keeping: asyncio.Task[None] | None = None
         self.count = 0
@@ -253,6 +257,21 @@ class Session:
     def is_expired(self) -> bool:
         """Whether nothing has used it for too long; what runs is never expired."""
         return not self.is_busy and self._lease.left_s <= 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody uses it at the moment: no cell, no request that is under way, nobody who is attached."""
+        return not (self.is_busy or self.turn.locked() or self._holds or self.watchers)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Count it as used until the block ends, though no cell of it runs."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self.touch()
 
     @property
     def expires_at(self) -> float:

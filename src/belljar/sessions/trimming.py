@@ -1,5 +1,7 @@
 """The room that the journal may take on disk: output of the oldest finished executions is dropped when it takes more.
 
+They are those of the owner who takes the most at that moment, so that nobody's output has to go for another's.
+
 Works on a connection of its own, in a thread, in transactions of some milliseconds, so that the server's own writing is
 not kept waiting. What is dropped leaves a word in its place that every reader of the execution comes across.
 """
@@ -8,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,13 +93,27 @@ class Trimmer:
         return dropped
 
     def _drop_oldest(self, connection: sqlite3.Connection, *, down_to: int) -> int:
+        """Drop output, and then code, of whoever takes the most at that moment.
+
+        What runs cannot be dropped. Where there are several owners, none of them goes below an equal part because
+        another one's executions say a lot and do not end.
+        """
         dropped = 0
-        for victim in _finished(connection):
-            if self.is_stopped or _taken_bytes(connection) <= down_to:
+        owners = {owner: _Owner(owner, size) for owner, size in _sizes(connection)}
+        part = down_to // len(owners) if len(owners) > 1 else 0
+        while owners and not self.is_stopped and _taken_bytes(connection) > down_to:
+            owner = max(owners.values(), key=lambda each: each.size_bytes)
+            if owner.size_bytes < part:
                 break
-            self._drop(connection, *victim)
-            measures.outputs_dropped.add()
-            dropped += 1
+            if (victim := owner.next_output(connection)) is not None:
+                self._drop(connection, *victim)
+                measures.outputs_dropped.add()
+                dropped += 1
+            elif (execution_id := owner.next_code(connection)) is not None:
+                word = f"# belljar: this code was dropped, to keep the journal within {self._limit_mb:,} MB"
+                connection.execute("UPDATE executions SET code = ? WHERE id = ?", (word, execution_id))
+            else:
+                del owners[owner.name]
         return dropped
 
     def _drop(self, connection: sqlite3.Connection, execution_id: str, session_id: str, result: str) -> None:
@@ -170,15 +186,49 @@ def _taken_bytes(connection: sqlite3.Connection) -> int:
     return (pages - free) * page_bytes + displays
 
 
-def _finished(connection: sqlite3.Connection) -> Iterator[tuple[str, str, str]]:
-    """Executions that have output to drop, the oldest first."""
-    query = "SELECT rowid, id, session_id, result FROM executions WHERE rowid > ? AND output_bytes > 0 "
-    query += "AND result IS NOT NULL ORDER BY rowid LIMIT 1"
-    row = 0
-    # One at a time: a query that stays open would keep the file beside the journal from being emptied.
-    while (found := connection.execute(query, (row,)).fetchone()) is not None:
-        row, *victim = found
-        yield victim[0], victim[1], victim[2]
+class _Owner:
+    """One principal's executions, as far as they were looked through. One is read at a time.
+
+    A query that stays open would keep the file beside the journal from being emptied.
+    """
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        self._output_row = 0
+        self._code_row = 0
+
+    def next_output(self, connection: sqlite3.Connection) -> tuple[str, str, str] | None:
+        """Return the id, session and result of the oldest finished execution that has output to drop."""
+        found = connection.execute(
+            "SELECT rowid, output_bytes + display_bytes, id, session_id, result FROM executions WHERE principal = ? "
+            "AND rowid > ? AND output_bytes > 0 AND result IS NOT NULL ORDER BY rowid LIMIT 1",
+            (self.name, self._output_row),
+        ).fetchone()
+        if found is None:
+            return None
+        self._output_row, size, execution_id, session_id, result = found
+        self.size_bytes -= size
+        return execution_id, session_id, result
+
+    def next_code(self, connection: sqlite3.Connection) -> str | None:
+        """Return the id of the oldest finished execution with long code, which takes room as output does."""
+        found = connection.execute(
+            "SELECT rowid, length(code), id FROM executions WHERE principal = ? AND rowid > ? AND length(code) > ? "
+            "AND result IS NOT NULL ORDER BY rowid LIMIT 1",
+            (self.name, self._code_row, KEPT_CHARS),
+        ).fetchone()
+        if found is None:
+            return None
+        self._code_row, size, execution_id = found
+        self.size_bytes -= size
+        return execution_id
+
+
+def _sizes(connection: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Return who takes how much, about."""
+    size = "output_bytes + display_bytes + length(code) + coalesce(length(result), 0)"
+    return connection.execute(f"SELECT principal, sum({size}) FROM executions GROUP BY principal").fetchall()  # noqa: S608
 
 
 def _delete_left(connection: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from belljar.settings.environments import EnvironmentEntry, checked_names
-from belljar.settings.keys import checked_key
+from belljar.settings.keys import checked_key, parse_key
 from belljar.settings.kinds import (
     Count,
     Directory,
@@ -204,6 +204,12 @@ class Settings(BaseSettings):
         [], description="`Host` headers accepted beside those of the address that is served."
     )
     allowed_origins: list[str] = Field([], description="`Origin` headers accepted from browsers.")
+    max_connections: int = Field(
+        256,
+        ge=16,
+        description="HTTP connections that may be open at once, and never more than a quarter of the files that the "
+        "server may have open; over it, the one that has waited longest to send its request is closed.",
+    )
     metrics: Literal["off", "local", "open"] = Field(
         "local",
         description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
@@ -229,6 +235,14 @@ class Settings(BaseSettings):
     )
     sweep_interval_s: Seconds = Field(30, description="How often expired sessions are looked for.")
     max_sessions: int = Field(64, ge=1, description="Sessions that may be alive at once.")
+    owner_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="The largest part of `max_sessions` that one owner may have open where there are several (more "
+        "than one API key, or OAuth), beyond which the owner's longest idle session is put to sleep first; an only "
+        "owner may have all.",
+    )
     max_running: int = Field(
         64, ge=1, description="Executions that may run at once in all sessions; the others wait, fairly between owners."
     )
@@ -362,6 +376,14 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="What the lines of the log are: text for people, or JSON objects for programs."
     )
+
+    @property
+    def only_owner(self) -> str:
+        """Whose all sessions are, as a principal; empty where callers may be several people."""
+        names = {parse_key(key.get_secret_value()).name for key in self.api_keys}
+        if self.oauth_issuer or len(names) > 1:
+            return ""
+        return f"key:{names.pop()}" if names else "local"
 
     @property
     def shares_always(self) -> bool:

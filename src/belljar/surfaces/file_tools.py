@@ -68,10 +68,11 @@ class FileTools:
         url: Annotated[str | None, Field(description="data: or https: URL")] = None,
     ) -> Answer:
         """Put a file into the session folder. Give exactly one of text, base64, url."""
-        session = self._sessions.get(session_id, current_principal())
+        session = await self._sessions.reach(session_id, current_principal())
         session.workspace.check_name(name)
-        content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
-        await session.write_file(name, content)
+        with session.held():
+            content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
+            await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
         file = _reference(session.id, shown, len(content))
         return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")
@@ -84,7 +85,7 @@ class FileTools:
         save: Annotated[bool, Field(description="Also save it on the server's side, for the person")] = False,
     ) -> Answer:
         """Get a file from the session folder."""
-        session = self._sessions.get(session_id, current_principal())
+        session = await self._sessions.reach(session_id, current_principal())
         content = await asyncio.to_thread(session.workspace.read, name, EMBEDDED_LIMIT_BYTES)
         file = _reference(session.id, "/".join(session.workspace.check_name(name)), len(content))
         saved = None

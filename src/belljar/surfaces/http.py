@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
+from belljar.surfaces.connections import ACCEPTED_AT_ONCE, Connections, connection_limit
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
 from belljar.surfaces.resumable import SessionManager
 
@@ -183,7 +184,13 @@ def _guarded_metrics(operations: Operations, settings: Settings, auth: AuthConfi
 
 
 async def serve_http(
-    app: Starlette, host: str, port: int, *, on_ready: Callable[[str], object], log_level: str = "INFO"
+    app: Starlette,
+    host: str,
+    port: int,
+    *,
+    on_ready: Callable[[str], object],
+    log_level: str = "INFO",
+    max_connections: int = 256,
 ) -> None:
     """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are taken.
 
@@ -191,8 +198,11 @@ async def serve_http(
     """
     with await _open_listener(host, port) as listener:
         url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
+        connections = Connections(connection_limit(max_connections))
         config = uvicorn.Config(
             app,
+            http=connections.protocol,  # pyright: ignore[reportArgumentType]  # called, and nothing else
+            backlog=ACCEPTED_AT_ONCE,
             log_config=None,
             log_level=log_level.lower(),
             # Its lines hold whole URLs, and queries may hold what must not be logged.
@@ -204,7 +214,7 @@ async def serve_http(
             lifespan="off",
             timeout_graceful_shutdown=_GRACE_S,
         )
-        async with app.router.lifespan_context(app):
+        async with app.router.lifespan_context(app), connections.watched():
             await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)
 
 
@@ -214,7 +224,7 @@ async def _open_listener(host: str, port: int) -> socket.socket:
         # "localhost" may be both; more clients try 127.0.0.1 only than ::1 only.
         family, _, _, _, address = min(addresses, key=lambda found: found[0] != socket.AF_INET)
         is_dual = family == socket.AF_INET6 and _is_wildcard(host) and socket.has_dualstack_ipv6()
-        listener = socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=is_dual)
+        listener = socket.create_server(address[:2], family=family, backlog=ACCEPTED_AT_ONCE, dualstack_ipv6=is_dual)
     except OSError as error:
         raise SettingsError(
             f"Cannot listen on {_in_url(host)}:{port}: {error.strerror or error}",

@@ -120,7 +120,7 @@ class InterpreterSurface:
             known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
             if known is not None:
                 return await self._answer_again(known, ctx, wait_s)
-            session = chosen_session(self._sessions, session_id)
+            session = await chosen_session(self._sessions, session_id)
             session_id = session.id
             if filename:
                 session.workspace.check_name(filename)
@@ -184,6 +184,7 @@ class InterpreterSurface:
     ) -> Answer:
         """Start a session. execute_code starts one by itself when called without a session_id."""
         principal = current_principal()
+        await self._sessions.make_room(principal)
         session = self._sessions.create(principal, environment=environment, reason=reason)
         try:
             async with session.turn:

@@ -64,9 +64,10 @@ class PackageTools:
     ) -> Answer:
         """Install packages for one session: answers each one's version and import, or the resolver's words."""
         check_requirements(packages)  # before a session is made for them
-        session = chosen_session(self._sessions, session_id)
+        session = await chosen_session(self._sessions, session_id)
         try:
-            installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
+            with session.held():
+                installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
         except BelljarError:
             if session.id != session_id:  # made for this call, and nobody was told of it
                 await self._sessions.clear(session.id, session.principal)

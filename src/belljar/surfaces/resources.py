@@ -49,7 +49,7 @@ class InterpreterResources:
     async def file(self, session_id: str, path: str) -> str | bytes:
         """A file's content: text for text, JSON and XML, else bytes."""
         try:
-            session = self._sessions.get(session_id, current_principal())
+            session = await self._sessions.reach(session_id, current_principal())
             content = await asyncio.to_thread(session.workspace.read, path, READ_LIMIT_BYTES)
         except BelljarError as error:
             raise _as_resource_error(error) from error
@@ -74,7 +74,7 @@ class InterpreterResources:
     async def notebook(self, session_id: str) -> str:
         """The session as a notebook."""
         try:
-            session = self._sessions.get(session_id, current_principal())
+            session = await self._sessions.reach(session_id, current_principal())
             return await self._sessions.executions.notebook(session)
         except BelljarError as error:
             raise _as_resource_error(error) from error

@@ -52,7 +52,7 @@ class StateTools:
 
         Use it when a cell spoiled the data or killed the session. Only the latest few states are kept.
         """
-        session = self._sessions.get(session_id, current_principal())
+        session = await self._sessions.reach(session_id, current_principal())
         rewinding = await session.rewind(to)
         return model_blocks(rewinding, _rewind_text(rewinding))
 

@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue
 from belljar.errors import InvalidArgument
 from belljar.models import Model
 from belljar.runtime import Runtime
+from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
@@ -55,7 +56,7 @@ class ToolboxSurface:
         """Find tools by what they do; import them in execute_code as `from servers.SERVER import TOOL`."""
         if self._toolbox is None:
             raise InvalidArgument("no MCP servers are configured", hint="Start belljar with --mcp-config FILE")
-        text, fields = await self._toolbox.search(query, detail=detail, limit=limit)
+        text, fields = await self._toolbox.search(query, owner=current_principal(), detail=detail, limit=limit)
         return model_blocks(FoundTools.model_validate(fields), text)
 
     async def execute_code(self, ctx: Ctx, code: str, session_id: OptionalSession = "") -> Answer:

@@ -76,8 +76,9 @@ def known_arguments(tool: str, schema: Mapping[str, Any], arguments: Mapping[str
     return {name: value for name, value in arguments.items() if value is not None or name in required}
 
 
-def chosen_session(sessions: Registry, session_id: str) -> Session:
+async def chosen_session(sessions: Registry, session_id: str) -> Session:
     """The caller's session; an empty id (or "0", which older clients send) makes a new one."""
     if session_id in ("", "0"):
+        await sessions.make_room(current_principal())
         return sessions.create(current_principal())
-    return sessions.get(session_id, current_principal())
+    return await sessions.reach(session_id, current_principal())

@@ -53,8 +53,8 @@ class Desk(Protocol):
         """What there is, read anew if need be when that is not in it."""
         ...
 
-    def learn(self, tool: ToolDefinition, value: Any) -> None:
-        """A tool answered with this."""
+    def learn(self, owner: str, tool: ToolDefinition, value: Any) -> None:
+        """A tool answered an owner with this."""
         ...
 
     def retry(self) -> None:
@@ -81,6 +81,8 @@ class Broker:
 
     def __init__(self, session_id: str, desk: Desk, *, limit_bytes: int) -> None:
         self.session_id = session_id
+        self.owner = ""
+        """Whose the session is; empty while it is nobody's."""
         self._desk = desk
         self._limit_bytes = limit_bytes
         self._guard: Guard = AllowAll()
@@ -92,8 +94,9 @@ class Broker:
         self._is_open = asyncio.Event()
         self._is_open.set()
 
-    def attach(self, *, guard: Guard | None = None, veil: Veil | None = None, keep: Keep) -> None:
-        """The session is someone's: its guards, and how a file gets into its folder. Before that nothing goes out."""
+    def attach(self, *, owner: str, guard: Guard | None = None, veil: Veil | None = None, keep: Keep) -> None:
+        """Make it someone's session, with guards and a way for files into its folder. Before that nothing goes out."""
+        self.owner = owner
         self._guard = guard or self._guard
         self._veil = veil or self._veil
         self._keep = keep
@@ -180,7 +183,7 @@ class Broker:
     async def _outcome(self, answer: Answer, tool: ToolDefinition, keep: Keep, folder: str) -> JsonObject:
         value = await self._value(answer, tool)
         if value.learnable and not tool.output_schema:
-            self._desk.learn(tool, value.value)
+            self._desk.learn(self.owner, tool, value.value)
         try:
             return await spilled(value, keep, folder, tool, limit_bytes=self._limit_bytes)
         except BelljarError as error:

@@ -1,12 +1,13 @@
 """Where the code of a session calls tools: JSON lines over a UNIX socket in its scratch folder, many in flight.
 
-Whoever asks may be hostile: form, size, number and time are bounded here, and whoever breaks the form is hung up on.
-What may be asked is not decided here.
+Whoever asks may be hostile: form, size, number and time (`pace.py`) are bounded here, and whoever breaks the form is
+hung up on. What may be asked is not decided here.
 """
 
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.encoding import encoded
 from belljar.toolbox.lines import Line, Lines, Overlong
+from belljar.toolbox.pace import CALL_S, SLICE_S, Pace
 from belljar.toolbox.requests import (
     LINE_BYTES,
     MOST_VALUES,
@@ -42,6 +44,8 @@ _SMALL_BYTES = 65_536
 _MOST_WAITING_BYTES = 4 * _SMALL_BYTES
 """Over one connection, of what there is no room for yet: behind it there may be word that some of it is not wanted."""
 _MOST_TAKEN_BACK = 4_096
+_SEARCH_S = 0.05
+"""The most that a search is charged; it may have waited for others."""
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,11 @@ class Hatch:
         self._asked_bytes = 0
         self._longest: _Conversation | None = None
         self.unsent = Unsent()
+        self.pace = Pace(self._listen_on)
+
+    def _listen_on(self) -> None:
+        for conversation in [*self._conversations]:
+            conversation.listen()
 
     def begin(self) -> asyncio.Protocol:
         """Serve one process of the session's."""
@@ -81,7 +90,10 @@ class Hatch:
     async def answer(self, request: Call | Search | Join) -> JsonObject:
         """What the session is told."""
         if isinstance(request, Search):
-            return await self._find(request)
+            began = time.perf_counter()
+            found = await self._find(request)
+            self.pace.spend(min(time.perf_counter() - began, _SEARCH_S))
+            return found
         if isinstance(request, Join):
             return await self._broker.join(request.server)
         return await self._broker.call(request.server, request.tool, request.arguments, self._folder)
@@ -115,6 +127,7 @@ class Hatch:
 
     async def aclose(self) -> None:
         """Stop, whatever is under way."""
+        self.pace.close()
         await asyncio.gather(*(conversation.aclose() for conversation in [*self._conversations]))
 
 
@@ -124,6 +137,7 @@ class _Conversation(asyncio.Protocol):
     def __init__(self, hatch: Hatch) -> None:
         self._hatch = hatch
         self._lines = Lines(LINE_BYTES)
+        self._unheard: deque[Line] = deque()
         self._waiting: deque[Line] = deque()
         self._waiting_bytes = 0
         self._taken_back: set[int] = set()
@@ -139,6 +153,7 @@ class _Conversation(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True
+        self._unheard.clear()
         self._waiting.clear()
         self._next = None
         self._outgoing.close()
@@ -157,11 +172,21 @@ class _Conversation(asyncio.Protocol):
         self._outgoing.resume()
 
     def data_received(self, data: bytes) -> None:
-        for line in self._lines.feed(data):
-            self._hear(line)
+        self._unheard.extend(self._lines.feed(data))
         if self._lines.size > LINE_BYTES:
             self._hang_up()
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear what was read, as long as the session has time left; the rest when it has some again."""
+        began = time.perf_counter()
+        while self._unheard and not self._hatch.pace.is_spent:
+            self._hear(self._unheard.popleft())
+            if (now := time.perf_counter()) - began > SLICE_S:
+                self._hatch.pace.spend(now - began)
+                began = now
         self.go_on()
+        self._hatch.pace.spend(time.perf_counter() - began)
 
     def _hear(self, line: Line) -> None:
         """What takes a question back is heard at once: those before it may all wait for the end of that very one."""
@@ -178,7 +203,7 @@ class _Conversation(asyncio.Protocol):
 
     def go_on(self) -> None:
         """Begin with what has come as far as there is room; who asks for much more is not read from meanwhile."""
-        while not self._is_over:
+        while not self._is_over and not self._hatch.pace.is_spent:
             if self._next is None:
                 if not self._waiting:
                     self._taken_back.clear()
@@ -201,6 +226,9 @@ class _Conversation(asyncio.Protocol):
             self._read_on()
 
     def _read_on(self) -> None:
+        if self._unheard or self._hatch.pace.is_spent:
+            self._transport.pause_reading()
+            return
         if self._lines.size <= _SMALL_BYTES:
             self._hatch.end_long(self)
         elif not self._hatch.begin_long(self):
@@ -234,6 +262,7 @@ class _Conversation(asyncio.Protocol):
             if self._is_over:
                 self._leave()
 
+        self._hatch.pace.spend(CALL_S)
         task = asyncio.get_running_loop().create_task(self._serve(request))
         self._tasks[request.id] = task
         task.add_done_callback(end)
@@ -261,7 +290,9 @@ class _Conversation(asyncio.Protocol):
             # A fault of ours must not leave the cell waiting for ever.
             log.exception("a call of a session failed inside belljar")
             outcome: JsonObject = {"outcome": "error", "kind": "internal", "message": "the host failed; see its log"}
+        began = time.perf_counter()
         line = encoded({"id": request.id, **outcome}) + b"\n"
+        self._hatch.pace.spend(time.perf_counter() - began)
         del outcome
         await self._outgoing.send(line)
 

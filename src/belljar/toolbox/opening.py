@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from belljar.toolbox.grove import Plot
 from belljar.toolbox.hatch import Hatch, Search, open_hatch
 from belljar.toolbox.naming import Names, names_of
 from belljar.toolbox.search import Index
-from belljar.toolbox.shapes import Shapes
+from belljar.toolbox.shapes import OwnedShapes
 from belljar.toolbox.showing import Detail, as_fields, show
 from belljar.toolbox.tree import Tree
 
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 class Toolbox:
     """One runtime's; made by `open_toolbox`."""
 
-    def __init__(self, upstreams: Upstreams, shapes: Shapes, tree: Tree, *, limit_bytes: int) -> None:
+    def __init__(self, upstreams: Upstreams, shapes: OwnedShapes, tree: Tree, *, limit_bytes: int) -> None:
         self.upstreams = upstreams
         self.tree = tree
         self._shapes = shapes
@@ -104,8 +105,10 @@ class Toolbox:
         """What everything is called in Python."""
         return self._names
 
-    async def search(self, query: str, *, detail: Detail, limit: int, server: str = "") -> tuple[str, JsonObject]:
-        """What was found, as text and for programs."""
+    async def search(
+        self, query: str, *, owner: str, detail: Detail, limit: int, server: str = ""
+    ) -> tuple[str, JsonObject]:
+        """What was found, as text and for programs, with what the owner's own calls have shown of results."""
         # Only just after the start: a server that hangs must not slow every search.
         await self.upstreams.catalogue(max(0.0, self._opened_at + SEARCH_S - time.monotonic()))
         self._look()
@@ -115,8 +118,9 @@ class Toolbox:
             index = await asyncio.to_thread(Index, known)
             self._index = index if known is self._known else None
         found = index.search(query, limit=limit, server=self._server_named(server))
-        text = show(found, detail, names, self._shapes.shape)
-        fields: JsonObject = {"tools": [as_fields(tool, detail, names, self._shapes.shape) for tool in found]}
+        shape_of = self._shapes.of(owner).shape
+        text = show(found, detail, names, shape_of)
+        fields: JsonObject = {"tools": [as_fields(tool, detail, names, shape_of) for tool in found]}
         # What is not found may be what one of these has.
         for state, is_connecting, said in (("connecting", True, "still connecting"), ("unreachable", False, _AWAY)):
             servers = [each for each in known.servers.values() if each.error and each.is_connecting == is_connecting]
@@ -129,9 +133,12 @@ class Toolbox:
         """A server by its own name, or by that of its package."""
         return next((server for server, package in self._names.packages.items() if name == package), name)
 
-    def learn(self, tool: ToolDefinition, value: Any) -> None:
-        """A tool that declares no result answered with this."""
-        if self._shapes.learn(tool.server, tool.name, value):
+    def learn(self, owner: str, tool: ToolDefinition, value: Any) -> None:
+        """A tool that declares no result answered an owner with this."""
+        before = self._shapes.for_all(tool.server, tool.name)
+        self._shapes.of(owner).learn(tool.server, tool.name, value)
+        # The tree is everybody's, so that it has only what everybody may see.
+        if self._shapes.for_all(tool.server, tool.name) != before:
             self._outdate()
 
     # The tree
@@ -157,7 +164,7 @@ class Toolbox:
             self._is_stale.clear()
             try:
                 self._know(self.upstreams.known())
-                files = await asyncio.to_thread(generate, self._known, self._shapes.shape)
+                files = await asyncio.to_thread(generate, self._known, self._shapes.for_all)
                 await asyncio.to_thread(self.tree.write, files)
             except Exception:
                 # One catalogue that cannot be written must not keep the next from it.
@@ -185,10 +192,13 @@ class Toolbox:
         if door is not None and door.descriptor >= 0:
             # Who knocked while no server was there is heard once it is known which execution that belongs to.
             broker.hold()
-        return open_hatch(folder, name, broker=broker, find=self._find, folder_inside=folder_inside, door=door)
+        find = partial(self._find, broker)
+        return open_hatch(folder, name, broker=broker, find=find, folder_inside=folder_inside, door=door)
 
-    async def _find(self, asked: Search) -> JsonObject:
-        text, fields = await self.search(asked.query, detail=asked.detail, limit=asked.limit, server=asked.server)
+    async def _find(self, broker: Broker, asked: Search) -> JsonObject:
+        text, fields = await self.search(
+            asked.query, owner=broker.owner, detail=asked.detail, limit=asked.limit, server=asked.server
+        )
         return {"outcome": "found", "text": text, **fields}
 
     @property
@@ -230,10 +240,11 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
     with plot.open(Path(settings.servers_directory or folder)) as place:
         tree = Tree(place)
         async with open_upstreams(servers, limits, folder / "eras.json") as upstreams:
-            shapes = Shapes(folder / "shapes")
+            shapes = OwnedShapes(folder / "shapes", settings.only_owner)
+            shapes.remove_unowned()
             toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
             # Before anybody can look: a server that is still connecting is there as one that is.
-            tree.write(generate(upstreams.known(), shapes.shape))
+            tree.write(generate(upstreams.known(), shapes.for_all))
             writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
             try:
                 yield toolbox

@@ -1,7 +1,8 @@
 """What tools without an output schema were seen to answer with: names and types, never values.
 
 A shape is a small JSON Schema. It is learnt from every answer, so that fields that are not always there, or not always
-of one type, are known as such; it is bounded, whatever a server sends; and it is kept on disk, a file for each server.
+of one type, are known as such; it is bounded, whatever a server sends; and it is kept on disk, a file for each server
+and owner: what one owner's calls were answered with is nobody else's to know, names of fields included.
 A table that is keyed by data, such as names of people, would make values look like names: such keys are not kept.
 """
 
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 MOST_FIELDS: Final = 60
 MOST_DEPTH: Final = 5
 MOST_TOOLS: Final = 500
+MOST_OWNERS: Final = 64
+"""Whose shapes are in memory."""
 _LOOKED_AT: Final = 2_000
 _ITEMS: Final = 20
 _SHAPE_CHARACTERS: Final = 20_000
@@ -131,8 +135,38 @@ def _table(*shapes: JsonObject) -> JsonObject:
     return {"type": "object", "additionalProperties": inner} if inner else {"type": "object"}
 
 
+class OwnedShapes:
+    """Those of every owner, kept in a folder that is the host's alone."""
+
+    def __init__(self, folder: Path, only_owner: str) -> None:
+        self._folder = folder
+        self._only_owner = only_owner
+        """Whose all shapes are; empty where there may be several owners."""
+        self._shapes: OrderedDict[str, Shapes] = OrderedDict()
+
+    def of(self, owner: str) -> "Shapes":
+        """Return the shapes of one owner."""
+        owner = self._only_owner or owner
+        if owner not in self._shapes:
+            self._shapes[owner] = Shapes(self._folder / hashlib.sha256(owner.encode()).hexdigest()[:24])
+            if len(self._shapes) > MOST_OWNERS:
+                self._shapes.popitem(last=False)  # they are on disk
+        self._shapes.move_to_end(owner)
+        return self._shapes[owner]
+
+    def for_all(self, server: str, tool: str) -> JsonObject | None:
+        """Return the shape that everybody may see: the only owner's, or none."""
+        return self.of(self._only_owner).shape(server, tool) if self._only_owner else None
+
+    def remove_unowned(self) -> None:
+        """Delete the files of earlier versions, which say not whose they are."""
+        for file in self._folder.glob("*.json"):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
 class Shapes:
-    """Those of every server, kept in a folder that is the host's alone."""
+    """Those of every server, as one owner knows them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,0 +1,243 @@
+"""HTTP connections before anybody knows whose they are: how many, for how long, and which of them goes first.
+
+uvicorn limits neither the number of connections nor the time that a request takes to arrive. Both cost descriptors,
+which sessions need too. So each connection has a phase, each phase has a time limit, and when there are too many, the
+oldest one that has not sent a whole request is closed for the next.
+Knows nothing of paths, callers or sessions.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+from collections.abc import AsyncGenerator
+from typing import Any, Final, Literal
+
+import h11
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+HEAD_S: Final = 10.0
+"""In which a request's head is to be complete, from the connection's first moment or the last answer on."""
+BODY_S: Final = 30.0
+"""The same for its body, and longer by what arrives: a second for every BODY_RATE bytes."""
+BODY_RATE: Final = 16_384
+UNREAD_S: Final = 60.0
+"""In which a client that is behind with reading its answer reads some of it."""
+LINGER_S: Final = 5.0
+"""In which a connection ends that is over: what is sent to it is dropped, what it does not fetch too."""
+ACCEPTED_AT_ONCE: Final = 128
+"""asyncio accepts as many before it lets one of them be counted."""
+_WATCH_S: Final = 1.0
+_SPARE: Final = 16
+"""Connections beyond the limit that are only told how the server is."""
+_ASKED_OF_FULL: Final = ("/health", "/ready")
+
+Phase = Literal["head", "body", "answer", "idle", "over"]
+"""What a connection waits for: a head, a body, an answer of ours, the next request, or its end."""
+
+log = logging.getLogger(__name__)
+
+
+def connection_limit(wanted: int) -> int:
+    """Return how many connections there may be: a quarter of this process's descriptors at most."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if descriptors == resource.RLIM_INFINITY else max(_SPARE, min(wanted, descriptors // 4))
+
+
+class Connections:
+    """All connections of one server."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._open: set[BoundedProtocol] = set()
+        self._unfinished: dict[str, dict[BoundedProtocol, None]] = {}
+        """Those that have not sent a whole request, by peer, the oldest first."""
+        self._is_told = False
+
+    def protocol(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> "BoundedProtocol":
+        """Make the protocol of a connection; uvicorn calls this as it would call the protocol's class."""
+        return BoundedProtocol(self, config, server_state, app_state)
+
+    def admit(self, connection: "BoundedProtocol") -> Literal["served", "told", "refused"]:
+        """Decide what a new connection gets: everything, word of how the server is, or nothing."""
+        if len(self._open) >= self.most:
+            self._close_oldest()
+        count = len(self._open)
+        self._open.add(connection)
+        if count < self.most:
+            return "served"
+        return "told" if count < self.most + _SPARE else "refused"
+
+    def _close_oldest(self) -> None:
+        """Close one that waits for a request: heads before bodies, and those last that were answered before.
+
+        Of several peers, the one with the most of them loses one.
+        """
+        if not self._is_told:
+            self._is_told = True
+            log.warning("%d HTTP connections are open, the most that max_connections allows", self.most)
+        by_peer = sorted(self._unfinished.values(), key=len, reverse=True)
+        for rank in range(3):
+            victim = next((each for waiting in by_peer for each in waiting if each.rank == rank), None)
+            if victim is not None:
+                self.forget(victim)
+                victim.transport.abort()
+                return
+
+    def note_phase(self, connection: "BoundedProtocol", phase: Phase) -> None:
+        """Keep the order in which connections began to wait for a request."""
+        waiting = self._unfinished.setdefault(connection.peer, {})
+        waiting.pop(connection, None)
+        if phase != "answer":
+            waiting[connection] = None
+        elif not waiting:
+            del self._unfinished[connection.peer]
+
+    def forget(self, connection: "BoundedProtocol") -> None:
+        """The connection is closed, or is about to be; may be called twice."""
+        self._open.discard(connection)
+        self._is_told = self._is_told and len(self._open) > self.most // 2
+        waiting = self._unfinished.get(connection.peer, {})
+        waiting.pop(connection, None)
+        if not waiting:
+            self._unfinished.pop(connection.peer, None)
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Close connections that are overdue, until the block ends."""
+        watching = asyncio.get_running_loop().create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now = loop.time()
+            for connection in [each for each in self._open if each.is_overdue(now)]:
+                connection.transport.abort()
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's protocol, which knows what it waits for and since when."""
+
+    def __init__(
+        self, connections: Connections, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._all = connections
+        self.peer = ""
+        self.phase: Phase = "head"
+        self._is_proven = False
+        self._since = 0.0
+        self._received = 0
+        self._unread_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self.peer = self.client[0] if self.client else ""
+        welcome = self._all.admit(self)
+        if welcome == "refused":
+            transport.abort()
+            return
+        if welcome == "told":
+            self.app = _only_told(self.app)  # pyright: ignore[reportAttributeAccessIssue]
+        self._enter("head")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._all.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._received += len(data)
+        if self.phase == "idle":
+            self._enter("head")
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """See uvicorn. An answer that did not wait for the body leaves nothing to wait for."""
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._enter("over")
+        self._is_proven = True
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._unread_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._unread_since = None
+        super().resume_writing()
+
+    @property
+    def rank(self) -> int:
+        """How soon it has to go when there are too many; those with the lowest go first."""
+        if self.phase == "over":
+            return 0
+        return 2 if self._is_proven else int(self.phase == "body")
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether the connection has been in its phase for too long."""
+        if self.transport.is_closing() and self.phase != "over":
+            self._enter("over")
+        if self._unread_since is not None and now - self._unread_since > UNREAD_S:
+            return True
+        limits = {"head": HEAD_S, "body": BODY_S + self._received / BODY_RATE, "over": LINGER_S}
+        # Idle ones are closed by uvicorn, and how long an answer takes is the application's affair.
+        return now - self._since > limits.get(self.phase, float("inf"))
+
+    def _look(self) -> None:
+        """Find out what the connection waits for now."""
+        theirs = self.conn.their_state
+        if self.transport.is_closing() or (self.phase == "over" and theirs is h11.SEND_BODY):
+            return
+        if theirs is h11.SEND_BODY:
+            phase: Phase = "body"
+        elif theirs is not h11.IDLE:
+            phase = "answer"
+        else:
+            # Whoever has begun the next head is held to it; whoever has not is held to uvicorn's limit for idle ones.
+            has_begun = self.phase == "head" or bool(self.conn.trailing_data[0])
+            phase = "head" if has_begun else "idle"
+        if phase != self.phase:
+            self._enter(phase)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._since = self.loop.time()
+        self._received = 0
+        self._all.note_phase(self, phase)
+
+
+def _only_told(app: ASGIApp) -> ASGIApp:
+    """Answer for a server that has no room: how it is, which costs nothing, and nothing else."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _ASKED_OF_FULL:
+            await app(scope, receive, send)
+            return
+        refusal = {"error": "busy: the server has as many connections as it may", "hint": "Try again in 10 seconds"}
+        headers = {"connection": "close", "retry-after": "10"}
+        await JSONResponse(refusal, status_code=503, headers=headers)(scope, receive, send)
+
+    return answer
