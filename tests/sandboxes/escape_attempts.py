@@ -34,7 +34,7 @@ ATTEMPTS = [
     Attempt("read the host's private keys", "breach(os.listdir('/etc/ssl/private'))", "root", "/etc/ssl/private"),
     Attempt(
         "list the host's users",
-        "import pwd; n = {u.pw_name for u in pwd.getpwall()} - {'belljar', 'nobody'}\nif n: breach(n)",
+        "import pwd; n = {u.pw_name for u in pwd.getpwall()} - {'belljar', 'root', 'nobody'}\nif n: breach(n)",
         "everyone",
     ),
     Attempt("read kernel tables that are root's", "breach(open('/proc/slabinfo').read())", "root", "/proc/slabinfo"),
