@@ -151,5 +151,6 @@ async def test_every_field_arrives_whatever_the_server_sends_to_others(
     ):
         result = await session.execute("import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\n'shown'")
         assert (len(result.displays), result.result) == (1, "'shown'")
-        with pytest.raises(InvalidArgument, match="code is empty"):
-            await session.execute("")
+        with pytest.raises(InvalidArgument, match="lone surrogate"):
+            await session.execute("'\ud800'")
+        assert (await session.execute("")).success

@@ -227,8 +227,8 @@ async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, s
 
 async def test_a_cell_that_is_refused_is_an_error_and_the_hold_stays(runtime: Runtime, session: Session) -> None:
     async with attached_to(runtime, session) as (attached, news):
-        with pytest.raises(InvalidArgument, match="code is empty"):
-            await attached.execute("  ", allow_input=False)
+        with pytest.raises(InvalidArgument, match="the limit is"):
+            await attached.execute("x" * 10_000_000, allow_input=False)
         await attached.execute("1", allow_input=False)
         assert (await _until_end(news))[-1].kind == "ended"
 

@@ -163,6 +163,41 @@ async def test_pip_in_a_cell_asks_the_host(town: int, default_environment: Envir
         assert await said(handle, "import house, loud, space.thing; house.floors") == "LOUD\n2"
 
 
+VENV = """
+import pip, subprocess, sys
+def told(*words): return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+made = told(sys.executable, "-m", "venv", "v")
+own = told("v/bin/python", "-c", "import pip, sys; print(pip.__file__.startswith(sys.prefix))")
+print(pip.__file__.startswith(sys.prefix), pip.__version__ in told(sys.executable, "-m", "pip", "--version"))
+print(own.strip(), told("v/bin/pip", "--version").startswith("pip "), "/v/" in told("v/bin/python", "-m", "pip", "-V"))
+there = subprocess.run(["v/bin/python", "-m", "pip", "install", "--no-index", "house"], capture_output=True, text=True)
+print("No matching distribution" in there.stderr)
+print("/v/" in told("bash", "-c", ". v/bin/activate; pip --version"))
+print([path for path in sys.path if path.endswith("commands")], "sitecustomize" in sys.modules)
+"""
+BARE = """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "venv", "--without-pip", "bare"], check=True)
+there = subprocess.run(["bare/bin/python", "-c", "import pip"], capture_output=True, text=True)
+there.stderr.splitlines()[-1]
+"""
+WAYS = ("-m pip", "-mpip", "-um pip", "-W ignore -X utf8 -m pip", "-m uv pip")
+
+
+async def test_pip_is_the_environments_own_and_only_its_command_is_caught(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    async with session(default_environment, tmp_path) as handle:
+        assert await said(handle, VENV) == "True True\nTrue True True\nTrue\nTrue\n[] False\n"
+        assert "No module named 'pip'" in await said(handle, BARE)
+        for way in WAYS:
+            assert "house 2.0 is" in await said(handle, f"import sys\n!{{sys.executable}} {way} install house"), way
+        # What the session itself runs when Python starts is run, and a program that has a word like ours is left alone.
+        await handle.upload("own/sitecustomize.py", "print('own')")
+        assert await said(handle, "!PYTHONPATH=$PYTHONPATH:own python -c 'import sys; print(len(sys.argv))'") == "own\n1\n"
+        assert await said(handle, "!python -c 'print(1)' -m pip install castle") == "1\n"
+
+
 async def test_a_requirements_file_is_read_inside(town: int, default_environment: Environment, tmp_path: Path):
     async with session(default_environment, tmp_path) as handle:
         await handle.upload("requirements.txt", "# what we need\nhouse==1.0  # old\n\nloud\n")

@@ -115,6 +115,115 @@ async def test_a_display_in_a_forked_child_does_not_break_the_kernel(kernel: Ker
     assert (await run(kernel, "1")).is_ok
 
 
+FORKS = {
+    "os.fork": "pid = os.fork()",
+    "C": "import ctypes; pid = ctypes.CDLL(None).fork()",
+    "a coroutine": "import asyncio\nawait asyncio.sleep(0)\npid = os.fork()\nawait asyncio.sleep(0)",
+    "a thread": "import threading\ndef fork():\n    global pid\n    pid = os.fork()\n"
+    "thread = threading.Thread(target=fork); thread.start(); thread.join()",
+}
+
+
+@pytest.mark.parametrize("fork", FORKS.values(), ids=FORKS)
+async def test_a_child_that_a_cell_forks_ends_with_the_cell_and_serves_nobody(kernel: Kernel, fork: str) -> None:
+    code = f"import os\nkept = 5\n{fork}\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else print('child')"
+    outcome = await run(kernel, code)
+    assert outcome.is_ok
+    assert outcome.result == {"text/plain": "0"}
+    assert outcome.stdout == ("" if "thread" in fork else "child\n")
+    assert (await run(kernel, "kept")).result == {"text/plain": "5"}
+
+
+LAST_WORDS = {
+    "1 / 0": (1, "ZeroDivisionError: division by zero\n"),
+    "sys.exit(3)": (3, ""),
+    "sys.exit('bye')": (1, "bye\n"),
+    "sys.exit()": (0, ""),
+    "raise KeyboardInterrupt": (1, "KeyboardInterrupt: \n"),
+    "%nosuch": (1, "UsageError: Line magic function `%nosuch` not found.\n"),
+    "input()": (1, "EOFError: input() has nobody to ask here"),
+}
+
+
+@pytest.mark.parametrize("end", LAST_WORDS)
+async def test_a_forked_child_ends_as_a_scripts_would(kernel: Kernel, end: str) -> None:
+    code = (
+        "import os, sys\npid = os.fork()\n"
+        f"if pid == 0:\n    {end}\n"
+        "else:\n    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\nstatus"
+    )
+    status, words = LAST_WORDS[end]
+    outcome = await run(kernel, code, allow_input=True)
+    assert outcome.result == {"text/plain": str(status)}
+    assert words in outcome.stderr
+    assert (outcome.stderr == "") == (words == "")
+    assert (await run(kernel, "status")).is_ok
+
+
+async def test_a_child_on_a_terminal_of_its_own_ends_too(kernel: Kernel) -> None:
+    code = (
+        "import os, pty\npid, terminal = pty.fork()\nif pid == 0:\n    print('on a terminal', os.isatty(1))\n"
+        "else:\n    said = os.read(terminal, 100), os.waitpid(pid, 0)[1]\nsaid if pid else None"
+    )
+    assert (await run(kernel, code)).result == {"text/plain": "(b'on a terminal True\\r\\n', 0)"}
+    assert (await run(kernel, "said")).is_ok
+
+
+async def test_a_child_of_a_task_between_cells_serves_nobody(kernel: Kernel) -> None:
+    code = (
+        "import asyncio, os\nasync def later():\n    global pid\n    pid = os.fork()\n"
+        "kept, task = 6, asyncio.get_event_loop().create_task(later())"
+    )
+    assert (await run(kernel, code)).is_ok
+    for _ in range(3):
+        assert (await run(kernel, "await task; kept")).result == {"text/plain": "6"}
+    assert (await run(kernel, "os.waitpid(pid, 0)[1]")).result == {"text/plain": "0"}
+
+
+async def test_a_child_of_code_that_looks_at_names_serves_nobody(kernel: Kernel) -> None:
+    code = (
+        "import os\nclass Forking:\n    def __dir__(self):\n        self.pid = os.fork()\n        return ['found']\n"
+        "forking = Forking()"
+    )
+    assert (await run(kernel, code)).is_ok
+    assert "found" in str(await kernel.complete("forking.", 8))
+    assert (await run(kernel, "os.waitpid(forking.pid, 0)[1]")).result == {"text/plain": "0"}
+
+
+async def test_a_kernel_that_dies_is_found_dead_though_its_child_lives(process_place: Place) -> None:
+    code = "import os, signal, time\nif os.fork() == 0:\n    time.sleep(600)\nos.kill(os.getpid(), signal.SIGKILL)"
+    async with process_place.open("ipython") as kernel:
+        with pytest.raises(KernelDied, match="SIGKILL"):
+            await run(kernel, code)
+
+
+async def test_a_program_in_the_place_of_a_child_has_no_part_in_the_talk(kernel: Kernel) -> None:
+    code = (
+        "import ctypes, os\npid = ctypes.CDLL(None).fork()\n"
+        "if pid == 0:\n    os.execvp('ls', ['ls', '-l', '/proc/self/fd'])\nos.waitpid(pid, 0)[1]"
+    )
+    outcome = await run(kernel, code)
+    assert outcome.result == {"text/plain": "0"}
+    assert "socket:" not in outcome.stdout
+
+
+async def test_unflushed_output_of_c_is_shown_where_it_was_written(kernel: Kernel) -> None:
+    code = (
+        "import ctypes\nlibrary = ctypes.CDLL(None)\nlibrary.printf(b'one\\n'); print('two')\n"
+        "_ = library.printf(b'three'); library.fflush(None); print(' four'); library.printf(b'last');"
+    )
+    assert (await run(kernel, code)).stdout == "one\ntwo\nthree four\nlast"
+
+
+async def test_input_that_one_cell_may_have_is_not_the_next_ones(kernel: Kernel) -> None:
+    """Nor that of code between cells: nobody would answer it."""
+    code = "class Asking:\n    def __dir__(self):\n        return [input('who?')]\nasking = Asking()"
+    assert (await run(kernel, code, allow_input=True)).is_ok
+    async with asyncio.timeout(DEADLINE_S):
+        await kernel.complete("asking.", 7)
+    assert (await run(kernel, "1")).is_ok
+
+
 async def test_a_slow_consumer_loses_nothing(kernel: Kernel) -> None:
     async def on_event(_: Event) -> None:
         await asyncio.sleep(0.02)

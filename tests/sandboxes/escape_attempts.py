@@ -34,7 +34,7 @@ ATTEMPTS = [
     Attempt("read the host's private keys", "breach(os.listdir('/etc/ssl/private'))", "root", "/etc/ssl/private"),
     Attempt(
         "list the host's users",
-        "import pwd; n = {u.pw_name for u in pwd.getpwall()} - {'belljar', 'nobody'}\nif n: breach(n)",
+        "import pwd; n = {u.pw_name for u in pwd.getpwall()} - {'belljar', 'root', 'nobody'}\nif n: breach(n)",
         "everyone",
     ),
     Attempt("read kernel tables that are root's", "breach(open('/proc/slabinfo').read())", "root", "/proc/slabinfo"),
@@ -140,6 +140,21 @@ for folder, folders, files in os.walk('/proc'):
     Attempt("link a file of the host here", "os.link(E['SECRET'], 'link'); breach(open('link').read())", "everyone"),
     Attempt("link the interpreter here", "os.link(os.__file__, 'link'); breach('linked')", None),
     Attempt("look at the hardware", "breach(os.listdir('/sys/class'))", "everyone", "/sys"),
+    Attempt(
+        "see more of /sys than processors",
+        # Engines of containers show the group of the container itself.
+        "seen = ('/sys/devices/system/cpu', '/sys/fs/cgroup')\n"
+        "n = [f for f, _, names in os.walk('/sys') if names and not f.startswith(seen)]\n"
+        "if n: breach(n[:3])",
+        "everyone",
+        "/sys/class",
+    ),
+    Attempt(
+        "learn how the host's processors are doing",
+        "breach(open('/sys/devices/system/cpu/vulnerabilities/meltdown').read())",
+        "everyone",
+        "/sys/devices/system/cpu/vulnerabilities/meltdown",
+    ),
     Attempt("read the kernel's log", "os.close(os.open('/proc/kmsg', os.O_RDONLY)); breach(1)", "root", "/proc/kmsg"),
     Attempt("ask for the kernel's log", "reach('syslog', 10, 0, 0)", "root"),
     Attempt(

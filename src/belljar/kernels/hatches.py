@@ -71,6 +71,7 @@ async def open_hatches(
             door = hatched.doors[name]
             await hatches.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil, door=door))
             hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
+            hatched.variables["BELLJAR_PREFIX"] = str(environment.prefix)
         if egress.rules and (name := names.pop("egress", "")):
             from belljar.egress.proxy import open_proxy  # with an HTTP library, that most servers never need
 
@@ -187,11 +188,9 @@ def _with_commands(environment: Mapping[str, str], variables: Mapping[str, str])
     if "BELLJAR_PACKAGES" not in variables:
         return dict(environment)
     path, python_path = environment.get("PATH", "/usr/bin:/bin"), environment.get("PYTHONPATH", "")
-    return {
-        **environment,
-        "PATH": f"{COMMANDS / 'bin'}:{path}",
-        "PYTHONPATH": f"{python_path}:{COMMANDS}" if python_path else str(COMMANDS),
-    }
+    # The command is caught, never the module: `import pip` is the environment's.
+    paths = [*filter(None, [python_path]), str(COMMANDS / "startup")]
+    return {**environment, "PATH": f"{COMMANDS / 'bin'}:{path}", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _certificates() -> dict[str, str]:

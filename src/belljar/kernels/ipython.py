@@ -91,6 +91,7 @@ class IPythonKernel:
     ) -> AsyncIterator[Event]:
         """See the contract."""
         request_id = self._exchange.number()
+        self._exchange.protocol.begin_cell(request_id, allow_input=allow_input)
         self._usage.reset_peak()
         for stream in self._exchange.take_early():
             yield stream
@@ -110,7 +111,7 @@ class IPythonKernel:
         if on_begin is not None:
             on_begin()
         if self._slate is not None:
-            self._slate.send(request["id"])
+            self._slate.send(request["id"], allow_input=request["allow_input"])
         await self._wire.send(request)
 
     async def hear(self, message: CommMessage) -> AsyncIterator[Event]:
@@ -120,6 +121,7 @@ class IPythonKernel:
             content["target_name"] = message.target
         told = {"kind": message.kind, "metadata": message.metadata, "buffers": message.buffers}
         request = {"op": "comm", "id": self._exchange.number(), "content": content, **told}
+        self._exchange.protocol.begin_cell(self._exchange.last_id, allow_input=False)
         # What threads have printed since the last cell is the next one's, and not said to a front end alone.
         for stream in self._wire.drain():
             self._exchange.keep(stream)
@@ -140,7 +142,9 @@ class IPythonKernel:
                     for item in await self._wire.receive():
                         if isinstance(item, Stream):
                             self._exchange.keep(item)
-                        elif isinstance(event := event_of(item), CommMessage):
+                            continue
+                        self._exchange.protocol.check(item)
+                        if isinstance(event := event_of(item), CommMessage):
                             return event
         except TimeoutError:
             pass
@@ -154,6 +158,8 @@ class IPythonKernel:
             self._wire.expect_answer()
             while True:
                 for item in await self._wire.receive():
+                    if not isinstance(item, Stream):
+                        self._exchange.protocol.check(item)
                     event = self._event(item)
                     if event is not None:
                         yield event
@@ -194,10 +200,13 @@ class IPythonKernel:
     # Beyond the end of a server
 
     async def resume(self) -> AsyncIterator[Event]:
-        """See `Keepable`."""
+        """See `Keepable`. An earlier server may have asked for anything; only a question stops the clock."""
         is_over = False
+        may_ask = self._slate is not None and self._slate.note.allow_input
         try:
             async for item in heard_again(self._wire, self._exchange.last_id):
+                if isinstance(item, messages.Input) and not may_ask:
+                    raise KernelDied("the kernel asked for input, which this execution does not allow")
                 event = self._event(item)
                 if event is None or (is_over and isinstance(event, Finished)):
                     continue
@@ -215,7 +224,7 @@ class IPythonKernel:
     def note_request(self, slate: Slate) -> None:
         """See `Keepable`."""
         self._slate = slate
-        self._exchange.last_id = max(self._exchange.last_id, slate.note.request)
+        self._exchange.last_id = slate.note.request or self._exchange.last_id
 
     @property
     def wire(self) -> frames.Wire:
@@ -286,7 +295,7 @@ class IPythonKernel:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUESTION_PATIENCE_S):
-                await self._exchange.send(request)
+                await self._exchange.send(request, kind)
                 return await self._exchange.answer(kind)
         await self.interrupt()
         with contextlib.suppress(TimeoutError):
@@ -296,7 +305,8 @@ class IPythonKernel:
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
         """See `ProvesImports`. What the modules print is nobody's output."""
-        await self._exchange.send({"op": "import", "modules": [*modules], "watched": [*watched]})
+        request = {"op": "import", "modules": [*modules], "watched": [*watched]}
+        await self._exchange.send(request, messages.Imported)
         proof = await self._exchange.answer(messages.Imported, keeps_output=False)
         return ImportProof(frozenset(proof.loaded), proof.errors)
 
@@ -318,7 +328,7 @@ class IPythonKernel:
     async def _keep(self, request: dict[str, str | float | None]) -> StateReport:
         """What variables print when they are pickled or made again is nobody's output."""
         try:
-            await self._exchange.send(request)
+            await self._exchange.send(request, messages.State)
             state = await self._exchange.answer(messages.State, keeps_output=False)
         except KernelDied as gone:
             raise await self._death(gone) from None
@@ -336,6 +346,8 @@ class IPythonKernel:
         """
         request_id = self._exchange.number()
         wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
+        if copy is None:
+            self._exchange.protocol.begin_question(request_id, messages.Forked)
         try:
             async with patience():
                 if copy is None:
@@ -359,6 +371,7 @@ class IPythonKernel:
         if not self.sandbox.can_spare:
             raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
         request_id = self._exchange.number()
+        self._exchange.protocol.begin_question(request_id, messages.Forked)
         wire = frames.Wire(has_streams=False)
         try:
             async with patience():
@@ -421,7 +434,7 @@ class IPythonKernel:
 
     async def rehearse(self) -> None:
         """See `Rehearses`."""
-        await self._exchange.send({"op": "rehearse"})
+        await self._exchange.send({"op": "rehearse"}, messages.Rehearsed)
         await self._exchange.answer(messages.Rehearsed)
 
     async def kill(self) -> None:

@@ -107,7 +107,7 @@ class Done(Base):
 
     type: Literal["finished"]
     is_ok: bool
-    execution_count: int
+    execution_count: int = Field(ge=0, lt=2**63)
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
     variables: list[Annotated[str, Field(max_length=1_000)]] = Field(default=[], max_length=200)
 
@@ -127,8 +127,8 @@ class Completed(Base):
 
     type: Literal["completion"]
     matches: list[str] = Field(max_length=2_000)
-    start: int
-    end: int
+    start: int = Field(ge=0, lt=2**63)
+    end: int = Field(ge=0, lt=2**63)
 
 
 class Inspected(Base):

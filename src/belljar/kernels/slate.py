@@ -30,6 +30,8 @@ class Note:
     """What it was allowed in all."""
     request: int = 0
     """The kernel's number of it; 0 as long as it has not been sent."""
+    allow_input: bool = False
+    """Whether it may ask a person."""
 
 
 class Slate:
@@ -48,9 +50,9 @@ class Slate:
             os.ftruncate(self.descriptor, _SIZE)
         self._write(Note(execution_id, time.time() + timeout_s, timeout_s))
 
-    def send(self, request: int) -> None:
+    def send(self, request: int, *, allow_input: bool = False) -> None:
         """It is about to be sent under this number."""
-        self._write(replace(self.note, request=request))
+        self._write(replace(self.note, request=request, allow_input=allow_input))
 
     def note_call(self, number: int, record: CallRecord) -> None:
         """What is known of its call of that number; of very many, those of the last numbers stay."""

@@ -44,8 +44,6 @@ def make_cell(
             hint="Upload data as a file and read it from the session folder",
         )
     code = stripped(code)
-    if not code.strip():
-        raise InvalidArgument("code is empty", hint="Pass the Python to run")
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise InvalidArgument(f"timeout_s is {timeout_s:g}", hint="Pass a number of seconds above 0")
     limit_s = settings.execution_timeout_s

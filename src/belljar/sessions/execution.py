@@ -188,7 +188,8 @@ class Execution:
             # Told like what `input()` asks: whoever follows the output sees it.
             hide = self.session.veil.cover if question.is_ours else self.session.veil.hide_text
             self._transcript.record(InputRequest(hide(question.message)))
-            limit_s = self.session.settings.execution_timeout_s
+            # Before the cell runs there is no clock to stop.
+            limit_s = self._stopper.pause_left_s() if self._stopper else self.session.settings.execution_timeout_s
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted)
         return reply or Reply("cancel")
 
@@ -304,8 +305,15 @@ class Execution:
 
     def _listener(self, kernel: Kernel) -> Listener:
         """To a kernel that is given the cell, or has it; from now on the cell can be stopped."""
-        grace_s, cancel = self.session.settings.interrupt_grace_s, self.session.cancel_calls
-        self._stopper = Stopper(kernel, timeout_s=self._left_s, grace_s=grace_s, on_stop=cancel)
+        settings = self.session.settings
+        self._stopper = Stopper(
+            kernel,
+            timeout_s=self._left_s,
+            grace_s=settings.interrupt_grace_s,
+            # All that its questions wait together; a single one may take as much.
+            pause_s=settings.execution_timeout_s,
+            on_stop=self.session.cancel_calls,
+        )
         return Listener(
             session=self.session,
             execution_id=self.id,

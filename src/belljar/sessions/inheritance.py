@@ -95,7 +95,7 @@ def _go_on(session: Session, note: Note, calls: Sequence[CallRecord]) -> None:
     for record in session.journal.unfinished(session.id):
         if record.id == note.execution_id:
             is_busy = True
-            returns.follow(session, record, note.timeout_s, max(0.0, note.deadline - time.time()), calls)
+            returns.follow(session, record, note, max(0.0, note.deadline - time.time()), calls)
             continue
         budget_chars = session.settings.output_budget_chars
         unrun = broken_off(session.journal, record, (), budget_chars)

@@ -78,15 +78,19 @@ class Listener:
             # Its interrupt came before the question and waits in the runner for an answer that nobody should give.
             await self.kernel.interrupt()
             return
+        if not self.cell.allow_input:  # whatever the kernel believes
+            await self.kernel.reply_input(None)
+            return
         with self.stopper.paused():
             reply = await self.questions.ask(
-                input_question(question),
-                limit_s=self.session.settings.execution_timeout_s,
-                is_wanted=self.kernel.is_alive,
+                input_question(question), limit_s=self.stopper.pause_left_s(), is_wanted=self._is_wanted
             )
         # A kernel that died meanwhile takes no answer: the next look at its events tells how it ended.
         if self.stopper.reason is None and self.kernel.is_alive():
             await self.kernel.reply_input(text_of(reply))
+
+    def _is_wanted(self) -> bool:
+        return self.kernel.is_alive() and self.stopper.reason is None
 
     def _conclude(self, finished: Finished) -> None:
         folder = self.session.quota.detail

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from belljar.kernels.base import Kernel
+from belljar.kernels.slate import Note
 from belljar.sessions.cells import Cell
 from belljar.sessions.execution import Execution
 from belljar.sessions.hibernation import Waking
@@ -27,9 +28,10 @@ def take_over(session: Session, entry: Entry, kernel: Kernel) -> None:
     session.life.adopt(kernel)
 
 
-def follow(session: Session, record: Record, timeout_s: float, left_s: float, calls: Sequence[CallRecord]) -> None:
+def follow(session: Session, record: Record, note: Note, left_s: float, calls: Sequence[CallRecord]) -> None:
     """Go on with an execution that its kernel was given by an earlier server; so much of its time is left."""
-    execution = Execution(record.id, session, Cell(record.code, timeout_s), session.count)
+    cell = Cell(record.code, note.timeout_s, allow_input=note.allow_input)
+    execution = Execution(record.id, session, cell, session.count)
     execution.resume(session.journal.events(record.id), left_s, calls)
     session.queue.add(execution)
 

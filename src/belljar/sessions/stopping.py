@@ -13,14 +13,26 @@ ON_REQUEST = "on request"
 
 
 class Stopper:
-    """Watches one running cell. The clock stands still while the cell waits for a person."""
+    """Watches one running cell. The clock stands still while the cell waits for a person, for `pause_s` in all.
+
+    Whether it really waits is only its own word, so what it can win by that is bounded.
+    """
 
     def __init__(
-        self, kernel: Kernel, *, timeout_s: float, grace_s: float, on_stop: Callable[[], None] = lambda: None
+        self,
+        kernel: Kernel,
+        *,
+        timeout_s: float,
+        grace_s: float,
+        pause_s: float = 0.0,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._kernel = kernel
         self._on_stop = on_stop
         self._pauses = 0
+        self._pause_left_s = pause_s
+        self._paused_at = 0.0
+        self._pause_end: asyncio.TimerHandle | None = None
         self._is_over = False
         self._grace_s = grace_s
         self._left_s = timeout_s
@@ -41,21 +53,28 @@ class Stopper:
         finally:
             self._is_over = True
             self._stop_clock()
+            self._end_pause()
             if self._stopping is not None:
                 self._stopping.cancel()
 
     @contextmanager
     def paused(self) -> Generator[None]:
         """While the cell waits for a person."""
-        self._stop_clock()
+        # Calls of one cell may wait for answers side by side, and go on when it has ended.
+        if self._pauses == 0 and not self._is_over:
+            self._begin_pause()
         self._pauses += 1
         try:
             yield
         finally:
             self._pauses -= 1
-            # Calls of one cell may wait for answers side by side, and go on when it has ended.
-            if self._pauses == 0 and not self._is_over:
-                self._start_clock()
+            if self._pauses == 0:
+                self._end_pause()
+
+    def pause_left_s(self) -> float:
+        """How long the cell may still wait for people."""
+        passed_s = asyncio.get_running_loop().time() - self._paused_at if self._pause_end is not None else 0.0
+        return max(0.0, self._pause_left_s - passed_s)
 
     def stop(self, reason: Reason, asked: str = ON_REQUEST) -> None:
         """Interrupt the cell now, and kill its process if it has not ended after the grace."""
@@ -90,6 +109,23 @@ class Stopper:
             async with asyncio.timeout_at(deadline):
                 await self._kernel.interrupt()
         await asyncio.sleep(max(0, deadline - asyncio.get_running_loop().time()))
+
+    def _begin_pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._pause_left_s <= 0:
+            return
+        self._stop_clock()
+        self._paused_at = loop.time()
+        self._pause_end = loop.call_later(self._pause_left_s, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._pause_end is None:
+            return
+        self._pause_left_s = self.pause_left_s()
+        self._pause_end.cancel()
+        self._pause_end = None
+        if not self._is_over:
+            self._start_clock()
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()

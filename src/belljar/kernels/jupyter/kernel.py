@@ -127,7 +127,8 @@ class JupyterKernel:
                 async with asyncio.timeout(STRAGGLING_S):
                     message = await self._channels.receive()
                 for event in cell.events(message):
-                    yield event
+                    if not isinstance(event, InputRequest):  # the cell is over, and with it the time to ask
+                        yield event
 
     def _finished(self, cell: "_Cell", cpu_s: float) -> Finished:
         if cell.execution_count is not None:

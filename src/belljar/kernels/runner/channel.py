@@ -37,6 +37,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        # Programs that the session starts have no part in this; and held open by one, it would outlive the runner.
+        sock.set_inheritable(False)
         self._in_packets = sock.type == socket.SOCK_SEQPACKET
         self._buffer = bytearray()
         self._descriptors: list[int] = []
@@ -47,20 +49,24 @@ class Channel:
         self._later: list[bytes] = []
         self._is_receiving = False
 
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that speaks here. Asked of the system: C can fork too."""
+        return os.getpid() != self._pid
+
     def is_owner(self) -> bool:
         """Whether the caller may wait for an answer: not a forked child of the cell's, not one of its threads.
 
         Nor a finaliser that runs in the middle of a message: a progress bar's says its last word wherever it is.
         """
         is_inside = self._is_receiving or self._sender == self._thread
-        return os.getpid() == self._pid and threading.get_ident() == self._thread and not is_inside
+        return not self.is_forked() and threading.get_ident() == self._thread and not is_inside
 
     def send(self, *messages: dict[str, Any], if_room: bool = False) -> None:
         """Send messages at once; a forked child of the cell's has no voice here.
 
         `if_room`: while nobody may be reading, it is better to lose them than to wait.
         """
-        if os.getpid() != self._pid:
+        if self.is_forked():
             return
         frames = [*map(_frame, messages)]
         packets = [packet for frame in frames for packet in _packets(frame)] if self._in_packets else [b"".join(frames)]

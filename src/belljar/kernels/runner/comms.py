@@ -40,8 +40,11 @@ def is_claimed() -> bool:
     return bool(_claiming)
 
 
-class _Kernel:
-    """What `Output` widgets ask for the request that is being answered, to claim its outputs."""
+class Kernel:
+    """What `get_ipython().kernel` is: pandas looks whether there is one, `Output` widgets ask it for the request."""
+
+    def __init__(self) -> None:
+        self.language_info = {"name": "python", "version": sys.version.split()[0], "mimetype": "text/x-python"}
 
     def get_parent(self, *_: Any) -> dict[str, Any]:
         return {"header": {"msg_id": THIS_REQUEST}}
@@ -87,7 +90,7 @@ def _connect(module: Any, emit: Emit) -> None:
     class Comm(base):
         """One that the host carries."""
 
-        kernel = _Kernel()
+        kernel = Kernel()
 
         def publish_msg(
             self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **keys: Any

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,29 @@ def _begin() -> None:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _copying():
         # Python 3.12 warns of threads that do not come along: the host is told which they are.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+_copied_by: set[int] = set()
+"""The thread that forks a copy right now."""
+
+
+@contextlib.contextmanager
+def _copying() -> Generator[None, None, None]:
+    thread = threading.get_ident()
+    _copied_by.add(thread)
+    try:
+        yield
+    finally:
+        _copied_by.discard(thread)
+
+
+def is_copying() -> bool:
+    """Whether the fork that is under way is a copy of ours, not a child of the session's. For hooks of forks."""
+    return threading.get_ident() in _copied_by
 
 
 def _wait_for(child: int) -> int:

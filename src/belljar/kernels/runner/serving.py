@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import asyncio
+import bdb
 import builtins
 import contextlib
 import getpass
@@ -20,6 +21,8 @@ from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
+from IPython.core.error import StdinNotImplementedError
+
 from . import comms, explaining, forking, moving, surroundings
 from .channel import Channel
 from .interrupts import Interrupts
@@ -31,6 +34,9 @@ from .streams import Streams
 from .traces import no_traces
 
 NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
+
+NO_DEBUGGER = "the debugger has nobody to ask here: the client cannot pass questions on. Print what you want to know."
+_SHELL = "/bin/bash"
 
 MAX_VARIABLES = 200
 LONGEST_NAME = 200
@@ -64,6 +70,9 @@ class Runner:
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
         self.shell.on_begin = self._begin
+        self.shell.is_forked = lambda: self.channel.is_forked()
+        os.register_at_fork(after_in_child=self._hang_up)
+        os.environ.setdefault("SHELL", _SHELL if Path(_SHELL).exists() else "/bin/sh")
         builtins.input = self._input
         getpass.getpass = self._getpass
         surroundings.remember_start(self.shell)
@@ -72,6 +81,9 @@ class Runner:
     def serve(self) -> None:
         """Until the host closes the socket."""
         while True:
+            # A child that a cell, a callback or a task forked comes here too when it has nothing left to do.
+            if self.channel.is_forked():
+                self._end_child(0)
             try:
                 message = self._next()
             except EOFError:
@@ -81,6 +93,19 @@ class Runner:
             handler = getattr(self, "_on_" + str(message.get("op")), None)
             if handler is not None:
                 handler(message)
+
+    # Children that the session forks
+
+    def _hang_up(self) -> None:
+        """In a child: let go of the socket, which would look open to the host when this process's parent has died."""
+        if not forking.is_copying():
+            self.channel.close()
+
+    def _end_child(self, status: int) -> None:
+        """A child of the session's came to the end of its cell: it ends as a script's would, and serves nobody."""
+        with contextlib.suppress(Exception):
+            self.streams.flush()
+        os._exit(status)
 
     # Messages that wait for the host
 
@@ -126,6 +151,9 @@ class Runner:
 
     def _input(self, prompt: object = "", /) -> str:
         __tracebackhide__ = True
+        if not self._may_ask() and isinstance(sys._getframe(1).f_locals.get("self"), bdb.Bdb):
+            # A debugger would take an end of input for a wish to quit, and the cell would end without a word.
+            raise StdinNotImplementedError(NO_DEBUGGER)
         return self._ask(str(prompt), is_password=False)
 
     def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
@@ -134,7 +162,7 @@ class Runner:
 
     def _ask(self, prompt: str, *, is_password: bool) -> str:
         __tracebackhide__ = True
-        if not self._allow_input or not self.channel.is_owner():
+        if not self._may_ask():
             raise EOFError(NO_INPUT)
         self.streams.flush()
         self._send_held()
@@ -147,6 +175,9 @@ class Runner:
         if answer.get("value") is None:
             raise EOFError("nobody answered input(): the question was declined")
         return str(answer["value"])
+
+    def _may_ask(self) -> bool:
+        return self._allow_input and self.channel.is_owner()
 
     def _await(self, op: str, **question: Any) -> dict[str, Any]:
         while True:
@@ -183,11 +214,14 @@ class Runner:
 
     def _run_background_tasks(self) -> None:
         called = self.loop.create_future()
-        self.loop.add_reader(self.channel.fileno(), lambda: called.done() or called.set_result(None))
+        descriptor = self.channel.fileno()
+        self.loop.add_reader(descriptor, lambda: called.done() or called.set_result(None))
         try:
             self.loop.run_until_complete(called)
+            if self.channel.is_forked():
+                self._end_child(0)
         finally:
-            self.loop.remove_reader(self.channel.fileno())
+            self.loop.remove_reader(descriptor)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         task = self.loop.create_task(coroutine)
@@ -305,6 +339,9 @@ class Runner:
         count = self.shell.execution_count
         before = _cpu_s()
         is_ok = self._guarded(work)
+        if self.channel.is_forked():
+            self._end_child(0 if is_ok else 1)
+        self._allow_input = False
         self._awaits_go = False  # code that IPython could not read never came to wait for it
         self.streams.flush()
         held, self._held = self._held, None
@@ -322,6 +359,8 @@ class Runner:
     def _run_cell(self, code: str) -> bool:
         outcome = self.shell.run_cell(code, store_history=True)
         left = outcome.error_in_exec
+        if isinstance(left, SystemExit) and self.channel.is_forked():
+            self._end_child(_exit_status(left))
         return bool(outcome.success) or (isinstance(left, SystemExit) and left.code in (None, 0))
 
     def _guarded(self, work: Callable[[], bool]) -> bool:
@@ -332,6 +371,8 @@ class Runner:
             self.emit({"type": "error", "name": "KeyboardInterrupt", "message": "", "traceback": ["KeyboardInterrupt"]})
         except BaseException as error:  # a hook or transformer of the user's own broke the shell itself
             lines = traceback.format_exc().splitlines()
+            if self.channel.is_forked():
+                print(*lines, sep="\n", file=sys.stderr)
             self.emit({"type": "error", "name": type(error).__name__, "message": str(error), "traceback": lines})
         return False
 
@@ -425,6 +466,16 @@ class Runner:
         self.streams.flush()
         self._execution = self._held = None
         self.channel.send({**work.report.message(), "id": message["id"]})
+
+
+def _exit_status(left: SystemExit) -> int:
+    """What Python makes of `sys.exit(…)`: a number is the status, None is success, anything else is said."""
+    if left.code is None:
+        return 0
+    if isinstance(left.code, int):
+        return left.code & 0xFF
+    print(left.code, file=sys.stderr)
+    return 1
 
 
 def _folder() -> str:

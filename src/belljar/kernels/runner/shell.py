@@ -3,11 +3,15 @@
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import bdb
+import builtins
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,6 +19,7 @@ from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
@@ -31,6 +36,11 @@ def _nobody(_message: dict[str, Any]) -> None:
 
 def _nothing() -> None:
     """Before a host is attached, nobody wants to know."""
+
+
+def _never() -> bool:
+    """Before a host is attached, no cell has run that could have forked."""
+    return False
 
 
 class Publisher(DisplayPublisher):
@@ -96,6 +106,9 @@ class Shell(InteractiveShell):
     display_pub_class = Type(Publisher)
     emit: Emit = staticmethod(_nobody)
     on_begin: Callable[[], None] = staticmethod(_nothing)
+    is_forked: Callable[[], bool] = staticmethod(_never)
+    """Whether this process is a child that a cell forked, which prints its errors as a script does."""
+    kernel = comms.Kernel()
 
     def _tee(self, channel: Any) -> Any:
         # IPython 9 copies every printed string into its history; memory would grow with output.
@@ -116,21 +129,41 @@ class Shell(InteractiveShell):
         if isinstance(evalue, SystemExit) and evalue.code in (None, 0):
             return
         lines = [line for block in stb for line in str(block).splitlines()]
+        if self.is_forked():
+            if not isinstance(evalue, SystemExit):
+                print("\n".join(lines), file=sys.stderr)
+            return
         self.emit({"type": "error", "name": _name(etype), "message": _text(evalue), "traceback": lines})
 
     def show_usage_error(self, exc: Any) -> None:
-        """A magic that is none or was called wrongly: an error like any other."""
-        line = f"UsageError: {_text(exc)}"
-        self.emit({"type": "error", "name": "UsageError", "message": _text(exc), "traceback": [line]})
+        """Tell of a magic that does not exist or was called wrongly: as in ipykernel, a line and no traceback."""
+        print(f"UsageError: {_text(exc)}", file=sys.stderr)
+        if not self.is_forked():
+            self.emit({"type": "error", "name": "UsageError", "message": _text(exc), "traceback": []})
+
+    def showtraceback(self, exc_tuple: Any = None, *words: Any, exception_only: bool = False, **options: Any) -> None:
+        """Show an exception. IPython prints groups of exceptions as text; here they are errors like any other."""
+        try:
+            kind, value, trace = self._get_exc_info(exc_tuple)
+        except ValueError:
+            kind, value, trace = None, None, None
+        if exception_only or not _has_group(value):
+            super().showtraceback(exc_tuple, *words, exception_only=exception_only, **options)
+            return
+        self._showtraceback(kind, value, traceback.format_exception(kind, value, _from_the_cell(trace)))
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run a part of the cell; all of IPython's own preparations are over."""
         self.on_begin()
-        return await super().run_code(code_obj, result, async_=async_)
+        has_failed = await super().run_code(code_obj, result, async_=async_)
+        left = getattr(result, "error_in_exec", None)
+        if has_failed and isinstance(left, bdb.BdbQuit):  # which IPython takes for the end of the cell, and says nothing
+            self.showtraceback((type(left), left, left.__traceback__))
+        return has_failed
 
     def _get_exc_info(self, exc_tuple: Any = None) -> Any:
         kind, value, trace = super()._get_exc_info(exc_tuple)
-        if isinstance(value, KeyboardInterrupt):
+        if isinstance(value, (KeyboardInterrupt, StdinNotImplementedError)):
             _end_at_the_cell(trace, f"{__package__}.")
         # What went wrong is in the call, or took too long there, and not in the code that passes it on.
         if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
@@ -143,8 +176,10 @@ class Shell(InteractiveShell):
         sys.stdout.flush()
         sys.stderr.flush()
         command = self.var_expand(cmd, depth=1)
+        # The user's shell, as in ipykernel; what is none any more must not take every command with it.
+        executable = shutil.which(os.environ.get("SHELL", "sh")) or "/bin/sh"
         with subprocess.Popen(
-            command, shell=True, executable="/bin/sh", stdin=subprocess.DEVNULL, start_new_session=True
+            command, shell=True, executable=executable, stdin=subprocess.DEVNULL, start_new_session=True
         ) as process:
             try:
                 status = process.wait()
@@ -155,6 +190,26 @@ class Shell(InteractiveShell):
         self.user_ns["_exit_code"] = status
 
     system_piped = system_raw = system
+
+
+def _has_group(value: Any) -> bool:
+    """Whether an exception, or one that it was raised after, is a group; Python knows those from 3.11 on."""
+    group = getattr(builtins, "BaseExceptionGroup", ())
+    seen: list[Any] = []  # a session can make a circle of them
+    while value is not None and value not in seen:
+        if isinstance(value, group):
+            return True
+        seen.append(value)
+        value = value.__context__
+    return False
+
+
+def _from_the_cell(trace: Any) -> Any:
+    """A traceback without IPython's frames above the cell."""
+    first = trace
+    while first is not None and "IPython" in str(first.tb_frame.f_globals.get("__name__")):
+        first = first.tb_next
+    return first or trace
 
 
 def _end_at_the_cell(trace: Any, ours: str) -> None:

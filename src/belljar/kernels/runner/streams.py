@@ -4,6 +4,8 @@ The descriptors are pipes read by the host, so output of C code, sub-processes a
 have no common order, so when the main thread turns from one stream to the other, the host is asked to empty both first.
 """
 
+import contextlib
+import ctypes
 import io
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 # Turning between streams costs a round trip of about 0.1 ms. A cell that alternates more often than this is a flood,
 # and its speed matters more than the exact order.
 MAX_TURNS = 2_000
+_LINE_BUFFERED = 1  # _IOLBF
 
 
 class Streams:
@@ -23,6 +26,7 @@ class Streams:
         self._last: _Pipe | None = None
         self._turns = 0
         self._kept: list[io.TextIOWrapper] = []
+        self._c = _CStream()
         self.install()
 
     def install(self) -> None:
@@ -54,6 +58,7 @@ class Streams:
         for text in (sys.__stdout__, sys.__stderr__):
             if text is not None and not text.closed:
                 text.flush()
+        self._c.flush()
 
     def turn_to(self, pipe: "_Pipe") -> None:
         """Called before every write to a pipe. What is due comes before what is written now."""
@@ -69,6 +74,24 @@ class Streams:
         self._last = pipe
         if self._synchronise():
             self._turns += 1
+
+
+class _CStream:
+    """C's own `stdout`, which code of libraries prints to: into a pipe C would write only what fills its buffer."""
+
+    def __init__(self) -> None:
+        self._stream: ctypes.c_void_p | None = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            library: Any = ctypes.PyDLL(None)
+            self._stream = ctypes.c_void_p.in_dll(library, "stdout")
+            self._flush = library.fflush
+            # Line by line, so that its lines stand between Python's where they were written.
+            library.setvbuf(self._stream, None, _LINE_BUFFERED, 0)
+
+    def flush(self) -> None:
+        """Write what is waiting. Not `fflush(NULL)`: that waits for a thread which reads from any other stream."""
+        if self._stream is not None:
+            self._flush(self._stream)
 
 
 class _Pipe(io.FileIO):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import InvalidArgument
-from belljar.sandboxes.appearance import machine_files
+from belljar.sandboxes.appearance import ETC, machine_files
 from belljar.sandboxes.base import WORKSPACE, Limits, SandboxSpec
 from belljar.sandboxes.container.engines import Engine
 from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH
@@ -22,11 +22,8 @@ _SYSTEM_TABLES = ("/etc/ld.so.cache", "/etc/alternatives")
 # The host's authorities, which a session's requests through the server's proxy are signed by.
 _ETC = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/localtime")
 _WRITTEN = {
-    "/etc/passwd": "belljar:x:{uid}:{gid}:belljar:{home}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-    "/etc/group": "belljar:x:{gid}:\nnogroup:x:65534:\n",
-    "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
+    **ETC,
     "/etc/hostname": "belljar\n",
-    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "/etc/resolv.conf": "",
 }
 _SEAL = (

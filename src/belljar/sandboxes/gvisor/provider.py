@@ -139,7 +139,8 @@ class Glass:
         stdin = None
         if pass_fds and not self.runsc.is_recent:
             command, stdin = _through_stdin(command, environment, pass_fds), pass_fds[0]
-        covered = {path: text for path, text in machine_files(spec.limits).items() if path.startswith("/proc/")}
+        machine = machine_files(spec.limits)
+        covered = {path: text for path, text in machine.items() if path.startswith("/proc/")}
         confinement = Confinement(
             limits,
             spec.limits.temporary_mb * MEBIBYTE,
@@ -149,6 +150,7 @@ class Glass:
         )
         files = {f"{NESTED}/config.json": open_content(configuration(command, environment, confinement), stack)}
         files |= {f"{NESTED}/{Path(path).name}": open_content(text.encode(), stack) for path, text in covered.items()}
+        files |= {path: open_content(text.encode(), stack) for path, text in machine.items() if path not in covered}
         files |= open_etc(_INSIDE, stack)
         program = f"{NESTED}/runsc"
         told = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)

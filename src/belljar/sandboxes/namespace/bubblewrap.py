@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
-from belljar.sandboxes.appearance import machine_files
+from belljar.sandboxes.appearance import ETC, machine_files
 from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
 
 SCRATCH = "/run/belljar"
@@ -24,12 +24,6 @@ NESTED = "/run/nested"
 
 MAPPED = Identity(1000, 1000)
 """Who the session is to itself in a user namespace of its own."""
-_WRITTEN = {
-    "/etc/passwd": "belljar:x:{uid}:{gid}:belljar:{home}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-    "/etc/group": "belljar:x:{gid}:\nnogroup:x:65534:\n",
-    "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
-    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
 _SEAL = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--cap-drop", "ALL", "--new-session", "--hostname", "belljar"),
@@ -217,7 +211,7 @@ def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
     """Descriptors of the single files of /etc: the host's, and those that name nobody and nothing of the host's."""
     files = {
         path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
-        for path, content in _WRITTEN.items()
+        for path, content in ETC.items()
     }
     for path in _ETC_FILES:
         # Copied and not mounted: bubblewrap reads the whole table of mounts again for each mount.
@@ -291,7 +285,7 @@ def _folders_above(paths: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _is_made(folder: Path) -> bool:
-    return folder.is_relative_to("/etc") or folder.is_relative_to(NESTED)
+    return any(folder.is_relative_to(made) for made in ("/etc", "/sys", NESTED))
 
 
 def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:

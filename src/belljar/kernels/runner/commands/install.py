@@ -1,7 +1,7 @@
 """`pip install` and `uv pip install` in a session: the session has no network, so the host is asked to install.
 
 Only requirements by name go to the host, which checks them again. Whatever else pip and uv can do is left to the
-environment's own, where it has them. Runs as a script too, for the commands in `bin`.
+environment's own, where it has them. The commands in `bin` run it, and `startup/sitecustomize.py` for `python -m`.
 """
 
 import importlib.machinery
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "BELLJAR_PACKAGES"
+PREFIX = "BELLJAR_PREFIX"
 
-_COMMANDS = Path(__file__).resolve().parent.parent
+_COMMANDS = Path(__file__).resolve().parent
 _HARMLESS = {
     *(
         "-q",
@@ -60,13 +61,22 @@ class Refusal(Exception):
 def main(program: str, arguments: Sequence[str]) -> int:
     """Install, or let the real program do what it was asked."""
     wanted = _installation(program, arguments)
-    if wanted is None or VARIABLE not in os.environ:
+    if wanted is None or not is_for_host(program, arguments):
         return _step_aside(program, arguments)
     try:
         return _show(_ask(list(_requirements(wanted))))
     except Refusal as refusal:
         print(f"{program}: {refusal}", file=sys.stderr)
         return 2
+
+
+def is_for_host(program: str, arguments: Sequence[str]) -> bool:
+    """Whether the call would change the session's packages, which the host does."""
+    if VARIABLE not in os.environ or _installation(program, arguments) is None:
+        return False
+    # uv installs into the virtual environment that is active; pip there is another program.
+    active = os.environ.get("VIRTUAL_ENV") if program == "uv" else None
+    return not active or os.path.realpath(active) == os.path.realpath(os.environ.get(PREFIX, ""))
 
 
 def _installation(program: str, arguments: Sequence[str]) -> "Sequence[str] | None":
@@ -160,8 +170,7 @@ def _step_aside(program: str, arguments: Sequence[str]) -> int:
 
 
 def _real_pip() -> "list[str]":
-    paths = [path for path in sys.path if Path(path).resolve() not in (_COMMANDS, _COMMANDS / "pip")]
-    spec = importlib.machinery.PathFinder.find_spec("pip", paths)
+    spec = importlib.machinery.PathFinder.find_spec("pip")
     return [sys.executable, str(Path(spec.origin).parent)] if spec and spec.origin else []
 
 
