@@ -36,9 +36,7 @@ ETC = {
     "/etc/group": "belljar:x:{gid}:\nroot:x:0:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
-    "/etc/services": "".join(
-        f"{name}\t{port}/{kind}\n" for name, port in _SERVICES.items() for kind in ("tcp", "udp")
-    ),
+    "/etc/services": "".join(f"{name}\t{port}/{kind}\n" for name, port in _SERVICES.items() for kind in ("tcp", "udp")),
     "/etc/protocols": "".join(f"{name}\t{number}\t{name.upper()}\n" for name, number in _PROTOCOLS.items()),
 }
 """Files that name nobody and nothing of the host's; the session's user and its home are to be filled in."""
