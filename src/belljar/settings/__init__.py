@@ -1,8 +1,11 @@
 """The settings in force, and where each came from. `table.py` has them all; `sources.py` where they are read."""
 
+import logging
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
@@ -28,6 +31,7 @@ __all__ = [
     "config_files",
     "default",
     "explain",
+    "explain_trust",
     "flag",
     "given_flags",
     "hash_key",
@@ -38,6 +42,9 @@ __all__ = [
     "variable",
 ]
 
+log = logging.getLogger(__name__)
+_told: set[str] = set()
+
 
 @dataclass(frozen=True, slots=True)
 class SettingOrigin:
@@ -47,15 +54,34 @@ class SettingOrigin:
     value: JsonValue
     origin: str
     description: str
+    ignored: str = ""
+    """The file of the working directory, where it says something else and is not trusted."""
 
 
 def load_settings(flags: Mapping[str, object] = {}) -> Settings:
     """The settings in force; a flag that is None was not given, unless it is a limit: then there is none."""
     given = given_flags(flags)
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
         raise _explained(error, given) from None
+    if (line := explain_trust()) and line not in _told:
+        _told.add(line)
+        log.warning("%s", line)
+    return settings
+
+
+def explain_trust() -> str:
+    """Say which settings of the working directory's file are ignored, and what would change that; empty for none."""
+    project = sources.project_layer(Settings)
+    if project is None:
+        return ""
+    file = Path(project.origin(""))
+    names = ", ".join(project.ignored)
+    return (
+        f"{file} is not trusted and may only tighten: ignored {names}. "
+        f"If you have read it: belljar trust {shlex.quote(str(file.parent))}"
+    )
 
 
 def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
@@ -63,7 +89,13 @@ def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
     settings = load_settings(flags)
     layers = [sources.Layer(given_flags(flags), flag), *sources.layers(Settings)]
     return [
-        SettingOrigin(name, words.shown(getattr(settings, name)), _origin(name, layers), field.description or "")
+        SettingOrigin(
+            name,
+            words.shown(getattr(settings, name)),
+            _origin(name, layers),
+            field.description or "",
+            ignored=next((layer.origin(name) for layer in layers if name in layer.ignored), ""),
+        )
         for name, field in Settings.model_fields.items()
     ]
 
