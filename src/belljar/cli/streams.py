@@ -96,9 +96,11 @@ class GuardedStream:
 
     def write(self, text: str) -> int:
         """Write text of ours."""
-        if text:
+        # Whether it takes bytes is tried by click, with none at all: what it is given goes through the pattern first.
+        shown = self._encodable(own_text(text))
+        if shown:
             self.colours.reset()
-            self.stream.write(self._encodable(own_text(text)))
+        self.stream.write(shown)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
