@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
-from belljar.settings import sources, words
+from belljar.settings import sources, tightening, words
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
 from belljar.settings.kinds import NONE
@@ -39,6 +39,7 @@ __all__ = [
     "load_settings",
     "parse_key",
     "unknown_variables",
+    "untrusted",
     "variable",
 ]
 
@@ -117,6 +118,11 @@ def allowed(name: str) -> str:
 def default(name: str) -> str:
     """What a setting is when nothing sets it, in Markdown and without this machine's paths."""
     return words.default(Settings, name)
+
+
+def untrusted(name: str) -> str:
+    """What the working directory's file may do to a setting before it is trusted, in words."""
+    return (tightening.rule_of(Settings.model_fields[name]) or tightening.NEVER).words
 
 
 def unknown_variables() -> list[str]:
