@@ -6,7 +6,7 @@ none may not be set by such a file.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -44,14 +44,14 @@ def narrowed(field: FieldInfo, current: Any, proposed: Any) -> Narrowed:
 
 def towards(*order: Any) -> Tightening:
     """Make the rule of a setting with few values, loosest first; values in one tuple are as strict as each other."""
-    ranks = {value: rank for rank, step in enumerate(order) for value in (step if isinstance(step, tuple) else (step,))}
+    steps = [cast("tuple[Any, ...]", step) if isinstance(step, tuple) else (step,) for step in order]
+    ranks = {value: rank for rank, step in enumerate(steps) for value in step}
 
     def narrow(current: Any, proposed: Any) -> Narrowed:
         is_fine = proposed == current or ranks.get(proposed, -1) > ranks.get(current, len(order))
         return Narrowed(proposed if is_fine else current, is_fine)
 
-    last = cast("Sequence[Any]", order[-1] if isinstance(order[-1], tuple) else order[-1:])
-    ends = " or ".join(str(value).lower() if isinstance(value, bool) else f'"{value}"' for value in last)
+    ends = " or ".join(str(value).lower() if isinstance(value, bool) else f'"{value}"' for value in steps[-1])
     return Tightening(narrow, f"may change it towards {ends}")
 
 
