@@ -110,11 +110,12 @@ def config_files() -> list[Path]:
 
 
 def read_config(path: Path) -> bytes:
-    """Read a file of settings; refuse what is no file or too large for one, rather than wait for it."""
+    """Read a file of settings. One that may be anybody's is refused if it is no file, rather than waited for."""
+    is_from_anybody = _is_from_anybody(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_from_anybody else 0))
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if is_from_anybody and not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise SettingsError(f"{path} cannot be read: it is not a file")
             content = file.read(_LARGEST_FILE + 1)
     except OSError as error:
