@@ -7,6 +7,7 @@ from belljar import settings as table
 from belljar.errors import SettingsError
 from belljar.settings import ApiKey, Settings, explain, hash_key, load_settings, parse_key
 from belljar.settings.sources import ALIASES
+from trusted_settings import write_trusted
 
 DIGEST = hash_key("hunter2")
 
@@ -49,7 +50,7 @@ def test_each_source_wins_over_the_one_below_it_and_is_named(
     assert origin_of("max_sessions") == (64, "default")
     user_file = write_user_file(empty_place, "max_sessions = 1")
     assert origin_of("max_sessions") == (1, str(user_file))
-    Path("belljar.toml").write_text("max_sessions = 2")
+    write_trusted("max_sessions = 2")
     assert origin_of("max_sessions") == (2, str(empty_place / "work" / "belljar.toml"))
     monkeypatch.setenv("BELLJAR_MAX_SESSIONS", "3")
     assert origin_of("max_sessions") == (3, "BELLJAR_MAX_SESSIONS")
@@ -65,7 +66,7 @@ def test_the_config_variable_replaces_the_file_of_the_working_directory_only(
     empty_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_user_file(empty_place, "max_queue = 7")
-    Path("belljar.toml").write_text("max_sessions = 2")
+    write_trusted("max_sessions = 2")
     other = empty_place / "other.toml"
     other.write_text('structured = "never"')
     monkeypatch.setenv("BELLJAR_CONFIG", str(other))
@@ -111,7 +112,7 @@ def test_names_of_guardrails_elsewhere_stand_in_for_ours(
 
 
 def test_log_level_wins_over_a_file_as_any_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("belljar.toml").write_text('log_level = "error"')
+    write_trusted('log_level = "error"')
     monkeypatch.setenv("LOG_LEVEL", "warn")
     assert origin_of("log_level") == ("WARNING", "LOG_LEVEL")
 
@@ -164,7 +165,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_wrong_value_in_a_file_names_setting_value_file_and_what_is_allowed(
     empty_place: Path, line: str, name: str, value: str
 ) -> None:
-    Path("belljar.toml").write_text(line)
+    write_trusted(line)
     error = refusal()
     assert error.message.startswith(f"{name} = ")
     assert value in error.message
@@ -180,7 +181,7 @@ def test_a_wrong_value_elsewhere_names_its_variable_or_flag(monkeypatch: pytest.
 
 
 def test_an_unknown_key_is_refused_with_the_likely_one(empty_place: Path) -> None:
-    Path("belljar.toml").write_text("max_sesions = 3")
+    write_trusted("max_sesions = 3")
     error = refusal()
     assert error.message == f"unknown setting max_sesions from {empty_place / 'work' / 'belljar.toml'}"
     assert error.hint == "Did you mean max_sessions?"
@@ -228,14 +229,14 @@ def test_a_key_that_is_malformed_is_refused_without_showing_it(monkeypatch: pyte
 
 
 def test_a_plain_key_in_a_file_is_refused_without_showing_it() -> None:
-    Path("belljar.toml").write_text(f'api_keys = ["bob:sha256:{DIGEST}", "alice:hunter2"]')
+    write_trusted(f'api_keys = ["bob:sha256:{DIGEST}", "alice:hunter2"]')
     error = refusal()
     assert "belljar key" in error.hint
     assert "hunter2" not in str(error)
 
 
 def test_a_hashed_key_in_a_file_is_accepted() -> None:
-    Path("belljar.toml").write_text(f'api_keys = ["alice:sha256:{DIGEST}"]')
+    write_trusted(f'api_keys = ["alice:sha256:{DIGEST}"]')
     assert [key.get_secret_value() for key in load_settings().api_keys] == [f"alice:sha256:{DIGEST}"]
 
 
@@ -314,9 +315,9 @@ def test_a_limit_that_is_none_is_no_limit(name: str, spelling: str | None) -> No
 def test_no_limit_can_be_written_in_a_file_and_in_a_variable(
     empty_place: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("belljar.toml").write_text(f'{name} = "none"')
+    write_trusted(f'{name} = "none"')
     assert getattr(load_settings(), name) is None
-    Path("belljar.toml").write_text(f"{name} = 100")
+    write_trusted(f"{name} = 100")
     monkeypatch.setenv(table.variable(name), "none")
     assert getattr(load_settings(), name) is None
     assert next(each.value for each in table.explain() if each.name == name) == "none"
@@ -325,12 +326,12 @@ def test_no_limit_can_be_written_in_a_file_and_in_a_variable(
 def test_only_limits_may_be_none(empty_place: Path) -> None:
     assert load_settings({"max_sessions": None, "http": None}) == load_settings()
     for line in ('max_sessions = "none"', 'memory_mb = "much"', 'memory_mb = "100"'):
-        Path("belljar.toml").write_text(line)
+        write_trusted(line)
         assert "it has the wrong type" in refusal().message
 
 
 def test_a_limit_of_zero_in_a_file_is_refused_with_what_to_write_instead(empty_place: Path) -> None:
-    Path("belljar.toml").write_text("memory_mb = 0")
+    write_trusted("memory_mb = 0")
     error = refusal()
     assert error.message == (
         f"memory_mb = 0 from {Path('belljar.toml').absolute()}: a limit of 0 leaves nothing to work with: "
@@ -344,7 +345,7 @@ GEO = '[environments.geo]\nkind = "venv"\npath = "/srv/geo"\n'
 
 def test_environments_are_tables_and_those_of_both_files_count(empty_place: Path) -> None:
     write_user_file(empty_place, GEO)
-    Path("belljar.toml").write_text('[environments.net]\nkind = "managed"\nrequirements = ["networkx"]\n')
+    write_trusted('[environments.net]\nkind = "managed"\nrequirements = ["networkx"]\n')
 
     settings = load_settings()
 
@@ -381,5 +382,5 @@ def test_environments_in_the_variable_are_json(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_an_environment_that_is_none_is_named_with_what_is_wrong(text: str, reason: str) -> None:
-    Path("belljar.toml").write_text(text)
+    write_trusted(text)
     assert reason in refusal().message

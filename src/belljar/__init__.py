@@ -7,8 +7,12 @@
 are imported when they are first used, so that `import belljar` costs next to nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from belljar.import_path import leave_working_directory
+
+leave_working_directory()  # before anything else is imported
+
+from importlib import import_module  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 if TYPE_CHECKING:
     from belljar.api import Engine, open_engine, open_session

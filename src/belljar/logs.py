@@ -27,7 +27,8 @@ ID_FIELDS: Final = ("session_id", "execution_id", "principal")
 _OURS: Final = "belljar"
 _WITHHELD: Final = "…"
 _PRINCIPAL_CHARACTERS: Final = 12
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Controls, the line ends of Unicode, and what turns the direction of text around.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
 
 _current: ContextVar[dict[str, str] | None] = ContextVar("belljar_log_ids", default=None)

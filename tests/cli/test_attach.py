@@ -5,6 +5,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,12 @@ async def agent(
 
 
 @asynccontextmanager
-async def attached(folder: Path, *arguments: str, stdout: int = PIPE) -> AsyncIterator[asyncio.subprocess.Process]:
+async def attached(
+    folder: Path, *arguments: str, stdout: int = PIPE, cwd: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "belljar", "attach", *arguments),
+        *(sys.executable, "-P", "-m", "belljar", "attach", *arguments),
+        cwd=cwd,
         stdin=PIPE,
         stdout=stdout,
         stderr=PIPE,
@@ -133,7 +137,9 @@ async def test_a_jupyter_front_end_shares_the_agents_session(
     session, folder = agent
     await session.execute("shared = 40")
     file = tmp_path / "c.json"
-    async with attached(folder, session.id, "--connection", str(file), "--transport", transport) as process:
+    marker, work = _planted(folder.parent)
+    arguments = [session.id, "--connection", str(file), "--transport", transport]
+    async with attached(folder, *arguments, cwd=work) as process:
         assert process.stdout is not None
         assert (await process.stdout.readline()).decode().strip() == str(file)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -159,6 +165,24 @@ async def test_a_jupyter_front_end_shares_the_agents_session(
     assert "execute_result" in {one["msg_type"] for one in seen}
     assert list(tmp_path.iterdir()) == []
     assert (await session.execute("shared")).result == "42"
+    assert not marker.exists(), marker.read_text()
+
+
+def _planted(place: Path) -> tuple[Path, Path]:
+    """A working directory with a module, or a file of settings, for whatever may be looked for there."""
+    marker, work = place / "imported", place / "planted"
+    work.mkdir(exist_ok=True)
+    files = (
+        "jupyter_config",
+        "ipython_config",
+        "ipython_kernel_config",
+        "belljar_kernel_config",
+        "belljar-kernel_config",
+    )
+    for name in (*sys.stdlib_module_names, *packages_distributions(), *files):
+        if "/" not in name:
+            (work / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write({name!r} + ' ')")
+    return marker, work
 
 
 async def _connected(file: Path) -> Any:

@@ -23,7 +23,7 @@ def test_each_setting_is_a_line_with_its_origin(belljar: Run, place: Path, monke
 
 def test_json_has_the_same_and_the_descriptions(belljar: Run) -> None:
     lines = json.loads(belljar("config", "--json").out)
-    assert {"name", "value", "origin", "description"} == set(lines[0])
+    assert {"name", "value", "origin", "description", "ignored"} == set(lines[0])
     assert {line["name"]: line["value"] for line in lines}["session_idle_s"] == 1800
 
 

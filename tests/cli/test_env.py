@@ -15,6 +15,7 @@ from belljar.environments import Environment
 from belljar.supervisor import Deposit, open_supervisor
 from live_server import live_server
 from local_index import LocalIndex, add_support
+from trusted_settings import write_trusted
 
 Belljar = Callable[..., Any]
 
@@ -37,11 +38,12 @@ def town(place: Path, tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatc
     add_support(index)
     index.add_wheel("house", "1.0", {"house.py": ""})
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
-    (place / "belljar.toml").write_text(
+    write_trusted(
         f"data_directory = '{tmp_path / 'data'}'\nenvironment = 'mine'\n"
         f"[environments.mine]\nkind = 'venv'\npath = '{venv}'\n"
         "[environments.made]\nkind = 'managed'\nrequirements = ['house']\n"
-        "[environments.gone]\nkind = 'venv'\npath = '/no/such'\n"
+        "[environments.gone]\nkind = 'venv'\npath = '/no/such'\n",
+        place,
     )
     return tmp_path / "data"
 
@@ -113,7 +115,7 @@ def test_those_that_no_setting_names_any_more_can_be_removed(belljar: Belljar, t
     assert belljar("env", "remove", "--unused").err == ""
     assert folder.is_dir()
     text = (place / "belljar.toml").read_text()
-    (place / "belljar.toml").write_text(text.replace("['house']", "['house<9']"))
+    write_trusted(text.replace("['house']", "['house<9']"), place)
 
     assert f"removed {folder}" in belljar("env", "remove", "--unused").err
     assert not folder.exists()
@@ -164,7 +166,7 @@ def test_a_lock_has_the_sessions_own_packages_before_the_environments(
     for name in ("house-1.0", "numpy-0.1"):
         (layer / f"{name}.dist-info").mkdir(parents=True)
     (layer / "evil\nrm -rf-1.0.dist-info").mkdir()
-    (place / "belljar.toml").write_text(f"environment = '{default_environment.python}'\n")
+    write_trusted(f"environment = '{default_environment.python}'\n", place)
 
     outcome = belljar("env", "lock", session.session_id[:8], "--data-directory", str(tmp_path / "data"))
     lines = outcome.out.splitlines()

@@ -61,7 +61,7 @@ def test_the_command_works_from_any_folder(tmp_path: Path) -> None:
 
 def test_without_a_script_the_interpreter_itself_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert launch_command() == [str(tmp_path / "python"), "-m", "belljar"]
+    assert launch_command() == [str(tmp_path / "python"), "-P", "-m", "belljar"]
 
 
 def test_everything_else_in_the_file_stays_and_a_backup_is_made(belljar: Run, place: Path) -> None:

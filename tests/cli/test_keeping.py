@@ -49,7 +49,8 @@ async def test_what_is_saved_is_what_a_notebook_would_show(
     saved = [tmp_path / f"figure-{number}.png" for number in range(1, len(kept) + 1)]
     assert sorted(tmp_path.iterdir()) == saved
     assert [path.read_text().rpartition("/")[2] for path in saved] == kept
-    assert capsys.readouterr().err == "".join(f"saved {path}\n" for path in saved)
+    names = ", ".join(path.name for path in saved)
+    assert capsys.readouterr().err == (f"saved in {tmp_path}: {names}\n" if saved else "")
 
 
 @pytest.mark.parametrize(

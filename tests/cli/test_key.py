@@ -1,10 +1,10 @@
 import json
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from belljar.settings import hash_key, load_settings, parse_key
+from trusted_settings import write_trusted
 
 Run = Callable[..., Any]
 
@@ -12,7 +12,7 @@ Run = Callable[..., Any]
 def test_the_line_it_prints_makes_a_server_know_the_key(belljar: Run) -> None:
     key, line = belljar("key", "alice").out.splitlines()
     assert tomllib.loads(line) == {"api_keys": [f"alice:sha256:{hash_key(key)}"]}
-    Path("belljar.toml").write_text(line)
+    write_trusted(line)
     (entry,) = load_settings().api_keys
     assert parse_key(entry.get_secret_value()) == parse_key(f"alice:{key}")
 

@@ -66,7 +66,11 @@ def _command(arguments: tuple[str, ...]) -> list[str]:
 
 
 def _settings(place: Path, environment: Environment) -> dict[str, Path]:
-    return {"BELLJAR_DATA_DIRECTORY": place.parent / "data", "BELLJAR_ENVIRONMENT": environment.python}
+    return {
+        "BELLJAR_DATA_DIRECTORY": place.parent / "data",
+        "BELLJAR_DOWNLOAD_DIRECTORY": place.parent / "downloads",
+        "BELLJAR_ENVIRONMENT": environment.python,
+    }
 
 
 def _variables(place: Path, environment: Environment) -> dict[str, str]:
@@ -256,33 +260,44 @@ def test_a_reader_that_goes_away_stops_the_code(started: Run) -> None:
 def test_nothing_of_a_run_stays_behind(shell_run: Run, place: Path) -> None:
     shell_run("-c", "open('kept.txt', 'w').close()")
     assert _names(place.parent / "data" / "runs") == []
-    assert _names(place) == ["kept.txt"]
+    assert _names(place) == []
+    assert _names(_folder_of(place)) == ["kept.txt"]
 
 
 # Figures and files
 
 
-def test_figures_and_files_are_saved_beside_each_other_and_named(belljar_run: Run, place: Path) -> None:
+def _folder_of(place: Path) -> Path:
+    """The folder of the only session that left files."""
+    (folder,) = (place.parent / "downloads").iterdir()
+    return folder
+
+
+def test_figures_and_files_are_saved_beside_each_other_and_named_in_one_line(belljar_run: Run, place: Path) -> None:
     code = FIGURE + "import os\nos.mkdir('sub')\nopen('sub/table.csv', 'w').write('a\\n')\nplt.plot([1])\nplt.show()"
     answer = belljar_run("-c", code)
-    found = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+    folder = _folder_of(place)
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert found == ["figure-1.png", "figure-2.png", "sub/table.csv"]
-    assert (place / "figure-1.png").read_bytes().startswith(b"\x89PNG")
-    assert _warnings_apart(answer.err).splitlines() == [f"saved {name}" for name in found]
+    assert (folder / "figure-1.png").read_bytes().startswith(b"\x89PNG")
+    assert _warnings_apart(answer.err) == f"saved in {folder}: {', '.join(found)}\n"
 
 
-def test_nothing_is_ever_overwritten(belljar_run: Run, place: Path) -> None:
-    (place / "figure-1.svg").write_text("mine")
-    (place / "table.csv").write_text("mine")
-    answer = belljar_run("-c", FIGURE + "_ = open('table.csv', 'w').write('new')")
-    assert (place / "table.csv").read_text() == "mine"
-    assert _names(place) == ["figure-1.svg", "figure-2.png", "table.csv"]
-    assert "not saved: table.csv exists already" in answer.err
+@pytest.mark.parametrize("out", [".", "..", "/", "full", "full/.."])
+def test_a_folder_with_files_or_the_one_that_you_work_in_is_refused_before_anything_runs(
+    belljar_run: Run, place: Path, out: str
+) -> None:
+    (place / "full").mkdir()
+    (place / "full" / "table.csv").write_text("mine")
+    answer = belljar_run("--out", out, "-c", "print('ran')")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"error: {out} " in answer.err
 
 
 def test_another_folder_is_made_and_filled(belljar_run: Run, place: Path) -> None:
     answer = belljar_run("--out", "deep/out", "-c", FIGURE)
     assert answer.code == 0
+    assert f"saved in {place / 'deep/out'}: figure-1.png" in answer.err
     assert [path.name for path in (place / "deep" / "out").iterdir()] == ["figure-1.png"]
 
 
@@ -292,21 +307,26 @@ def test_a_folder_that_cannot_be_made_is_told_and_the_result_is_there_all_the_sa
     (place / "file").touch()
     answer = belljar_run("--json", "--out", "file/out", "-c", FIGURE)
     assert answer.code == 2
-    assert "error: file/out cannot be written" in answer.err
+    assert f"error: {place / 'file/out'} cannot be written" in answer.err
     assert json.loads(answer.out)["status"] == "ok"
 
 
 def test_hidden_files_stay_behind(belljar_run: Run, place: Path) -> None:
     answer = belljar_run("-c", "_ = open('.bashrc', 'w').write('rm -r ~')")
     assert _names(place) == []
+    assert _names(_folder_of(place)) == []
     assert "not saved: .bashrc is hidden" in answer.err
 
 
-def test_a_link_out_of_the_folder_is_not_followed(belljar_run: Run, place: Path) -> None:
-    (place / "sub").symlink_to(place.parent)
-    answer = belljar_run("-c", "import os\nos.mkdir('sub')\nopen('sub/new.txt', 'w').close()")
+def test_a_link_out_of_the_folder_is_not_followed(started: Run, place: Path) -> None:
+    (place / "out").mkdir()
+    code = "import os\nprint('on')\ninput()\nos.mkdir('sub')\nopen('sub/new.txt', 'w').close()"
+    with started("--out", "out", "-c", code) as process:
+        assert process.stdout.readline() == "on\n"
+        (place / "out" / "sub").symlink_to(place.parent)
+        _, err = process.communicate("\n")
     assert not (place.parent / "new.txt").exists()
-    assert "not saved: sub/new.txt" in answer.err
+    assert "not saved: sub/new.txt" in err
 
 
 def test_tables_are_printed_and_pages_are_saved(belljar_run: Run, place: Path) -> None:
@@ -316,8 +336,8 @@ def test_tables_are_printed_and_pages_are_saved(belljar_run: Run, place: Path) -
     )
     answer = belljar_run("-c", code)
     assert answer.out == "# title\n   a\n0  1\n"
-    assert _names(place) == ["figure-1.html"]
-    assert (place / "figure-1.html").read_text() == "<b>page</b>"
+    assert _names(_folder_of(place)) == ["figure-1.html"]
+    assert (_folder_of(place) / "figure-1.html").read_text() == "<b>page</b>"
 
 
 # What a single cell does not need

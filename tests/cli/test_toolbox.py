@@ -50,6 +50,12 @@ def test_a_call_prints_the_answer_and_its_status_says_how_it_went(belljar: Run, 
     outcome = belljar("toolbox", "call", "awkward", "media", "--out", str(place / "out"), "--mcp-config", config)
     assert (place / "out" / "image-1.png").read_bytes().startswith(b"\x89PNG")
     assert str(place / "out" / "image-1.png") in outcome.out
+    (place / "out" / "image-1.png").write_text("mine")
+    (place / "out" / "image-2.png").symlink_to(place / "elsewhere")
+    again = belljar("toolbox", "call", "awkward", "media", "--out", str(place / "out"), "--mcp-config", config)
+    assert (place / "out" / "image-1.png").read_text() == "mine"
+    assert not (place / "elsewhere").exists()
+    assert str(place / "out" / "image-3.png") in again.out
     failed = belljar("toolbox", "call", "awkward", "fail", '{"why": "because"}', "--mcp-config", config)
     assert (failed.code, failed.out, failed.err) == (1, "", "because\n")
 

@@ -7,6 +7,7 @@ import pytest
 from belljar.errors import SettingsError
 from belljar.settings import explain, load_settings
 from belljar.toolbox.config import HttpServer, StdioServer, UnusableServer, load_servers, read_file
+from trusted_settings import write_trusted
 
 
 def written(folder: Path, text: str | dict[str, Any], name: str = "mcp.json") -> Path:
@@ -173,7 +174,7 @@ def test_tables_in_the_settings_file_are_servers_and_their_secrets_are_masked(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("BELLJAR_CONFIG", raising=False)
-    Path("belljar.toml").write_text('[mcp_servers.time]\ncommand = "mcp-server-time"\nenv = {KEY = "s3cret"}\n')
+    write_trusted('[mcp_servers.time]\ncommand = "mcp-server-time"\nenv = {KEY = "s3cret"}\n')
     assert load_servers(load_settings()) == {"time": StdioServer("time", "mcp-server-time", (), {"KEY": "s3cret"})}
     assert "s3cret" not in repr(explain())
 

@@ -28,7 +28,9 @@ from belljar.cli import (
     sessions,
     toolbox,
     top,
+    trust,
 )
+from belljar.cli.streams import guard_streams, indented, reset_colours
 from belljar.errors import BelljarError, UsageError
 
 # A new command is a file here and a line in this table.
@@ -43,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "jupyter": jupyter.command,
     "kernel": kernel.command,
     "config": config.command,
+    "trust": trust.command,
     "doctor": doctor.command,
     "install": install.command,
     "key": key.command,
@@ -59,13 +62,16 @@ HIDDEN = {"kernel", "reference"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits with 2 when the caller can mend it, with 1 when not."""
+    guard_streams()
     try:
         application()(arguments, prog_name="belljar")
     except BelljarError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"error: {indented(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print(f"hint: {indented(error.hint)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    finally:
+        reset_colours()
 
 
 def application() -> typer.Typer:

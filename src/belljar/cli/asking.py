@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, cast
 
-from belljar.cli.columns import printable
+from belljar.cli.streams import one_line
 from belljar.cli.terminal import StandardInput
 from belljar.toolbox.base import Question, Reply
 
@@ -16,18 +16,19 @@ _NO = ("n", "no", "false", "0")
 async def ask_at_terminal(question: Question) -> Reply:
     """What the person says; an empty line leaves a field out, the end of the input cancels."""
     if not os.isatty(0):
-        print(f"The server asks: {printable(question.message)} (nobody is at the terminal)", file=sys.stderr)
+        print(f"The server asks: {one_line(question.message)} (nobody is at the terminal)", file=sys.stderr)
         return Reply("cancel")
     lines = StandardInput()
-    await _say(f"The server asks: {printable(question.message)}")
+    await _say(f"The server asks: {one_line(question.message)}")
     if question.url:
-        await _say(f"Open {printable(question.url)}")
+        await _say(f"Open {one_line(question.url)}")
     properties = cast("dict[str, dict[str, Any]]", question.schema.get("properties", {}))
     if not properties:
         return Reply("accept") if (await _answer(lines, "Go on? [y/n]") or "").lower() in _YES else Reply("decline")
     values: dict[str, Any] = {}
     for name, schema in properties.items():
-        text = await _answer(lines, f"{printable(str(schema.get('title') or name))} ({schema.get('type', 'text')}):")
+        asked = f"{schema.get('title') or name} ({schema.get('type', 'text')}):"
+        text = await _answer(lines, one_line(asked))
         if text is None:
             return Reply("cancel")
         if text:

@@ -13,8 +13,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from belljar.cli.columns import columns, printable
+from belljar.cli.columns import columns
 from belljar.cli.sessions import duration
+from belljar.cli.streams import one_line
 from belljar.control import ServerAnswer, SessionLine
 
 _TITLES = (
@@ -103,7 +104,7 @@ class Board:
             table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)
         for pid, line in lines:
             texts = zip(_TITLES, self._cells(pid, line, is_whole=False), strict=True)
-            cells = {title: Text(printable(text)) for title, text in texts}
+            cells = {title: Text(one_line(text)) for title, text in texts}
             cells["state"].stylize(_STATE_STYLES.get(line.info.state, ""))
             table.add_row(*(cells[title] for title in shown))
         return table
@@ -131,7 +132,7 @@ class Board:
 
 
 def _line(text: str, style: str) -> Text:
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    return Text("\n".join(map(one_line, text.split("\n"))), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _cpu_shares(look: Look, before: Look | None) -> Mapping[str, float]:

@@ -37,7 +37,7 @@ def launch_command() -> list[str]:
     """A command that works from any folder and with any PATH: clients started from a desktop have a short one."""
     interpreter = Path(sys.executable).absolute()
     script = interpreter.with_name("belljar.exe" if os.name == "nt" else "belljar")
-    return [str(script)] if os.access(script, os.X_OK) else [str(interpreter), "-m", "belljar"]
+    return [str(script)] if os.access(script, os.X_OK) else [str(interpreter), "-P", "-m", "belljar"]
 
 
 def _claude_desktop() -> Path:

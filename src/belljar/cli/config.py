@@ -13,7 +13,7 @@ from belljar.cli.columns import columns
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, descriptions included.")] = False,
 ) -> None:
-    """Show every setting and where its value comes from."""
+    """Show every setting and where its value comes from, and which ones of an untrusted file are ignored."""
     from belljar import settings
 
     lines = settings.explain()
@@ -24,5 +24,8 @@ def command(
         print(columns([("setting", "value", "from"), *rows]))
     for path in settings.config_files():
         print(f"{'read' if path.is_file() else 'not there'}: {path}", file=sys.stderr)
+    for line in lines:
+        if line.ignored:
+            print(f"ignored: {line.name} of {line.ignored}, which is not trusted", file=sys.stderr)
     for name in settings.unknown_variables():
         print(f"warning: {name} is set and is no setting", file=sys.stderr)

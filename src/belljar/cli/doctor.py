@@ -87,10 +87,14 @@ def report(findings: Sequence[Finding]) -> str:
         if finding.section != section:
             section = finding.section
             lines.append(section)
-        lines.append(f"  {finding.status:<4}  {finding.name}: {finding.detail}")
+        lines.append(f"  {finding.status:<4}  {finding.name}: {_inside(finding.detail)}")
         if finding.hint:
-            lines.append(f"        do: {finding.hint}")
+            lines.append(f"        do: {_inside(finding.hint)}")
     return "\n".join(lines)
+
+
+def _inside(text: str) -> str:
+    return text.replace("\n", "\n          ")
 
 
 def _host(settings: "Settings") -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from belljar.cli.columns import columns
 from belljar.cli.pipes import put_out
 from belljar.cli.progress import Activity, Progress
+from belljar.cli.streams import indented
 from belljar.control import ask_servers
 from belljar.environments import known_names, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
@@ -29,7 +30,7 @@ from belljar.environments.selection import KERNEL_PREFIX, check_name
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.removal import remove_tree
 from belljar.sessions.archive import open_archive
-from belljar.settings import EnvironmentEntry, Settings
+from belljar.settings import EnvironmentEntry, Settings, config_files
 from belljar.settings.environments import checked_names
 from belljar.supervisor import has_supervisor
 
@@ -60,9 +61,9 @@ def create(settings: Settings, names: Sequence[str]) -> int:
         except BelljarError as error:
             activity.close()
             failed += 1
-            print(f"error: {name}: {error.message}", file=sys.stderr)
+            print(f"error: {name}: {indented(error.message)}", file=sys.stderr)
             if error.hint:
-                print(f"hint: {error.hint}", file=sys.stderr)
+                print(f"hint: {indented(error.hint)}", file=sys.stderr)
         else:
             activity.close()
             support = f", with IPython from {environment.support}" if environment.support else ""
@@ -87,7 +88,7 @@ def create_from(settings: Settings, names: Sequence[str], file: Path) -> int:
     status = create(settings.model_copy(update={"environments": named}), [name])
     if not status and not known:
         put_out(f"\n[environments.{json.dumps(name)}]\nkind = {json.dumps(kind)}\nfile = {json.dumps(entry.file)}\n")
-        print("hint: Put these lines into belljar.toml, so that sessions can have it", file=sys.stderr)
+        print(f"hint: Put these lines into {config_files()[-1]}, so that sessions can have it", file=sys.stderr)
     return status
 
 
@@ -194,7 +195,7 @@ def _row(each: Listed) -> tuple[str, ...]:
 def _tell_problems(listed: Sequence[Listed]) -> None:
     for each in listed:
         if each.problem:
-            print(f"{each.name}: {each.problem}", file=sys.stderr)
+            print(f"{each.name}: {indented(each.problem)}", file=sys.stderr)
         if each.hint:
             print(f"hint: {each.hint}", file=sys.stderr)
 

@@ -1,6 +1,8 @@
-"""What a cell leaves for the person: figures it showed and files it wrote, saved beside each other, never over others.
+"""What a cell leaves for the person: figures it showed and files it wrote, in a folder that holds nothing else.
 
-The code behind the glass chooses the names of its files, so hidden ones, which shells and tools obey, are not taken.
+The code behind the glass chooses the names of its files, and many names are obeyed where they lie: `belljar.toml`,
+`conftest.py`, `typer.py`. So they never go among the person's own files, nor where anything is started from. Hidden
+ones, which shells and tools obey most, are not taken at all.
 """
 
 import asyncio
@@ -10,7 +12,9 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path, PurePosixPath
 
+from belljar.cli.streams import one_line
 from belljar.errors import BelljarError, InvalidArgument
+from belljar.files.transfer import safe_path
 from belljar.files.workspace import Workspace
 from belljar.handles import SessionHandle
 from belljar.models import Display, FileReference, OutputEvent
@@ -40,12 +44,34 @@ def kept_forms(display: Display) -> list[Display]:
     return pages or [form for form in forms if form.uri]
 
 
+def check_folder(out: Path) -> Path:
+    """Return a folder that a session's files may fill: one that is not there, or empty, and not where we are."""
+    place = out.expanduser().resolve()
+    here = Path.cwd().resolve()
+    if place == here or place in here.parents:
+        raise InvalidArgument(
+            f"{out} is the folder that you work in",
+            hint="Name a new one: what the code calls its files must not count as yours",
+        )
+    try:
+        is_free = not place.exists() or not any(place.iterdir())
+    except OSError as error:
+        raise InvalidArgument(f"{out} cannot be used: {error.strerror}", hint="Name another folder") from error
+    if not is_free:
+        raise InvalidArgument(
+            f"{out} has files in it", hint="Name a new folder or an empty one: files of a session are kept apart"
+        )
+    return place
+
+
 class Keeper:
-    """Collects what one cell shows, by a notebook's rules, and saves it when the cell is over."""
+    """Collects what one cell shows, by a notebook's rules, and saves it in a folder when the cell is over."""
 
     def __init__(self, session: SessionHandle, out: Path) -> None:
         self._session = session
         self._out = out
+        self._saved: list[str] = []
+        self._left: list[str] = []
         self._figures: list[Display] = []
         self._is_clear_pending = False
 
@@ -69,7 +95,7 @@ class Keeper:
         self._figures.append(display)
 
     async def save(self, files: Sequence[FileReference]) -> None:
-        """Save the figures and files, and name them on stderr."""
+        """Save the figures and files, and say on stderr where they are."""
         if not self._figures and not files:
             return
         try:
@@ -80,10 +106,9 @@ class Keeper:
             raise InvalidArgument(
                 f"{self._out} cannot be written: {error.strerror}", hint="Name another folder with --out"
             ) from error
-        notes = [await self._save_file(file.name) for file in files]
-        _tell(*notes[:_TOLD_FILES])
-        if len(notes) > _TOLD_FILES:
-            _tell(f"and {len(notes) - _TOLD_FILES} more files")
+        for file in files:
+            await self._save_file(file.name)
+        self._tell()
 
     async def _save_figure(self, figure: Display) -> None:
         stem = await asyncio.to_thread(_free_stem, self._out)
@@ -94,21 +119,32 @@ class Keeper:
                 await asyncio.to_thread(_write_new, path, content)
             except FileExistsError:
                 continue  # two forms of one kind: the first is the better one
-            _tell(f"saved {path}")
+            self._saved.append(path.name)
 
-    async def _save_file(self, name: str) -> str:
-        """One line on what became of a file."""
-        path = self._out / name
+    async def _save_file(self, name: str) -> None:
         if any(part.startswith(".") for part in PurePosixPath(name).parts):
-            return f"not saved: {name} is hidden"
+            self._left.append(f"{name} is hidden")
+            return
+        target = str(safe_path(name))
         try:
             content = await self._session.download(name)
-            await asyncio.to_thread(Workspace(self._out.resolve()).create, name, content)
+            await asyncio.to_thread(Workspace(self._out.resolve()).create, target, content)
         except FileExistsError:
-            return f"not saved: {path} exists already"
+            self._left.append(f"{target} exists already")
         except BelljarError as error:
-            return f"not saved: {name}: {error.message}"
-        return f"saved {path}"
+            self._left.append(f"{name}: {error.message}")
+        else:
+            self._saved.append(target)
+
+    def _tell(self) -> None:
+        if self._saved:
+            more = len(self._saved) - _TOLD_FILES
+            names = ", ".join([*self._saved[:_TOLD_FILES], *([f"and {more} more"] if more > 0 else [])])
+            _say(f"saved in {self._out}: {names}")
+        for line in self._left[:_TOLD_FILES]:
+            _say(f"not saved: {line}")
+        if len(self._left) > _TOLD_FILES:
+            _say(f"not saved: {len(self._left) - _TOLD_FILES} more files")
 
 
 def _free_stem(folder: Path) -> str:
@@ -128,6 +164,5 @@ def _write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _tell(*lines: str) -> None:
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
+def _say(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)

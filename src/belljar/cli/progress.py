@@ -2,6 +2,8 @@
 
 import sys
 
+from belljar.cli.streams import one_line, raw_stream
+
 _DETAIL_CHARACTERS = 60
 
 
@@ -24,14 +26,14 @@ class Activity:
             TimeElapsedColumn(),
             TextColumn("{task.fields[detail]}", markup=False),
         )
-        self._bar = Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-        self._task = self._bar.add_task(what, total=None, detail="")
+        self._bar = Bar(*columns, console=Console(file=raw_stream(sys.stderr)), transient=True, redirect_stdout=False)
+        self._task = self._bar.add_task(one_line(what), total=None, detail="")
         self._bar.start()
 
     def tell(self, detail: str) -> None:
         """What it is busy with."""
         if self._bar is not None:
-            self._bar.update(self._task, detail=" ".join(detail.split())[:_DETAIL_CHARACTERS])
+            self._bar.update(self._task, detail=one_line(" ".join(detail.split()))[:_DETAIL_CHARACTERS])
 
     def close(self) -> None:
         """Take it off the screen."""
@@ -58,14 +60,14 @@ class Progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self._bar = Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+        self._bar = Bar(*columns, console=Console(file=raw_stream(sys.stderr)), transient=True, redirect_stdout=False)
         self._task = self._bar.add_task("starting a session", total=total)
         self._bar.start()
 
     def step(self, what: str) -> None:
         """The next step begins."""
         if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=self._begun)
+            self._bar.update(self._task, description=one_line(what), completed=self._begun)
             self._begun += 1
 
     def close(self) -> None:

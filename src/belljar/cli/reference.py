@@ -21,6 +21,12 @@ Every setting can come from four places. A later one wins over an earlier one:
 out of range is an error that names the setting, the value and the source. Relative paths count from the working
 directory.
 
+The `belljar.toml` of the working directory may be anybody's, so by itself it only tightens: it lowers limits, closes
+hosts, turns guardrails on. What else it says is ignored, and named on stderr. `belljar trust` obeys all of it, for as
+long as the file stays what it is; `belljar trust --remove` ends that. Below, each setting says what such a file may do
+without trust. The user's own file, a file that `BELLJAR_CONFIG` names, variables and flags need none. No `.env` is
+read, and no folder above the working directory is looked into.
+
 ```toml
 # belljar.toml
 environment = "/srv/analysis/.venv"
@@ -41,6 +47,15 @@ _COMMANDS_INTRODUCTION = """\
 
 Data goes to stdout, everything else to stderr. A mistake in the call exits with 2, another failure with 1; both say
 what is wrong and, after `hint:`, what to do.
+
+Nothing that a session, a server or a file says acts on your terminal. Of output that you asked for, what code prints or
+an exported document, a terminal gets colours and movements within a line, and no other command; a file or a pipe gets
+it byte for byte, so look at it with a program that shows control characters. In belljar's own lines, whatever would act
+is shown as \ufffd everywhere.
+
+Nothing is imported from the working directory, and files of sessions are never saved into it. Where the `belljar`
+script is not at hand, start it with `python -P -m belljar`: without `-P`, Python itself looks there before belljar
+begins.
 """
 _WIDTH = 100
 
@@ -75,7 +90,7 @@ def page() -> str:
 
 
 def _entry(name: str) -> str:
-    from belljar.settings import MEBIBYTE, Settings, allowed, default, variable
+    from belljar.settings import MEBIBYTE, Settings, allowed, default, untrusted, variable
 
     field = Settings.model_fields[name]
     size = field.get_default() if name.endswith("_bytes") else 0
@@ -83,4 +98,5 @@ def _entry(name: str) -> str:
     return (
         f"## `{name}`\n\n{field.description}\n\n"
         f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_words}\n- Variable: `{variable(name)}`\n"
+        f"- A file that is not trusted: {untrusted(name)}\n"
     )

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,6 +23,7 @@ from belljar.cli.notebooks import StoredCell, StoredNotebook, read_notebook
 from belljar.cli.pipes import put_out
 from belljar.cli.progress import Progress
 from belljar.cli.running import interrupting, prepare_environment
+from belljar.cli.streams import log_to_stderr
 from belljar.errors import BelljarError, InvalidArgument, LimitError, UsageError
 from belljar.handles import SessionHandle
 from belljar.models import ExecutionResult, OutputEvent
@@ -71,7 +71,7 @@ class Fresh:
 def replay(settings: Settings, chosen: Replay) -> int:
     """Run the notebook, print the report, tell the exit status."""
     level = logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s")
+    log_to_stderr(level)
     notebook = read_notebook(chosen.file)
     _check_language(chosen.file, notebook, settings)
     comparison = Comparison(_patterns(chosen.ignore))

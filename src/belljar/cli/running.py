@@ -5,6 +5,7 @@ Stdout is the code's own; what belljar has to say goes to stderr. Knows sessions
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -15,10 +16,12 @@ from pathlib import Path
 
 from belljar.api import open_session
 from belljar.cli.endings import INTERRUPTED, exit_status
-from belljar.cli.keeping import Keeper
+from belljar.cli.keeping import Keeper, check_folder
+from belljar.cli.streams import log_to_stderr
 from belljar.cli.terminal import Screen, StandardInput
 from belljar.environments import prepare
 from belljar.errors import InvalidArgument
+from belljar.files.transfer import download_folder
 from belljar.handles import SessionHandle
 from belljar.settings import Settings
 
@@ -32,7 +35,8 @@ class Job:
     """What to run, and what to do with what it gives."""
 
     code: str
-    out: Path
+    out: Path | None
+    """Where files go; None for a folder of the session's own below `download_directory`."""
     as_json: bool
     is_stdin_free: bool
 
@@ -64,7 +68,7 @@ def run(settings: Settings, job: Job) -> int:
     """Run a job to its end and tell the exit status."""
     # What belljar does is no part of what the code prints; warnings are, such as that nothing is isolated.
     level = logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s")
+    log_to_stderr(level)
     try:
         return asyncio.run(_run(settings, job))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -76,10 +80,12 @@ def run(settings: Settings, job: Job) -> int:
 
 
 async def _run(settings: Settings, job: Job) -> int:
+    # Told before the work rather than after it.
+    out = check_folder(job.out) if job.out is not None else None
     await prepare_environment(settings)
     async with open_session(settings=settings) as session:
         screen = Screen(session, is_quiet=job.as_json)
-        keeper = Keeper(session, job.out)
+        keeper = Keeper(session, out or download_folder(settings.download_directory, session.id))
         stream = session.stream(job.code, on_input=StandardInput().answer if job.is_stdin_free else None)
         with interrupting(session):
             async for event in stream:
@@ -87,7 +93,7 @@ async def _run(settings: Settings, job: Job) -> int:
                 await screen.show(event)
         await screen.end(stream.result)
         if job.as_json:
-            print(stream.result.model_dump_json(indent=2), flush=True)
+            print(json.dumps(stream.result.model_dump(mode="json"), indent=2), flush=True)
         await keeper.save(stream.result.files)
         return exit_status(stream.result)
 

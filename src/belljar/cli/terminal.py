@@ -7,6 +7,7 @@ from typing import TextIO
 
 from belljar.cli.endings import exit_argument, last_line
 from belljar.cli.keeping import display_in, kept_forms
+from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.bundles import is_readable
@@ -106,12 +107,6 @@ def _traceback(event: OutputEvent) -> str:
 
 
 async def write(stream: TextIO, text: str) -> None:
-    """Write text in whatever form the stream can hold it."""
+    """Write what comes out of a session."""
     # In a thread: a reader that is slow or paused must not stop the clock, nor the ear for Ctrl-C.
-    await asyncio.to_thread(_write_now, stream, text)
-
-
-def _write_now(stream: TextIO, text: str) -> None:
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
+    await asyncio.to_thread(write_output, stream, text)

@@ -4,6 +4,8 @@ They are the operator's own: no policy stands between, and questions of a server
 """
 
 import asyncio
+import contextlib
+import itertools
 import json
 import logging
 import mimetypes
@@ -17,7 +19,8 @@ from typing import Any, Concatenate, ParamSpec, cast
 import typer
 
 from belljar.cli.asking import ask_at_terminal
-from belljar.cli.columns import columns, printable
+from belljar.cli.columns import columns
+from belljar.cli.streams import log_to_stderr, one_line, write_output
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.removal import remove_tree
 from belljar.settings import MEBIBYTE, Settings, load_settings
@@ -53,12 +56,12 @@ def run(
 ) -> None:
     """Do it to its end; a status that is not 0 is the command's own."""
     level = logging.DEBUG if settings.log_level == "DEBUG" else logging.ERROR
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s")
+    log_to_stderr(level)
     try:
         status = asyncio.run(work(settings, *arguments, **options))
     except UpstreamFailed as error:
         # Whoever is at the terminal is the operator.
-        said = ". ".join(filter(None, (error.hint, printable(error.detail))))
+        said = ". ".join(filter(None, (error.hint, one_line(error.detail))))
         raise UpstreamFailed(error.message, hint=said) from error
     except KeyboardInterrupt:
         status = 130
@@ -161,7 +164,7 @@ def _shapes(settings: Settings) -> Shapes:
 def _complain(catalogue: Catalogue) -> None:
     for each in catalogue.servers.values():
         if each.error:
-            print(f"warning: {printable(_fault(each))}", file=sys.stderr)
+            print(f"warning: {one_line(_fault(each))}", file=sys.stderr)
 
 
 def _fault(found: ServerCatalogue) -> str:
@@ -195,7 +198,7 @@ def _as_json(catalogue: Catalogue, server: str) -> list[dict[str, Any]]:
 
 def _say_progress(progress: float, total: float | None, message: str) -> None:
     share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
-    print(f"{share} {printable(message)}".rstrip(), file=sys.stderr, flush=True)
+    print(f"{share} {one_line(message)}".rstrip(), file=sys.stderr, flush=True)
 
 
 def _print_answer(answer: Answer, out: Path | None, *, as_json: bool) -> None:
@@ -209,30 +212,35 @@ def _print_answer(answer: Answer, out: Path | None, *, as_json: bool) -> None:
         print(json.dumps(value, indent=2))
         return
     if answer.structured is not None and not answer.is_error:
-        print(json.dumps(answer.structured, indent=2, ensure_ascii=False))
+        write_output(sys.stdout, json.dumps(answer.structured, indent=2, ensure_ascii=False) + "\n")
     for block, file in data:
         # Servers repeat a structured answer as text, for clients that do not know it.
         if block.kind != "text" or answer.structured is None or answer.is_error:
-            print(file or _in_words(block), file=sys.stderr if answer.is_error else sys.stdout)
+            write_output(sys.stderr if answer.is_error else sys.stdout, f"{file or _in_words(block)}\n")
 
 
 def _in_words(block: Block) -> str:
     if block.text:
-        # A terminal would obey what is in it; a file or a pipe gets it as it is.
-        return "\n".join(map(printable, block.text.split("\n"))) if sys.stdout.isatty() else block.text
+        return block.text
     if block.kind == "link":
-        return f"{block.name}: {block.uri}"
-    return f"[{block.kind} {block.mime} of {len(block.data):,} bytes; --out FOLDER keeps it]"
+        return one_line(f"{block.name}: {block.uri}")
+    return one_line(f"[{block.kind} {block.mime} of {len(block.data):,} bytes; --out FOLDER keeps it]")
 
 
 def _saved(block: Block, out: Path | None, number: int) -> str:
     """The file that a block's data went to; empty for none."""
     if out is None or not block.data:
         return ""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / f"{block.kind}-{number}{mimetypes.guess_extension(block.mime) or '.bin'}"
-    file.write_bytes(block.data)
-    return str(file)
+    suffix = mimetypes.guess_extension(block.mime) or ".bin"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for place in itertools.count(number):
+            with contextlib.suppress(FileExistsError), (out / f"{block.kind}-{place}{suffix}").open("xb") as file:
+                file.write(block.data)
+                return file.name
+    except OSError as error:
+        raise InvalidArgument(f"{out} cannot be written: {error.strerror}", hint="Name another folder") from error
+    return ""
 
 
 def _check_target(target: Path) -> None:

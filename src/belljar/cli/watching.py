@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
+from rich.console import Console
 from rich.live import Live
 
 from belljar.cli.board import Board, Look
+from belljar.cli.streams import raw_stream
 from belljar.control import ask_servers
 
 REFRESH_S = 1.0
@@ -35,7 +37,7 @@ async def print_once(folder: Path) -> None:
 
 async def watch(folder: Path) -> None:
     """A frame a second, until `q` is pressed."""
-    with _pressed(b"q") as quitting, Live(screen=True, auto_refresh=False) as live:
+    with _pressed(b"q") as quitting, _live() as live:
         async with aclosing(_frames(folder)) as frames:
             async for board in frames:
                 live.update(board, refresh=True)
@@ -44,6 +46,12 @@ async def watch(folder: Path) -> None:
                         await quitting.wait()
                 if quitting.is_set():
                     return
+
+
+def _live() -> Live:
+    # It draws; what it is given to draw has been made harmless by the board.
+    console = Console(file=raw_stream(sys.stdout))
+    return Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
 
 async def _frames(folder: Path) -> AsyncGenerator[Board]:

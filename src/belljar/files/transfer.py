@@ -49,9 +49,14 @@ async def decode_upload(
     return await fetch_https(url, max_bytes, allow_private=allow_private, ssl_context=ssl_context)
 
 
+def download_folder(directory: Path, session_id: str) -> Path:
+    """Return the folder of a session's files on the person's disk, which holds nothing else and need not exist yet."""
+    return directory / _safe_component(session_id[:8])
+
+
 def save_download(directory: Path, session_id: str, name: str, data: bytes) -> Path:
     """Save under `directory`, in a folder of the session; a different file of that name is kept, ours gets -1, -2, …"""
-    folder = directory / _safe_component(session_id[:8])
+    folder = download_folder(directory, session_id)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -60,7 +65,7 @@ def save_download(directory: Path, session_id: str, name: str, data: bytes) -> P
             hint="Choose another download directory",
         ) from error
     saved = Workspace(folder)
-    wanted = _safe_path(name)
+    wanted = safe_path(name)
     for number in range(_MAX_SAME_NAME):
         candidate = wanted if number == 0 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
         try:
@@ -127,14 +132,16 @@ def _has_content(saved: Workspace, name: str, data: bytes) -> bool:
         return False
 
 
-def _safe_path(name: str) -> PurePosixPath:
+def safe_path(name: str) -> PurePosixPath:
     """The caller's path with components that any file system and any person can take."""
     parts = [_safe_component(part) for part in name.split("/") if part not in ("", ".", "..")]
     return PurePosixPath(*parts[-MAX_DEPTH:] or ["file"])
 
 
 def _safe_component(text: str) -> str:
-    visible = re.sub(r'[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff<>:"|?*\\/]', "_", text)
+    visible = re.sub(
+        r'[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff<>:"|?*\\/]', "_", text
+    )
     # A leading dot would hide the file; trailing dots and spaces do not survive everywhere.
     visible = re.sub(r"^\.", "_", visible).rstrip(". ") or "_"
     if len(visible.encode()) <= _MAX_SAVED_NAME_BYTES:

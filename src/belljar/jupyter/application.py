@@ -52,6 +52,9 @@ class KernelApplication(IPKernelApp):
         if not told.get("kernel_name"):
             path.write_text(json.dumps({**told, "kernel_name": NAME}, indent=2))
 
+    def init_path(self) -> None:
+        """Leave the import path alone: ipykernel would put the working directory in front of everything."""
+
     def init_pdb(self) -> None:
         """No code of the user's runs here."""
 

@@ -1,14 +1,17 @@
 """The settings in force, and where each came from. `table.py` has them all; `sources.py` where they are read."""
 
+import logging
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
-from belljar.settings import sources, words
+from belljar.settings import sources, tightening, words
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
 from belljar.settings.kinds import NONE
@@ -28,6 +31,7 @@ __all__ = [
     "config_files",
     "default",
     "explain",
+    "explain_trust",
     "flag",
     "given_flags",
     "hash_key",
@@ -35,8 +39,12 @@ __all__ = [
     "load_settings",
     "parse_key",
     "unknown_variables",
+    "untrusted",
     "variable",
 ]
+
+log = logging.getLogger(__name__)
+_told: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +55,34 @@ class SettingOrigin:
     value: JsonValue
     origin: str
     description: str
+    ignored: str = ""
+    """The file of the working directory, where it says something else and is not trusted."""
 
 
 def load_settings(flags: Mapping[str, object] = {}) -> Settings:
     """The settings in force; a flag that is None was not given, unless it is a limit: then there is none."""
     given = given_flags(flags)
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
         raise _explained(error, given) from None
+    if (line := explain_trust()) and line not in _told:
+        _told.add(line)
+        log.warning("%s", line)
+    return settings
+
+
+def explain_trust() -> str:
+    """Say which settings of the working directory's file are ignored, and what would change that; empty for none."""
+    project = sources.project_layer(Settings)
+    if project is None:
+        return ""
+    file = Path(project.origin(""))
+    names = ", ".join(project.ignored)
+    return (
+        f"{file} is not trusted and may only tighten: ignored {names}. "
+        f"If you have read it: belljar trust {shlex.quote(str(file.parent))}"
+    )
 
 
 def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
@@ -63,7 +90,13 @@ def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
     settings = load_settings(flags)
     layers = [sources.Layer(given_flags(flags), flag), *sources.layers(Settings)]
     return [
-        SettingOrigin(name, words.shown(getattr(settings, name)), _origin(name, layers), field.description or "")
+        SettingOrigin(
+            name,
+            words.shown(getattr(settings, name)),
+            _origin(name, layers),
+            field.description or "",
+            ignored=next((layer.origin(name) for layer in layers if name in layer.ignored), ""),
+        )
         for name, field in Settings.model_fields.items()
     ]
 
@@ -85,6 +118,11 @@ def allowed(name: str) -> str:
 def default(name: str) -> str:
     """What a setting is when nothing sets it, in Markdown and without this machine's paths."""
     return words.default(Settings, name)
+
+
+def untrusted(name: str) -> str:
+    """What the working directory's file may do to a setting before it is trusted, in words."""
+    return (tightening.rule_of(Settings.model_fields[name]) or tightening.NEVER).words
 
 
 def unknown_variables() -> list[str]:

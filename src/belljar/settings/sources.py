@@ -1,22 +1,26 @@
 """Where values come from, lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or
 `BELLJAR_CONFIG`), `BELLJAR_*` variables, flags. It knows the names and types of a table, not what they are for.
+
+The working directory's file may only tighten (`tightening.py`), unless the user trusts it (`trust.py`).
 """
 
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import platformdirs
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
 from belljar.errors import SettingsError
 from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
+from belljar.settings.tightening import narrowed
+from belljar.settings.trust import is_trusted, user_folder
 from belljar.settings.words import Table, kind, may_be_none, unknown, unusable
 
 CONFIG_FILE = "belljar.toml"
@@ -41,6 +45,7 @@ ALIASES = {
 """Variables of other projects that are read where ours is not set, for the settings that a table has."""
 
 _FLAGS = {"surfaces": "--surface"}
+_LARGEST_FILE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Layer:
 
     values: dict[str, Any]
     origin: Callable[[str], str]
+    ignored: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What a file that is not trusted says beyond what it may, by name."""
 
 
 class _Environment(EnvSettingsSource):
@@ -86,15 +93,64 @@ def _table(table: Table, name: str, text: str) -> Any:
 def layers(table: Table) -> list[Layer]:
     """The sources below the flags, highest first."""
     environment = _Environment(table)
-    files = [path for path in config_files() if _is_wanted(path)]
-    return [Layer(environment(), environment.origin), *(_file_layer(table, path) for path in files)]
+    return [Layer(environment(), environment.origin), *_file_layers(table)]
+
+
+def project_layer(table: Table) -> Layer | None:
+    """The file of the working directory, if it is there, is read, and is not trusted."""
+    return next((layer for layer in _file_layers(table) if layer.ignored), None)
 
 
 def config_files() -> list[Path]:
     """The files that are looked for, highest first; they need not exist."""
     chosen = os.environ.get(CONFIG_VARIABLE)
     nearest = Path(chosen).expanduser() if chosen else Path(CONFIG_FILE)
-    return [nearest.absolute(), platformdirs.user_config_path("belljar") / CONFIG_FILE]
+    own = user_folder()
+    return list(dict.fromkeys([nearest.absolute(), *([own / CONFIG_FILE] if own else [])]))
+
+
+def read_config(path: Path) -> bytes:
+    """Read a file of settings. One that may be anybody's is refused if it is no file, rather than waited for."""
+    is_from_anybody = _is_from_anybody(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_from_anybody else 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if is_from_anybody and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SettingsError(f"{path} cannot be read: it is not a file")
+            content = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    if len(content) > _LARGEST_FILE:
+        raise SettingsError(f"{path} cannot be read: it has more than {_LARGEST_FILE:,} bytes")
+    return content
+
+
+def parse_config(table: Table, path: Path, content: bytes) -> dict[str, Any]:
+    """Parse a file of settings, and check its names and types."""
+    try:
+        values = tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}", hint="Write one `name = value` a line") from error
+    for name, value in values.items():
+        _check_from_file(table, name, value, str(path))
+    return values
+
+
+def tightened(table: Table, values: dict[str, Any], below: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is in force of a file that is not trusted, and what is ignored; `below` is what other files say."""
+    kept: dict[str, Any] = {}
+    ignored: dict[str, Any] = {}
+    for name, proposed in values.items():
+        known = table.model_fields[name]
+        current = below.get(name, known.get_default(call_default_factory=True))
+        result = narrowed(known, current, proposed)
+        if not result.is_whole:
+            ignored[name] = proposed
+        if result.value != current:
+            kept[name] = result.value
+    return kept, ignored
 
 
 def variable(name: str) -> str:
@@ -129,16 +185,27 @@ def _is_wanted(path: Path) -> bool:
     return False
 
 
-def _file_layer(table: Table, path: Path) -> Layer:
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not TOML: {error}", hint="Write one `name = value` a line") from error
-    for name, value in values.items():
-        _check_from_file(table, name, value, str(path))
-    return Layer(values, lambda _: str(path))
+def _file_layers(table: Table) -> list[Layer]:
+    nearest, *own = config_files()
+    below = [_file_layer(table, path, read_config(path)) for path in own if _is_wanted(path)]
+    if not _is_wanted(nearest):
+        return below
+    content = read_config(nearest)
+    layer = _file_layer(table, nearest, content)
+    if not _is_from_anybody(nearest) or is_trusted(nearest, content):
+        return [layer, *below]
+    values, ignored = tightened(table, layer.values, below[0].values if below else {})
+    return [Layer(values, layer.origin, ignored), *below]
+
+
+def _is_from_anybody(path: Path) -> bool:
+    """Whether a file is read only because it is in the working directory; the user named any other."""
+    own = user_folder()
+    return not os.environ.get(CONFIG_VARIABLE) and (own is None or path != own / CONFIG_FILE)
+
+
+def _file_layer(table: Table, path: Path, content: bytes) -> Layer:
+    return Layer(parse_config(table, path, content), lambda _: str(path))
 
 
 def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:

@@ -1,6 +1,7 @@
 """The settings: one table. The code, `belljar config` and the reference page all read it.
 
-Nothing here knows where values come from or what a setting is for.
+Nothing here knows where values come from or what a setting is for. Each says what the `belljar.toml` of a working
+directory that the user does not trust may do to it: see `tightening.py`.
 """
 
 from typing import Annotated, Any, Literal
@@ -30,6 +31,7 @@ from belljar.settings.kinds import (
     within_sessions,
 )
 from belljar.settings.sources import PREFIX, layers
+from belljar.settings.tightening import FEWER, HIGHER, LOWER, MORE, NEVER, OFF, ON, towards
 
 MEBIBYTE = 1024 * 1024
 
@@ -41,201 +43,206 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
     )
 
-    sandbox: Literal["namespace", "container", "gvisor", "microvm", "process"] = Field(
+    sandbox: Annotated[
+        Literal["namespace", "container", "gvisor", "microvm", "process"],
+        towards("process", ("namespace", "container"), "gvisor", "microvm"),
+    ] = Field(
         "namespace",
         description="How sessions are sealed off: Linux namespaces, containers of docker or podman, gVisor's own "
         "kernel, virtual machines of microsandbox, or plain processes that isolate nothing.",
     )
-    runsc: str = Field("runsc", description="gVisor's program for the `gvisor` sandbox: a name on the PATH, or a path.")
-    container_engine: Literal["auto", "podman", "docker"] = Field(
+    runsc: Annotated[str, NEVER] = Field(
+        "runsc", description="gVisor's program for the `gvisor` sandbox: a name on the PATH, or a path."
+    )
+    container_engine: Annotated[Literal["auto", "podman", "docker"], NEVER] = Field(
         "auto", description="What makes the containers of the `container` sandbox: `auto` takes the first that answers."
     )
-    container_image: Annotated[str, AfterValidator(checked_image)] = Field(
+    container_image: Annotated[str, AfterValidator(checked_image), NEVER] = Field(
         "belljar:latest",
         description="The image of those containers, a Linux with glibc; it has to be there, nothing is ever pulled.",
         json_schema_extra={"allowed": "the name of an image"},
     )
-    environment: str = Field(
+    environment: Annotated[str, NEVER] = Field(
         "default",
         description="Where the code of sessions runs: `default` (the managed science environment), a name of "
         "`environments`, the path of a virtual environment or interpreter, or `kernel:NAME` for an installed Jupyter "
         "kernel.",
     )
-    environments: Annotated[dict[str, EnvironmentEntry], AfterValidator(checked_names)] = Field(
+    environments: Annotated[dict[str, EnvironmentEntry], AfterValidator(checked_names), NEVER] = Field(
         {},
         description="Environments that a session may ask for by name, a table each: its `kind` (`venv`, `venv-uv`, "
         "`conda`, `system` or `managed`) and its `path`; for a managed one `requirements` or a `file`, and `python`; "
         "for one of conda that belljar makes, its `file`.",
         json_schema_extra={"allowed": "tables, as in `[environments.NAME]`; in the variable, JSON"},
     )
-    conda_channels: list[Annotated[str, AfterValidator(checked_channel)]] = Field(
+    conda_channels: Annotated[list[Annotated[str, AfterValidator(checked_channel)]], NEVER] = Field(
         [],
         description="Conda's channels for packages of sessions in environments of conda, names (looked for below "
         "`CONDA_CHANNEL_ALIAS`), URLs or folders; without any, those that an environment's own packages came from.",
         json_schema_extra={"allowed": "a list, like `conda-forge, https://mirror.example.com/bioconda`"},
     )
-    data_directory: Directory = Field(
+    data_directory: Annotated[Directory, NEVER] = Field(
         default_factory=user_data,
         description="Where sessions, their files and managed environments are kept.",
         json_schema_extra={"default": "`belljar` in the user's data folder (Linux: `~/.local/share/belljar`)"},
     )
-    download_directory: Directory = Field(
+    download_directory: Annotated[Directory, NEVER] = Field(
         default_factory=user_downloads,
         description="Where `download_file` saves what it is asked to save.",
         json_schema_extra={"default": "`belljar` in the user's downloads folder (`~/Downloads/belljar`)"},
     )
-    workspace: Literal["auto", "on", "off"] = Field(
+    workspace: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(
         "auto",
         description="Whether sessions have a folder `workspace/` whose files their owner finds in every later session: "
         "`auto` means where tools of other servers are configured, or `workspace_directory` is set.",
     )
-    workspace_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    workspace_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description="Where those files are kept, a folder for each owner; `WORKSPACE_DIR` works too.",
         json_schema_extra={"default": "`workspaces` in the data directory", "allowed": "the path of a folder"},
     )
-    workspace_mb: int = Field(
+    workspace_mb: Annotated[int, LOWER] = Field(
         512, ge=1, description="What one owner may keep in `workspace/`; what goes beyond it stays in its session."
     )
-    surfaces: Annotated[list[Literal["interpreter", "toolbox", "executor"]], AfterValidator(unmixed)] = Field(
+    surfaces: Annotated[list[Literal["interpreter", "toolbox", "executor"]], AfterValidator(unmixed), NEVER] = Field(
         ["interpreter"],
         min_length=1,
         description="The sets of tools that clients see: `interpreter` has all that sessions can do, `toolbox` only "
         "what it takes to find and call the tools of other MCP servers, `executor` runs code files, each in a fresh "
         "process, and is served alone.",
     )
-    mcp_config: Annotated[str, AfterValidator(absolute_file)] = Field(
+    mcp_config: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description="The file that lists the MCP servers of the toolbox: `mcpServers` as Claude Desktop and Cursor "
         "have it, or VS Code's `servers`.",
         json_schema_extra={"allowed": "the path of a JSON file, or empty text"},
     )
-    mcp_servers: dict[str, Any] = Field(
+    mcp_servers: Annotated[dict[str, Any], NEVER] = Field(
         {},
         description="More of them, as tables in the file of settings: `[mcp_servers.NAME]` with `command` and `args`, "
         "or with `url`.",
         json_schema_extra={"allowed": "tables like [mcp_servers.NAME]"},
     )
-    servers_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    servers_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description="The folder in which `trees` is made, and nothing else touched, for the Python files of their "
         "tools while the server runs; `SERVERS_DIR` works too.",
         json_schema_extra={"default": "`toolbox` in the data directory", "allowed": "the path of a folder"},
     )
-    skills_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    skills_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description="A folder of Python files that every session can read under `skills/` and import as `skills`, and "
         "cannot change; `SKILLS_DIR` works too.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
-    upstream_start_s: Seconds = Field(
+    upstream_start_s: Annotated[Seconds, LOWER] = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )
-    upstream_wait_s: Seconds = Field(
+    upstream_wait_s: Annotated[Seconds, LOWER] = Field(
         30,
         description="How long a cell that uses an MCP server of the toolbox waits for that server while it is still "
         "connecting. After that the code is told so; the server goes on connecting.",
     )
-    upstream_silence_s: Seconds = Field(
+    upstream_silence_s: Annotated[Seconds, LOWER] = Field(
         300,
         description="A call to an MCP server of the toolbox that says nothing for this long, not even progress, is "
         "given up; the time that a person takes to answer does not count.",
     )
-    upstream_message_mb: int = Field(
+    upstream_message_mb: Annotated[int, LOWER] = Field(
         64, ge=1, le=1_024, description="The largest message that an MCP server of the toolbox may send."
     )
-    upstream_memory_mb: int = Field(
+    upstream_memory_mb: Annotated[int, LOWER] = Field(
         256,
         ge=4,
         description="How much memory large answers of all MCP servers of the toolbox may take while they are on their "
         "way into sessions; the next waits for room.",
     )
-    upstream_questions: int = Field(
+    upstream_questions: Annotated[int, LOWER] = Field(
         20,
         ge=0,
         description="How many questions an MCP server of the toolbox may put to a person during one call; with the "
         "next, the call is given up.",
     )
-    policy: Annotated[str, AfterValidator(absolute_file)] = Field(
+    policy: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description="The file of guardrails: which tools and code sessions may use, and what callers may see; a "
         "file that is not in order stops the server.",
         json_schema_extra={"allowed": "the path of a TOML file, or empty text"},
     )
-    guardrails: bool = Field(
+    guardrails: Annotated[bool, ON] = Field(
         True, description="Whether the policy is obeyed, privacy included; `GUARDRAILS_ENABLED` works too."
     )
-    guardrails_strict: bool = Field(
+    guardrails_strict: Annotated[bool, ON] = Field(
         False,
         description="Refuse tools that no rule allows, and code that rules only warn of or cannot see through; "
         "`GUARDRAILS_STRICT_MODE` works too.",
     )
-    secrets_file: Annotated[str, AfterValidator(absolute_file)] = Field(
+    secrets_file: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description='A file with secrets that the policy lets tools have, `NAME = "value"` a line; '
         "`BELLJAR_SECRET_NAME` variables come first.",
         json_schema_extra={"allowed": "the path of a TOML file, or empty text"},
     )
-    blocked_patterns: list[str] = Field(
+    blocked_patterns: Annotated[list[str], MORE] = Field(
         [],
         description="Code that does not run, beside the policy's: names like `os.system`, or patterns like "
         "`open(_, 'w*')`, which a variable cannot hold; `BLOCKED_PATTERNS` works too.",
     )
-    http: Annotated[str, AfterValidator(checked_address)] = Field(
+    http: Annotated[str, AfterValidator(checked_address), NEVER] = Field(
         "",
         description="Serve streamable HTTP at this `HOST:PORT`; empty means stdio.",
         json_schema_extra={"allowed": "HOST:PORT, or empty text"},
     )
-    api_keys: list[Annotated[SecretStr, AfterValidator(checked_key)]] = Field(
+    api_keys: Annotated[list[Annotated[SecretStr, AfterValidator(checked_key)]], NEVER] = Field(
         [],
         description="Bearer keys that HTTP accepts: `KEY`, `NAME:KEY` or `NAME:sha256:HEX`; a file may hold the "
         "hashed form only, as `belljar key` prints it.",
         json_schema_extra={"allowed": "a list of KEY, NAME:KEY or NAME:sha256:HEX"},
     )
-    oauth_issuer: str = Field("", description="Accept OAuth access tokens of this issuer (a URL).")
-    oauth_audience: str = Field(
+    oauth_issuer: Annotated[str, NEVER] = Field("", description="Accept OAuth access tokens of this issuer (a URL).")
+    oauth_audience: Annotated[str, NEVER] = Field(
         "", description="This server's own canonical URL, which tokens must be meant for, like `https://host/mcp`."
     )
-    oauth_jwks_url: str = Field(
+    oauth_jwks_url: Annotated[str, NEVER] = Field(
         "", description="Where the issuer's signing keys are; empty means what the issuer's metadata says."
     )
-    oauth_scopes: list[str] = Field([], description="Scopes that every token must carry.")
-    allowed_hosts: list[str] = Field(
+    oauth_scopes: Annotated[list[str], MORE] = Field([], description="Scopes that every token must carry.")
+    allowed_hosts: Annotated[list[str], FEWER] = Field(
         [], description="`Host` headers accepted beside those of the address that is served."
     )
-    allowed_origins: list[str] = Field([], description="`Origin` headers accepted from browsers.")
-    max_connections: int = Field(
+    allowed_origins: Annotated[list[str], FEWER] = Field([], description="`Origin` headers accepted from browsers.")
+    max_connections: Annotated[int, LOWER] = Field(
         256,
         ge=16,
         description="HTTP connections that may be open at once, and never more than a quarter of the files that the "
         "server may have open; over it, the one that has waited longest to send its request is closed.",
     )
-    metrics: Literal["off", "local", "open"] = Field(
+    metrics: Annotated[Literal["off", "local", "open"], towards("open", "local", "off")] = Field(
         "local",
         description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
         "any are set up), or everyone who can connect.",
     )
-    egress: list[Annotated[str, AfterValidator(checked_rule)]] = Field(
+    egress: Annotated[list[Annotated[str, AfterValidator(checked_rule)]], FEWER] = Field(
         [],
         description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "
         "package index that pip and uv are configured for; none by default; `ALLOWED_NETWORKS` works too.",
         json_schema_extra={"allowed": 'a list of HOST:PORT, *.DOMAIN:PORT or "packages"'},
     )
-    allow_network_access: bool = Field(
+    allow_network_access: Annotated[bool, OFF] = Field(
         True,
         description="False closes the network to sessions, whatever `egress` says; `ALLOW_NETWORK_ACCESS` works too.",
     )
-    egress_allow_private: bool = Field(
+    egress_allow_private: Annotated[bool, OFF] = Field(
         False,
         description="Whether an allowed host may have a private address, for sites whose mirrors do; link-local and "
         "metadata addresses are never reached.",
     )
-    session_idle_s: Seconds = Field(
+    session_idle_s: Annotated[Seconds, LOWER] = Field(
         1800, description="A session that nothing used for this long expires; never while something runs."
     )
-    sweep_interval_s: Seconds = Field(30, description="How often expired sessions are looked for.")
-    max_sessions: int = Field(64, ge=1, description="Sessions that may be alive at once.")
-    owner_share: float = Field(
+    sweep_interval_s: Annotated[Seconds, NEVER] = Field(30, description="How often expired sessions are looked for.")
+    max_sessions: Annotated[int, LOWER] = Field(64, ge=1, description="Sessions that may be alive at once.")
+    owner_share: Annotated[float, LOWER] = Field(
         0.5,
         gt=0,
         le=1,
@@ -243,137 +250,143 @@ class Settings(BaseSettings):
         "than one API key, or OAuth), beyond which the owner's longest idle session is put to sleep first; an only "
         "owner may have all.",
     )
-    max_running: int = Field(
+    max_running: Annotated[int, LOWER] = Field(
         64, ge=1, description="Executions that may run at once in all sessions; the others wait, fairly between owners."
     )
-    max_waiting: int = Field(1_000, ge=1, description="Executions that may wait to run; more are refused as busy.")
-    memory_headroom_mb: int = Field(
+    max_waiting: Annotated[int, LOWER] = Field(
+        1_000, ge=1, description="Executions that may wait to run; more are refused as busy."
+    )
+    memory_headroom_mb: Annotated[int, HIGHER] = Field(
         256, ge=1, description="Memory of the machine that stays free: below it no session or kernel is started."
     )
-    max_queue: int = Field(32, ge=1, description="Executions that may wait in one session.")
-    fork_start: bool = Field(
+    max_queue: Annotated[int, LOWER] = Field(32, ge=1, description="Executions that may wait in one session.")
+    fork_start: Annotated[bool, OFF] = Field(
         True, description="Start sessions as forks of a process that has everything imported, where the sandbox can."
     )
-    preload: list[Annotated[str, AfterValidator(checked_module)]] = Field(
+    preload: Annotated[list[Annotated[str, AfterValidator(checked_module)]], FEWER] = Field(
         ["numpy", "pandas", "matplotlib.pyplot"],
         description="Modules that this process imports before any session needs them; those not installed are skipped.",
         json_schema_extra={"allowed": "a list of module names"},
     )
-    pool_size: Annotated[int, AfterValidator(within_sessions)] = Field(
+    pool_size: Annotated[int, AfterValidator(within_sessions), LOWER] = Field(
         1, ge=0, description="Sessions kept ready before anyone asks for them; with 0, only an empty sandbox is."
     )
-    checkpoints: int = Field(
+    checkpoints: Annotated[int, LOWER] = Field(
         3, ge=0, description="Earlier states of a session that it can be rewound to; 0 keeps none."
     )
-    checkpoint_memory_mb: int = Field(
+    checkpoint_memory_mb: Annotated[int, LOWER] = Field(
         1_024,
         ge=1,
         description="Memory that the earlier states of one session may hold; the oldest are dropped over it.",
     )
-    checkpoint_disk_mb: int = Field(
+    checkpoint_disk_mb: Annotated[int, LOWER] = Field(
         1_024, ge=1, description="Disk that the earlier files of one session may take; over it files are not rewound."
     )
-    on_death: Annotated[Literal["fresh", "rewind"], AfterValidator(with_checkpoints)] = Field(
+    on_death: Annotated[Literal["fresh", "rewind"], AfterValidator(with_checkpoints), NEVER] = Field(
         "fresh",
         description="What follows when a session's process dies: `fresh` starts an empty one and names what was lost, "
         "`rewind` goes back to the state before the cell that killed it.",
     )
-    hibernate: bool = Field(
+    hibernate: Annotated[bool, NEVER] = Field(
         True, description="Keep sessions on disk when they expire or the server stops; the next call wakes them."
     )
-    keep_alive: bool = Field(
+    keep_alive: Annotated[bool, OFF] = Field(
         False,
         description="Let the processes of sessions outlive the server, killed or stopped, so that the next one on the "
         "same data directory goes on with their variables and running cells; sandbox `namespace` only.",
     )
-    keep_alive_s: Seconds = Field(
+    keep_alive_s: Annotated[Seconds, LOWER] = Field(
         600, description="How long they wait for the next server under `keep_alive`; then they are ended."
     )
-    keep_days: float = Field(7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept.")
-    execution_timeout_s: Seconds = Field(
+    keep_days: Annotated[float, NEVER] = Field(
+        7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept."
+    )
+    execution_timeout_s: Annotated[Seconds, LOWER] = Field(
         600,
         description="A cell that runs longer is interrupted, unless its call says otherwise; `MAX_EXECUTION_TIME` "
         "works too.",
     )
-    interrupt_grace_s: Seconds = Field(
+    interrupt_grace_s: Annotated[Seconds, LOWER] = Field(
         5, description="A cell that ignores its interrupt for this long is killed with its process."
     )
-    interrupt_on: Literal["cancel", "disconnect", "nothing"] = Field(
+    interrupt_on: Annotated[Literal["cancel", "disconnect", "nothing"], NEVER] = Field(
         "cancel",
         description="What a client does to a call that also stops the code it runs: `cancel` is MCP's "
         "`notifications/cancelled`; `disconnect` is that or a connection that ends, which for HTTP clients of protocol "
         "2026-07-28 is the way to cancel; after `nothing` the code goes on, and get_execution returns its result.",
     )
-    failures_are_errors: bool = Field(
+    failures_are_errors: Annotated[bool, NEVER] = Field(
         True,
         description="Whether the answer about code that raised, ran too long or died has `isError`; without it agents "
         "whose framework gives up at errors can read what went wrong; calls that are refused always have it.",
     )
-    memory_mb: Annotated[Count, limit(64, 1_048_576 * 16)] = Field(
+    memory_mb: Annotated[Count, limit(64, 1_048_576 * 16), LOWER] = Field(
         2048,
         description="Memory that all processes of a session may use together, swap included; what goes beyond it is "
         "killed, and the result says `out_of_memory`; `MAX_MEMORY_MB` works too.",
         json_schema_extra={"allowed": 'a whole number of megabytes from 64, or "none" for no limit'},
     )
-    cpus: Annotated[Share, limit(0.05, 4096)] = Field(
+    cpus: Annotated[Share, limit(0.05, 4096), LOWER] = Field(
         None,
         description="Processors that a session may keep busy, fractions allowed; code inside sees that many.",
         json_schema_extra={"allowed": 'a number from 0.05, or "none" for all of them'},
     )
-    max_processes: Annotated[Count, limit(16, 4_194_304)] = Field(
+    max_processes: Annotated[Count, limit(16, 4_194_304), LOWER] = Field(
         256,
         description="Processes and threads that a session may have at once; three of them are the sandbox's own.",
         json_schema_extra={"allowed": 'a whole number from 16, or "none" for no limit'},
     )
-    disk_mb: Annotated[Count, limit(1, 1_048_576 * 1024)] = Field(
+    disk_mb: Annotated[Count, limit(1, 1_048_576 * 1024), LOWER] = Field(
         2048,
         description="What a session may keep in its folder; a cell that goes beyond it is interrupted, uploads are "
         "refused, and no single file can become larger.",
         json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    temporary_mb: Annotated[Count, limit(1, 1_048_576 * 16)] = Field(
+    temporary_mb: Annotated[Count, limit(1, 1_048_576 * 16), LOWER] = Field(
         512,
         description="Size of `/tmp`, of the home folder and of `/dev/shm`, each; what is in them counts as memory.",
         json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    max_open_files: Annotated[Count, limit(64, 1_073_741_816)] = Field(
+    max_open_files: Annotated[Count, limit(64, 1_073_741_816), LOWER] = Field(
         1024,
         description="Files and sockets that one process of a session may have open.",
         json_schema_extra={"allowed": 'a whole number from 64, or "none" for no limit of ours'},
     )
-    start_timeout_s: Seconds = Field(60, description="How long a kernel may take to get ready.")
-    output_budget_chars: int = Field(
+    start_timeout_s: Annotated[Seconds, LOWER] = Field(60, description="How long a kernel may take to get ready.")
+    output_budget_chars: Annotated[int, LOWER] = Field(
         20_000, ge=200, description="Characters of output in one answer; the rest is kept behind a link."
     )
-    output_cap_bytes: int = Field(
+    output_cap_bytes: Annotated[int, LOWER] = Field(
         256 * MEBIBYTE, ge=1, description="Output kept of one execution; what comes after it is counted and dropped."
     )
-    journal_mb: Annotated[Count, limit(16, 1_048_576 * 1024)] = Field(
+    journal_mb: Annotated[Count, limit(16, 1_048_576 * 1024), NEVER] = Field(
         4096,
         description="Disk that the journal may take, with the displays of executions; over it the output of the oldest "
         "finished executions is dropped, which whoever asks for it is told.",
         json_schema_extra={"allowed": 'a whole number of megabytes from 16, or "none" for no limit'},
     )
-    image_budget_bytes: int = Field(
+    image_budget_bytes: Annotated[int, LOWER] = Field(
         700_000, ge=1, description="Bytes of images in one answer; larger ones are scaled down, the original linked."
     )
-    structured: Literal["auto", "always", "never"] = Field(
+    structured: Annotated[Literal["auto", "always", "never"], NEVER] = Field(
         "auto",
         description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, which several "
         "clients would drop.",
     )
-    tool_result_bytes: int = Field(
+    tool_result_bytes: Annotated[int, LOWER] = Field(
         4 * MEBIBYTE,
         ge=1_024,
         description="The largest result of a tool that the code of a session gets as a value; a larger one becomes a "
         "file in the session folder, and the code gets a handle to it.",
     )
-    max_code_bytes: int = Field(MEBIBYTE, ge=1, description="The longest code one call may bring.")
-    max_upload_bytes: int = Field(100 * MEBIBYTE, ge=1, description="The largest file one call may bring.")
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(level_name)] = Field(
+    max_code_bytes: Annotated[int, LOWER] = Field(MEBIBYTE, ge=1, description="The longest code one call may bring.")
+    max_upload_bytes: Annotated[int, LOWER] = Field(
+        100 * MEBIBYTE, ge=1, description="The largest file one call may bring."
+    )
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(level_name), NEVER] = Field(
         "INFO", description="How much is logged to stderr; `LOG_LEVEL` works too."
     )
-    log_format: Literal["text", "json"] = Field(
+    log_format: Annotated[Literal["text", "json"], NEVER] = Field(
         "text", description="What the lines of the log are: text for people, or JSON objects for programs."
     )
 

@@ -68,10 +68,18 @@ def load_servers(settings: Settings) -> dict[str, ServerConfig]:
     if settings.mcp_servers:
         placeholders = Placeholders(dict(os.environ), Path.cwd())
         found |= _entries(settings.mcp_servers, "mcp_servers", Path.cwd(), placeholders)
+    found = {name: _apart(server, settings.download_directory) for name, server in found.items()}
     found = _with_addresses(found, os.environ)
     if len(found) > MOST_SERVERS:
         raise SettingsError(f"{len(found)} MCP servers are configured, more than {MOST_SERVERS}")
     return found
+
+
+def _apart(server: ServerConfig, downloads: Path) -> ServerConfig:
+    """Start nothing from among the files that sessions left: npx and the like run what lies where they are."""
+    if isinstance(server, StdioServer) and not server.folder and Path.cwd().is_relative_to(downloads.resolve()):
+        return replace(server, folder=str(Path.home()))
+    return server
 
 
 def read_file(path: Path, variables: Mapping[str, str] | None = None) -> dict[str, ServerConfig]:

@@ -1,0 +1,51 @@
+"""`belljar trust`: obey all of the `belljar.toml` in a folder, as long as the file stays what it is."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from belljar.errors import InvalidArgument
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="The folder whose belljar.toml is meant.")] = Path(),
+    remove: Annotated[bool, typer.Option("--remove", help="Trust it no longer.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Print the files that are trusted.")] = False,
+) -> None:
+    """Obey all settings of the belljar.toml in a folder when belljar is started there.
+
+    Read the file first: it can run commands on this machine. Without trust it can only tighten settings; after any
+    change to it, it has to be trusted again.
+    """
+    from belljar.settings import trust
+
+    if listing:
+        print(json.dumps(trust.trusted_files(), indent=2))
+    elif remove:
+        _remove(folder)
+    else:
+        _add(folder)
+
+
+def _add(folder: Path) -> None:
+    from belljar.settings import CONFIG_FILE, Settings, trust
+    from belljar.settings.sources import parse_config, read_config
+
+    file = (folder.expanduser() / CONFIG_FILE).absolute()
+    if not file.exists():
+        raise InvalidArgument(f"{file} is not there", hint="Name the folder that it is in")
+    content = read_config(file)
+    names = ", ".join(parse_config(Settings, file, content)) or "nothing"
+    trust.trust(file, content)
+    print(f"trusted until it changes: {file}, which sets {names}", file=sys.stderr)
+
+
+def _remove(folder: Path) -> None:
+    from belljar.settings import CONFIG_FILE, trust
+
+    file = (folder.expanduser() / CONFIG_FILE).absolute()
+    was_trusted = trust.distrust(file)
+    print(f"{'no longer trusted' if was_trusted else 'was not trusted'}: {file}", file=sys.stderr)

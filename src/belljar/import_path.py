@@ -1,0 +1,42 @@
+"""Takes the working directory off the paths that our own commands import modules and start programs from.
+
+`python -m` puts it in front of everything, and an empty entry in PYTHONPATH or PATH means it too. A folder that
+somebody else filled would then decide what `import typer` is. What Python itself imports before it comes to us can be
+kept from there by `python -P -m belljar` only; the `belljar` script needs nothing of it.
+"""
+
+import itertools
+import os
+import sys
+
+
+def leave_working_directory() -> None:
+    """Do so if this process is one of our commands; the paths of a program that imports us are its own."""
+    # While Python looks for the module of -m, this is all there is in its place.
+    is_module = sys.argv[:1] == ["-m"] and _is_asked_for("belljar")
+    if not is_module and not (sys.argv and os.path.basename(sys.argv[0]).startswith("belljar")):  # noqa: PTH119
+        return
+    if is_module and not sys.flags.safe_path:
+        del sys.path[0]
+    if not sys.flags.ignore_environment:
+        chosen = os.environ.get("PYTHONPATH", "")
+        here = _relative(chosen)
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", ".", *here)]
+    path = os.environ.get("PATH", "")
+    if _relative(path):
+        os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
+
+
+def _is_asked_for(name: str) -> bool:
+    words = sys.orig_argv
+    return f"-m{name}" in words or any(
+        word.startswith("-") and word.endswith("m") and following == name
+        for word, following in itertools.pairwise(words)
+    )
+
+
+def _relative(path: str) -> set[str]:
+    """The folders that a search path names by where the process is, and not also by their own path."""
+    entries = path.split(os.pathsep) if path else []
+    whole = {entry for entry in entries if os.path.isabs(entry)}  # noqa: PTH117
+    return {os.path.abspath(entry) for entry in entries if entry not in whole} - whole  # noqa: PTH100

@@ -1,0 +1,43 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def _sandbox(belljar: Run) -> str:
+    (line,) = [line for line in belljar("config").out.splitlines() if line.startswith("sandbox ")]
+    return line
+
+
+def test_a_folder_is_trusted_until_its_file_changes_or_trust_is_taken_back(belljar: Run, place: Path) -> None:
+    file = place / "belljar.toml"
+    file.write_text('sandbox = "process"\nmax_queue = 3\n')
+    told = belljar("config")
+    assert f"ignored: sandbox of {file}, which is not trusted" in told.err
+    assert '"namespace"' in _sandbox(belljar)
+
+    assert belljar("trust").err == f"trusted until it changes: {file}, which sets sandbox, max_queue\n"
+    assert belljar("config").err.count("ignored") == 0
+    assert _sandbox(belljar).split() == ["sandbox", '"process"', str(file)]
+    assert str(file) in belljar("trust", "--list").out
+
+    file.write_text('sandbox = "process"\n')
+    assert '"namespace"' in _sandbox(belljar)
+    belljar("trust", str(place))
+    assert belljar("trust", "--remove").err == f"no longer trusted: {file}\n"
+    assert '"namespace"' in _sandbox(belljar)
+    assert belljar("trust", "--remove").err == f"was not trusted: {file}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "is not there"), ("sandbox = ", "is not TOML"), ("x = 1", "unknown")]
+)
+def test_what_cannot_be_obeyed_is_not_trusted(belljar: Run, place: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (place / "belljar.toml").write_text(content)
+    outcome = belljar("trust")
+    assert (outcome.code, reason in outcome.err) == (2, True)
+    assert belljar("trust", "--list").out == "{}\n"
