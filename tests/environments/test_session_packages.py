@@ -194,7 +194,9 @@ async def test_pip_is_the_environments_own_and_only_its_command_is_caught(
             assert "house 2.0 is" in await said(handle, f"import sys\n!{{sys.executable}} {way} install house"), way
         # What the session itself runs when Python starts is run, and a program that has a word like ours is left alone.
         await handle.upload("own/sitecustomize.py", "print('own')")
-        assert await said(handle, "!PYTHONPATH=$PYTHONPATH:own python -c 'import sys; print(len(sys.argv))'") == "own\n1\n"
+        assert (
+            await said(handle, "!PYTHONPATH=$PYTHONPATH:own python -c 'import sys; print(len(sys.argv))'") == "own\n1\n"
+        )
         assert await said(handle, "!python -c 'print(1)' -m pip install castle") == "1\n"
 
 

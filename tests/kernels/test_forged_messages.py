@@ -124,7 +124,9 @@ async def test_what_may_be_said_at_any_time_is_only_shown(process_place: Place) 
 async def test_an_answer_that_came_too_late_is_no_forgery(process_place: Place) -> None:
     async with process_place.open("ipython") as kernel:
         assert isinstance(kernel, IPythonKernel)
-        code = "import time\nclass Slow:\n    def __dir__(self):\n        time.sleep(1)\n        return []\nslow = Slow()"
+        code = (
+            "import time\nclass Slow:\n    def __dir__(self):\n        time.sleep(1)\n        return []\nslow = Slow()"
+        )
         assert (await run(kernel, code)).is_ok
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):

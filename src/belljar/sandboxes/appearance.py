@@ -20,14 +20,49 @@ MOST_PROCESSORS = 64
 """Each is two more files in every sandbox."""
 
 _SERVICES = {
-    **{"ftp": 21, "ssh": 22, "telnet": 23, "smtp": 25, "domain": 53, "tftp": 69, "http": 80, "pop3": 110, "ntp": 123},
-    **{"imap2": 143, "snmp": 161, "ldap": 389, "https": 443, "submissions": 465, "syslog": 514, "submission": 587},
-    **{"ldaps": 636, "domain-s": 853, "ftps": 990, "imaps": 993, "pop3s": 995, "socks": 1080, "openvpn": 1194},
-    **{"mysql": 3306, "postgresql": 5432, "amqp": 5672, "redis": 6379, "http-alt": 8080},
+    "ftp": 21,
+    "ssh": 22,
+    "telnet": 23,
+    "smtp": 25,
+    "domain": 53,
+    "tftp": 69,
+    "http": 80,
+    "pop3": 110,
+    "ntp": 123,
+    "imap2": 143,
+    "snmp": 161,
+    "ldap": 389,
+    "https": 443,
+    "submissions": 465,
+    "syslog": 514,
+    "submission": 587,
+    "ldaps": 636,
+    "domain-s": 853,
+    "ftps": 990,
+    "imaps": 993,
+    "pop3s": 995,
+    "socks": 1080,
+    "openvpn": 1194,
+    "mysql": 3306,
+    "postgresql": 5432,
+    "amqp": 5672,
+    "redis": 6379,
+    "http-alt": 8080,
 }
 _PROTOCOLS = {
-    **{"ip": 0, "icmp": 1, "igmp": 2, "tcp": 6, "udp": 17, "ipv6": 41, "gre": 47, "esp": 50, "ah": 51},
-    **{"ipv6-icmp": 58, "ospf": 89, "sctp": 132, "udplite": 136},
+    "ip": 0,
+    "icmp": 1,
+    "igmp": 2,
+    "tcp": 6,
+    "udp": 17,
+    "ipv6": 41,
+    "gre": 47,
+    "esp": 50,
+    "ah": 51,
+    "ipv6-icmp": 58,
+    "ospf": 89,
+    "sctp": 132,
+    "udplite": 136,
 }
 ETC = {
     # The session's user first: in a user namespace of one it may be 0 too.
@@ -36,9 +71,7 @@ ETC = {
     "/etc/group": "belljar:x:{gid}:\nroot:x:0:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
-    "/etc/services": "".join(
-        f"{name}\t{port}/{kind}\n" for name, port in _SERVICES.items() for kind in ("tcp", "udp")
-    ),
+    "/etc/services": "".join(f"{name}\t{port}/{kind}\n" for name, port in _SERVICES.items() for kind in ("tcp", "udp")),
     "/etc/protocols": "".join(f"{name}\t{number}\t{name.upper()}\n" for name, number in _PROTOCOLS.items()),
 }
 """Files that name nobody and nothing of the host's; the session's user and its home are to be filled in."""

@@ -157,7 +157,9 @@ class Shell(InteractiveShell):
         self.on_begin()
         has_failed = await super().run_code(code_obj, result, async_=async_)
         left = getattr(result, "error_in_exec", None)
-        if has_failed and isinstance(left, bdb.BdbQuit):  # which IPython takes for the end of the cell, and says nothing
+        if has_failed and isinstance(
+            left, bdb.BdbQuit
+        ):  # which IPython takes for the end of the cell, and says nothing
             self.showtraceback((type(left), left, left.__traceback__))
         return has_failed
 
