@@ -13,7 +13,8 @@ pytestmark = pytest.mark.anyio
 
 LOOK = """
 import grp, json, os, pwd, shutil, socket, subprocess
-cores = subprocess.run(['lscpu', '--parse=core'], stdout=subprocess.PIPE).stdout.decode() if shutil.which('lscpu') else ''
+words = ['lscpu', '--parse=core']
+cores = subprocess.run(words, stdout=subprocess.PIPE).stdout.decode() if shutil.which('lscpu') else ''
 root = pwd.getpwuid(0)
 print(json.dumps({
     'root': [pwd.getpwnam('root').pw_uid, grp.getgrnam('root').gr_gid, grp.getgrgid(0).gr_gid, root.pw_uid],

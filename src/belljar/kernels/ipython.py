@@ -18,6 +18,7 @@ from belljar.kernels.exchange import Answer, Exchange
 from belljar.kernels.imports import ImportProof
 from belljar.kernels.keeping import StateLoss, StateReport
 from belljar.kernels.launching import await_ready, cause_of, held_command, runner_command, session_environment
+from belljar.kernels.protocol import check_question
 from belljar.kernels.resuming import heard_again
 from belljar.kernels.slate import Slate
 from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
@@ -205,8 +206,7 @@ class IPythonKernel:
         may_ask = self._slate is not None and self._slate.note.allow_input
         try:
             async for item in heard_again(self._wire, self._exchange.last_id):
-                if isinstance(item, messages.Input) and not may_ask:
-                    raise KernelDied("the kernel asked for input, which this execution does not allow")
+                check_question(item, may_ask=may_ask)
                 event = self._event(item)
                 if event is None or (is_over and isinstance(event, Finished)):
                     continue

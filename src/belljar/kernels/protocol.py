@@ -51,10 +51,15 @@ class Protocol:
             is_due = isinstance(message, (self._answer, messages.Sync))
         else:
             is_due = isinstance(message, _OF_A_CELL)
-        if isinstance(message, messages.Input) and not self._may_ask:
-            raise KernelDied("the kernel asked for input, which this execution does not allow")
+        check_question(message, may_ask=self._may_ask)
         if not is_due:
             raise KernelDied(f"the kernel sent the message {message.type!r}, which was not due")
         if isinstance(message, self._answer or messages.Done):
             self._request = self._answer = None
             self._may_ask = False
+
+
+def check_question(message: object, *, may_ask: bool) -> None:
+    """Refuse a question of an execution that may have none: KernelDied. A question stops the clock."""
+    if isinstance(message, messages.Input) and not may_ask:
+        raise KernelDied("the kernel asked for input, which this execution does not allow")

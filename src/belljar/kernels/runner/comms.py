@@ -47,6 +47,7 @@ class Kernel:
         self.language_info = {"name": "python", "version": sys.version.split()[0], "mimetype": "text/x-python"}
 
     def get_parent(self, *_: Any) -> dict[str, Any]:
+        """The request that is being answered."""
         return {"header": {"msg_id": THIS_REQUEST}}
 
 

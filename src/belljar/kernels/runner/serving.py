@@ -19,6 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
@@ -151,7 +152,7 @@ class Runner:
 
     def _input(self, prompt: object = "", /) -> str:
         __tracebackhide__ = True
-        if not self._may_ask() and isinstance(sys._getframe(1).f_locals.get("self"), bdb.Bdb):
+        if not self._may_ask() and _is_debugger(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
             # A debugger would take an end of input for a wish to quit, and the cell would end without a word.
             raise StdinNotImplementedError(NO_DEBUGGER)
         return self._ask(str(prompt), is_password=False)
@@ -466,6 +467,10 @@ class Runner:
         self.streams.flush()
         self._execution = self._held = None
         self.channel.send({**work.report.message(), "id": message["id"]})
+
+
+def _is_debugger(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), bdb.Bdb)
 
 
 def _exit_status(left: SystemExit) -> int:

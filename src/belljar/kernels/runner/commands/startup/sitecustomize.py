@@ -55,8 +55,10 @@ def _catch_installation() -> None:
     if os.path.realpath(sys.prefix) != os.path.realpath(prefix):
         return  # a virtual environment of the session's own
     sys.path.insert(0, os.path.dirname(_HERE))  # noqa: PTH120
-    import install  # pyright: ignore[reportMissingImports]
+    from importlib import import_module
+    from typing import Any
 
+    install: Any = import_module("install")
     del sys.path[0]
     if install.is_for_host(module[0], module[1:]):
         try:
