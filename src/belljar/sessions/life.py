@@ -233,7 +233,9 @@ class Life:
         except (BelljarError, TimeoutError) as error:
             fact = f"the earlier state could not be woken: {error or 'it did not answer'}"
             if present is not None:
-                raise KernelStartFailed(fact, hint="The session is as it was before the rewind: go on from it") from error
+                raise KernelStartFailed(
+                    fact, hint="The session is as it was before the rewind: go on from it"
+                ) from error
             self._lose("A rewind failed")
             raise KernelStartFailed(fact) from error
         self._let_go()
