@@ -803,3 +803,46 @@ async def test_reports_stay_within_what_the_host_takes(kernel: Kernel, file: Pat
     report = await save(kernel, file)
     assert (len(report.kept), len(report.lost)) == (10_000, 1_000)
     assert report.lost[-1].reason == "503 more could not be kept"
+
+
+async def test_what_shared_memory_or_was_the_same_object_does_so_again_after_a_second_sleep_too(
+    process_place: Place, tmp_path: Path
+) -> None:
+    make = """
+        import numpy as np, pandas as pd
+        a = np.zeros(10); b = a[:5]; backwards = a[::-2]; bits = a.view('u1')
+        matrix = np.zeros((3, 4), order='F'); column, turned = matrix[:, 1], matrix.T
+        large = np.zeros((1000, 300)); middle = large[10:20, 5:9]
+        locked = a[2:4]; locked.flags.writeable = False
+        alone = np.zeros(1_000_000)[:3]
+        frame = pd.DataFrame({'n': [1, 2]}); shallow = frame.copy(deep=False)
+        x = []; y = [x]; z = {'x': x}
+    """
+    look = """
+        shares = np.shares_memory
+        b[0], column[2], middle[0, 0] = 1, 2, 3
+        assert a[0] == 1 and matrix[2, 1] == 2 and turned[1, 2] == 2 and large[10, 5] == 3
+        a[9] = 4
+        assert backwards[0] == 4 and backwards.tolist() == a[::-2].tolist() and shares(bits, a)
+        assert shares(locked, a) and not locked.flags.writeable and matrix.flags.f_contiguous
+        shallow.iloc[0, 0] = 9
+        assert frame.iloc[0, 0] == 1, 'copies to each other, whatever memory they have'
+        x.append(1); assert y[0] is x and z['x'] is x
+        x.clear(); shallow = frame.copy(deep=False); a[:] = 0; matrix[:] = 0; large[:] = 0
+    """
+    async with carried(process_place, make, look) as woken:
+        assert woken.loaded.lost == ()
+        assert woken.file.stat().st_size < 4_000_000, "what is not shared is kept alone"
+        await done(woken.kernel, look)
+        again = tmp_path / "again"
+        await save(woken.kernel, again)
+        async with process_place.open("ipython", "later") as kernel:
+            assert (await load(kernel, again)).lost == ()
+            await done(kernel, look)
+
+
+async def test_views_of_an_array_that_is_too_large_are_kept_and_that_is_said(kernel: Kernel, file: Path) -> None:
+    await done(kernel, "import numpy as np\nhuge = np.zeros(1_000_000)\nview = huge[:3]")
+    report = await save(kernel, file, limit_bytes=2_000_000)
+    assert "view" in report.kept
+    assert losses(report)["huge"][1].endswith("; kept without its memory: view")

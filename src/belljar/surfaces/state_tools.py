@@ -50,7 +50,8 @@ class StateTools:
     async def rewind_session(self, session_id: SessionId, to: To) -> Answer:
         """Undo executions: variables and files become what they were before them.
 
-        Use it when a cell spoiled the data or killed the session. Only the latest few states are kept.
+        Use it when a cell spoiled the data or killed the session. Only the latest few states are kept. A rewind that
+        fails changes nothing.
         """
         session = await self._sessions.reach(session_id, current_principal())
         rewinding = await session.rewind(to)

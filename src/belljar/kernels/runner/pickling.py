@@ -27,9 +27,20 @@ LARGE_ARRAY_BYTES = 1024 * 1024
 _Cached: Any = type(functools.lru_cache(len))
 
 
-def make_pickler(sink: Any, shell: Any) -> Any:
-    """A pickler that writes to the sink and gives it the buffers."""
-    return _pickler_class()(sink, shell)
+def make_pickler(sink: Any, shell: Any, apart: frozenset[int] = frozenset()) -> Any:
+    """A pickler that writes to the sink and gives it the buffers.
+
+    Arrays that share memory share it again when they are loaded, but for those whose memory's owner is in `apart`, by
+    its id: each of them has its own then.
+    """
+    return _pickler_class()(sink, shell, apart)
+
+
+def owner_of(array: Any) -> Any:
+    """The array that has the memory of another one; itself, where that is its own."""
+    while type(array.base) is type(array):
+        array = array.base
+    return array
 
 
 def has_cloudpickle() -> bool:
@@ -60,7 +71,7 @@ def _pickler_class() -> Any:
     base: Any = _base()
 
     class SessionPickler(base):
-        def __init__(self, sink: Any, shell: Any) -> None:
+        def __init__(self, sink: Any, shell: Any, apart: frozenset[int]) -> None:
             copies: set[int] = set()
 
             def take_buffer(buffer: pickle.PickleBuffer) -> bool:
@@ -72,7 +83,7 @@ def _pickler_class() -> Any:
                 return goes_into_stream
 
             super().__init__(sink, protocol=PROTOCOL, buffer_callback=take_buffer)
-            self._reduce = _reducers(shell, copies).get
+            self._reduce = _reducers(shell, copies, apart).get
 
         def reducer_override(self, obj: Any) -> Any:
             reduce = self._reduce(type(obj))
@@ -85,7 +96,7 @@ def _pickler_class() -> Any:
     return SessionPickler
 
 
-def _reducers(shell: Any, copies: set[int]) -> dict[type, Callable[[Any], Any]]:
+def _reducers(shell: Any, copies: set[int], apart: frozenset[int]) -> dict[type, Callable[[Any], Any]]:
     """By exact type: a look-up per object is all that the rest of the objects pay."""
     own = shell.user_ns
     cells: dict[int, _Cell] = {}
@@ -101,6 +112,11 @@ def _reducers(shell: Any, copies: set[int]) -> dict[type, Callable[[Any], Any]]:
         return (own_shell, ()) if obj is shell else NotImplemented
 
     def of_array(obj: Any) -> Any:
+        if type(obj.base) is type(obj) and id(owner_of(obj)) not in apart and _is_shared(obj):
+            return _reduce_view(obj)
+        return of_memory(obj)
+
+    def of_memory(obj: Any) -> Any:
         """Times are not offered as buffers by numpy, and neither are arrays with gaps: both would be copied at once."""
         if obj.nbytes < LARGE_ARRAY_BYTES or obj.dtype.hasobject or (obj.flags.forc and obj.dtype.kind not in "mM"):
             return NotImplemented
@@ -110,15 +126,61 @@ def _reducers(shell: Any, copies: set[int]) -> dict[type, Callable[[Any], Any]]:
         copies.add(id(buffer))
         return array, (buffer, obj.dtype, obj.shape)
 
+    def of_block(obj: Any) -> Any:
+        """Frames that share memory are copies to each other, by marks that are not kept: each has its own from now."""
+        make, (values, *rest), *more = obj.__reduce__()
+        if type(values) is not sys.modules["numpy"].ndarray:
+            return NotImplemented
+        reduced = of_memory(values)
+        values = _Apart(values.__reduce_ex__(PROTOCOL) if reduced is NotImplemented else reduced)
+        return (make, (values, *rest), *more)
+
     arrays = {sys.modules["numpy"].ndarray: of_array} if hasattr(sys.modules.get("numpy"), "ndarray") else {}
+    blocks = getattr(sys.modules.get("pandas.core.internals.blocks"), "__dict__", {})
     return {
         **arrays,
+        **{blocks[name]: of_block for name in ("NumpyBlock", "NumericBlock", "ObjectBlock") if name in blocks},
         types.FunctionType: of_function,
         _Cached: _reduce_cached,
         functools.cached_property: _reduce_cached_property,
         io.TextIOWrapper: _reduce_text_file,
         type(shell): of_shell,
     }
+
+
+class _Apart:
+    """A part of something that is made again from this alone, though others have the same."""
+
+    def __init__(self, reduced: Any) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+def _references(array: Any) -> int:
+    """How many there are to the arrays that the memory of this one is from."""
+    count = 0
+    while type(array.base) is type(array):
+        array = array.base
+        count = max(count, sys.getrefcount(array))
+    return count
+
+
+def _is_shared(array: Any) -> bool:
+    """Whether anybody else has that memory. What this look itself adds differs from one Python to the next."""
+    alone = array[:0].copy()[:]
+    return _references(array) > _references(alone)
+
+
+def _reduce_view(obj: Any) -> Any:
+    """As a place in the memory of its owner, which is in the stream once."""
+    owner = owner_of(obj)
+    is_plain = owner.flags.c_contiguous or (owner.flags.f_contiguous and owner.dtype.kind not in "mM")
+    if not obj.size or not is_plain or owner.dtype.hasobject or obj.dtype.hasobject:
+        return NotImplemented
+    offset = obj.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    return view, (owner, offset, obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
 
 
 def _function_state(obj: types.FunctionType) -> dict[str, Any]:
@@ -196,6 +258,16 @@ def array(buffer: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     import numpy
 
     return numpy.frombuffer(buffer, "u1").view(dtype).reshape(shape)
+
+
+def view(owner: Any, offset: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool) -> Any:
+    """A numpy array in the memory of another one."""
+    import numpy
+
+    memory = owner if owner.flags.c_contiguous else owner.T
+    made = numpy.ndarray(shape, dtype, memory, offset, strides)
+    made.flags.writeable = writeable and made.flags.writeable
+    return made
 
 
 def cell() -> types.CellType:

@@ -14,7 +14,7 @@ from . import surroundings
 from .alarms import Alarms, TimeIsUp
 from .culprits import reason_for, said, type_name
 from .keeping import IMPORTS, INTERRUPTED, SURROUNDING, VARIABLE, WHOLE_FILE, Entry, Loss, Report, undisturbed
-from .pickling import make_pickler
+from .pickling import make_pickler, owner_of
 from .statewriter import CannotWrite, CountingSink, StateWriter, TooLarge
 
 # Finding the part of a variable that is to blame takes no longer than this.
@@ -40,6 +40,8 @@ class Saving:
         self._imported: list[str] = []
         self._entries: list[Entry] = []
         self._stopped = INTERRUPTED
+        self._apart: frozenset[int] = frozenset()
+        """Ids of arrays that are too large to be kept for what shares their memory."""
 
     def run(self) -> None:
         """All but the last step."""
@@ -103,7 +105,7 @@ class Saving:
         """One attempt with the entries that are left; without those that spoil it there may be another."""
         entries = self._entries
         writer.restart(self._header())
-        pickler = make_pickler(writer, self._shell)
+        pickler = make_pickler(writer, self._shell, self._apart)
         sizes: list[int] = []
         for index, entry in enumerate(entries):
             try:
@@ -120,6 +122,7 @@ class Saving:
                 return False
             except BaseException as error:
                 del pickler  # with all that it remembers
+                self._set_apart(entry)
                 self._drop({index: self._reason(entry, error), **self._other_faults(index + 1)})
                 return False
         return self._is_within_limit(writer, sizes)
@@ -128,7 +131,7 @@ class Saving:
         """The same for the entries from that one on, without writing: all that fail are dropped at once."""
         faults: dict[int, str] = {}
         sink = CountingSink(self._limit_bytes)
-        pickler = make_pickler(sink, self._shell)
+        pickler = make_pickler(sink, self._shell, self._apart)
         for index, entry in enumerate(self._entries[first:], first):
             sink.restart()
             try:
@@ -143,7 +146,7 @@ class Saving:
                 faults[index] = self._too_slow()
             except BaseException as error:
                 faults[index] = self._reason(entry, error)
-            pickler = make_pickler(sink, self._shell)
+            pickler = make_pickler(sink, self._shell, self._apart)
         return faults
 
     def _is_within_limit(self, writer: StateWriter, sizes: list[int]) -> bool:
@@ -173,7 +176,7 @@ class Saving:
 
     def _fault(self, value: Any) -> BaseException | None:
         try:
-            make_pickler(CountingSink(self._limit_bytes), self._shell).dump(value)
+            make_pickler(CountingSink(self._limit_bytes), self._shell, self._apart).dump(value)
         except (KeyboardInterrupt, TimeIsUp):
             raise
         except BaseException as error:
@@ -190,8 +193,25 @@ class Saving:
 
     def _drop(self, reasons: dict[int, str]) -> None:
         for index, reason in reasons.items():
-            self._lose(self._entries[index], reason)
+            entry = self._entries[index]
+            self._set_apart(entry)
+            gone = {self._entries[one].name for one in reasons}
+            others = [other for other in self._sharing(entry) if other.name not in gone]
+            shared = f"; kept without its memory: {', '.join(other.name for other in others)}" if others else ""
+            self._lose(entry, f"{reason}{shared}")
         self._entries = [entry for index, entry in enumerate(self._entries) if index not in reasons]
+
+    def _set_apart(self, entry: Entry) -> None:
+        """What shared the memory of an array that is not kept is kept without it."""
+        if _is_array(entry.value):
+            self._apart |= {id(owner_of(entry.value))}
+
+    def _sharing(self, entry: Entry) -> list[Entry]:
+        """The other arrays with the same memory."""
+        if not _is_array(entry.value):
+            return []
+        arrays = [other for other in self._entries if other is not entry and _is_array(other.value)]
+        return [other for other in arrays if owner_of(other.value) is owner_of(entry.value)]
 
     def _lose(self, entry: Entry, reason: str) -> None:
         if entry.kind == IMPORTS:
@@ -222,11 +242,17 @@ def _type_of(entry: Entry) -> str:
     return type_name(entry.value) if entry.kind == VARIABLE else ""
 
 
+def _is_array(value: Any) -> bool:
+    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
 def _rough_size(value: Any) -> int:
     """Enough to have the large ones last, without asking code of the session's."""
     kind = type(value)
     if kind in (type, types.FunctionType):
         return 0
+    if _is_array(value) and value.base is not None:
+        return 1 + int(owner_of(value).nbytes)  # after its owner, which is then written for its own sake
     if type_name(value).partition(".")[0] in ("numpy", "pandas", "polars", "pyarrow", "torch", "scipy"):
         with contextlib.suppress(Exception):
             return int(value.nbytes)
