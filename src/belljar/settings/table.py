@@ -140,8 +140,8 @@ class Settings(BaseSettings):
     )
     upstream_wait_s: Annotated[Seconds, LOWER] = Field(
         30,
-        description="How long a cell that uses an MCP server of the toolbox waits for that server while it is still "
-        "connecting. After that the code is told so; the server goes on connecting.",
+        description="How long a cell waits for an MCP server of the toolbox that it uses and that is still connecting, "
+        "before the code is told so; the server goes on connecting.",
     )
     upstream_silence_s: Annotated[Seconds, LOWER] = Field(
         300,
