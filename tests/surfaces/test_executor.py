@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from calls import ERAS, opened_runtime
+from calls import ERAS, opened_runtime, served_over_http
 from mcp import Client
 from pydantic import SecretStr
 from wires import HELLO, tool_call
@@ -22,8 +22,7 @@ from belljar.errors import BelljarError, SettingsError
 from belljar.runtime import Runtime
 from belljar.settings import load_settings
 from belljar.surfaces.executor.choices import Choice, from_variables
-from belljar.surfaces.http import serve_http
-from belljar.surfaces.server import build_http_app, build_server
+from belljar.surfaces.server import build_server
 from live_server import live_server
 
 pytestmark = pytest.mark.anyio
@@ -279,22 +278,6 @@ async def test_code_too_long_is_refused_with_the_way_out(executor: Executor) -> 
 
 
 @asynccontextmanager
-async def served(runtime: Runtime) -> AsyncGenerator[str]:
-    """The URL of the surface over HTTP, in this process."""
-    urls, ready = list[str](), anyio.Event()
-
-    def on_ready(url: str) -> None:
-        urls.append(url)
-        ready.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(serve_http, build_http_app(runtime), "127.0.0.1", 0, on_ready=on_ready))
-        await ready.wait()
-        yield urls[0]
-        tasks.cancel_scope.cancel()
-
-
-@asynccontextmanager
 async def greeted(url: str, key: str) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of 2025's protocol, over the bare wire."""
     accepted = {"accept": "application/json, text/event-stream", "authorization": f"Bearer {key}"}
@@ -328,7 +311,7 @@ async def test_a_cancelled_call_ends_its_program_and_another_principal_cannot_ca
     cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
     async with (
         opened_runtime(default_environment, tmp_path / "data", **chosen) as runtime,
-        served(runtime) as url,
+        served_over_http(runtime) as url,
         greeted(url, ada) as adas,
         greeted(url, bob) as bobs,
         anyio.create_task_group() as tasks,
