@@ -131,7 +131,8 @@ async def test_hints_are_true_and_what_reads_makes_nothing(runtime: Runtime, sto
 async def test_arguments_that_are_wrong_are_refused_in_the_form_of_every_answer(executor: Executor) -> None:
     unknown = (await executor.run("1", sesion_id="x"))["error"]
     assert unknown.startswith("invalid-argument: execute_code has no argument 'sesion_id'. It takes code, filename")
-    for arguments in ({"packages": 5}, {}, {"packages": []}):
+    wrong: list[dict[str, Any]] = [{"packages": 5}, {}, {"packages": []}]
+    for arguments in wrong:
         told = await executor.call("check_installed_packages", **arguments)
         assert (told["status"], "packages" in told["error"]) == ("error", True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from calls import connected, held, opened_runtime
+from calls import Caller, connected, held, opened_runtime
 from mcp import Client
 from wires import Wire, opened_wire, tool_call
 
@@ -109,8 +109,7 @@ async def test_an_http_server_that_is_signalled_again_while_it_saves_keeps_varia
 ) -> None:
     with http_server(serve_over_http(default_environment), tmp_path, **COLD) as (url, process):
         async with Client(f"{url}/mcp") as client:
-            answer = await client.call_tool("execute_code", {"code": SLOW})
-            session_id = (answer.structured_content or {})["session_id"]
+            session_id = (await Caller(client).execute(SLOW)).session_id
         process.terminate()
         await anyio.to_thread.run_sync(let_it_be_saved, process, tmp_path)
     assert await value_of(KEPT, session_id, default_environment, tmp_path) == "('kept', 'Slow')"
