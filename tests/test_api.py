@@ -108,7 +108,14 @@ async def test_two_cells_at_once_take_turns(session: belljar.SessionHandle) -> N
     assert (await session.execute("seen")).result in ("[1, 2, 3, 4]", "[3, 4, 1, 2]")
 
 
-@pytest.mark.parametrize(("code", "timeout_s"), [("", None), ("  \n", None), ("1", 0), ("1", -1)])
+@pytest.mark.parametrize("code", ["", "  \n"])
+async def test_a_cell_without_code_is_a_success(session: belljar.SessionHandle, code: str) -> None:
+    result = await session.execute(code)
+    assert (result.status, result.output, result.result, result.error) == ("ok", [], None, None)
+    assert [event async for event in session.stream(code)] == []
+
+
+@pytest.mark.parametrize(("code", "timeout_s"), [("lone \ud800", None), ("1", 0), ("1", -1)])
 async def test_a_cell_that_cannot_be_run_is_refused(
     session: belljar.SessionHandle, code: str, timeout_s: float | None
 ) -> None:

@@ -46,9 +46,10 @@ CELLS = [
     "wrong = 1",
     "%time 1 + 1",
     "'x' * 30_000",
+    "print('one'); display(Markdown('two')); print('three'); display('four'); print('five')\n'six'",
     "print('last words', flush=True)\nimport os\nos._exit(3)",
 ]
-PICTURE, PAGE, RAISED, UNDONE, LONG, DEAD = 1, 2, 5, 11, 13, 14
+PICTURE, PAGE, RAISED, UNDONE, LONG, MIXED, DEAD = 1, 2, 5, 11, 13, 14, 15
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,18 @@ def test_the_notebook_is_valid_and_has_everything(exported: Run, session: Ran) -
     assert cells[RAISED].outputs[0].ename == "ValueError"
     assert "ValueError" in "".join(cells[RAISED].outputs[0].traceback)
     assert cells[LONG].outputs[0].data["text/plain"] == repr("x" * 30_000)
+
+
+def test_prints_displays_and_the_value_keep_their_order_in_every_format(exported: Run) -> None:
+    outputs = json.loads(exported("out.ipynb"))["cells"][MIXED]["outputs"]
+    kinds = [output["output_type"] for output in outputs]
+    assert kinds == ["stream", "display_data", "stream", "display_data", "stream", "execute_result"]
+    words = ("one", "two", "three", "four", "five", "six")
+    assert [word in json.dumps(output) for word, output in zip(words, outputs, strict=True)] == [True] * 6
+    for name, flags in {"out.md": [], "out.html": [], "out.py": ["--outputs"]}.items():
+        after_the_code = exported(name, *flags).rpartition("display(Markdown(")[2].partition("six")[2]
+        found = [after_the_code.find(word) for word in words]
+        assert (sorted(found), -1 in found) == (found, False), name
 
 
 def test_what_was_taken_back_is_marked(exported: Run) -> None:

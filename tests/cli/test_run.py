@@ -99,6 +99,14 @@ def test_a_value_starts_on_a_line_of_its_own_and_none_is_not_printed(belljar_run
     assert belljar_run("-c", "print('no newline', end='')\nNone").out == "no newline"
 
 
+def test_prints_displays_and_the_value_come_in_their_order(belljar_run: Run) -> None:
+    code = (
+        "from IPython.display import Markdown\nprint('one'); display('two'); print('three', end='')\n"
+        "display(Markdown('four')); print('five'); 6"
+    )
+    assert belljar_run("-c", code).out == "one\n'two'\nthree\nfour\nfive\n6\n"
+
+
 def test_a_long_value_is_printed_whole(belljar_run: Run) -> None:
     assert belljar_run("-c", "'x' * 100_000").out == repr("x" * 100_000) + "\n"
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,8 @@ from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
 from belljar.settings import Settings
 from belljar.settings.sources import ALIASES
-from belljar.surfaces.server import BelljarServer, build_server
+from belljar.surfaces.http import serve_http
+from belljar.surfaces.server import BelljarServer, build_http_app, build_server
 
 LEGACY, MODERN = "legacy", "2026-07-28"
 ERAS = [LEGACY, MODERN]
@@ -136,6 +138,22 @@ async def connected(runtime: Runtime, era: str = MODERN, **options: Any) -> Asyn
     """A client of the server over this runtime, in memory."""
     async with Client(built_server(runtime), mode=era, **options) as client:
         yield Caller(client)
+
+
+@asynccontextmanager
+async def served_over_http(runtime: Runtime) -> AsyncGenerator[str]:
+    """The URL of a server over this runtime, in this process: starting another one takes seconds."""
+    urls, ready = list[str](), anyio.Event()
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(serve_http, build_http_app(runtime), "127.0.0.1", 0, on_ready=on_ready))
+        await ready.wait()
+        yield urls[0]
+        tasks.cancel_scope.cancel()
 
 
 async def until_said(runtime: Runtime, execution_id: str, text: str) -> None:

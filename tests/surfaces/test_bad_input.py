@@ -146,7 +146,6 @@ async def test_an_execution_that_is_none_is_refused(caller: Caller, execution_id
         ("execute_code", {"code": 5}),
         ("execute_code", {"code": ["print(1)"]}),
         ("execute_code", {"code": "1", "session_id": 7}),
-        ("execute_code", {"code": "1", "session_id": None}),
         ("execute_code", {"code": "1", "timeout_s": "soon"}),
         ("execute_code", {"code": "1", "timeout_s": 0}),
         ("execute_code", {"code": "1", "timeout_s": -1}),

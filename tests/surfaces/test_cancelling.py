@@ -1,20 +1,20 @@
 """Calls that a client gives up: cancelled means stopped, a lost connection does not."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-from calls import LEGACY, MODERN, Caller, connected, held, opened_runtime, until_said
+from calls import LEGACY, MODERN, Caller, connected, held, opened_runtime, served_over_http, until_said
 from mcp import Client
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.sessions.execution import Execution
-from serving_process import COLD, http_server, serve_over_http
+from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio
 CANCELLED = "by its client, which cancelled the call"
@@ -92,13 +92,14 @@ async def test_cancelling_a_call_that_only_looks_stops_nothing(runtime: Runtime,
     assert (await caller.ended(running.execution_id)).result == "'done'"
 
 
-async def test_an_operator_can_have_cells_outlive_a_cancelled_call(
-    default_environment: Environment, tmp_path: Path
-) -> None:
-    async with (
-        opened_runtime(default_environment, tmp_path, interrupt_on="nothing") as runtime,
-        connected(runtime, LEGACY) as caller,
-    ):
+def with_setting(runtime: Runtime, interrupt_on: str) -> Runtime:
+    """The same engine behind other surfaces, which are what the setting is for."""
+    return replace(runtime, settings=runtime.settings.model_copy(update={"interrupt_on": interrupt_on}))
+
+
+async def test_an_operator_can_have_cells_outlive_a_cancelled_call(runtime: Runtime) -> None:
+    async with Client(build_server(with_setting(runtime, "nothing"), ["interpreter"]), mode=LEGACY) as client:
+        caller = Caller(client)
         session_id = await caller.new_session()
         async with calling(caller, "execute_code", code=held() + "'done'", session_id=session_id):
             execution = await latest(runtime, session_id, 1)
@@ -108,25 +109,18 @@ async def test_an_operator_can_have_cells_outlive_a_cancelled_call(
 
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
-async def test_an_operator_can_have_a_lost_connection_stop_the_cell(disconnecting: str, era: str) -> None:
-    async with Client(f"{disconnecting}/mcp", mode=MODERN) as client:
-        caller = Caller(client)
-        session_id = await caller.new_session()
-        async with httpx.AsyncClient(timeout=60) as http:
-            call_and_leave = _modern if era == MODERN else _legacy
-            await call_and_leave(http, f"{disconnecting}/mcp", held(), session_id)
+async def test_an_operator_can_have_a_lost_connection_stop_the_cell(runtime: Runtime, caller: Caller, era: str) -> None:
+    session_id = await caller.new_session()
+    async with (
+        served_over_http(with_setting(runtime, "disconnect")) as url,
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        call_and_leave = _modern if era == MODERN else _legacy
+        await call_and_leave(http, f"{url}/mcp", held(), session_id)
         # The next cell has its turn only when that one has ended.
         assert (await caller.execute("1", session_id)).status == "ok"
-        (info,) = [each for each in (await caller.fields("list_sessions"))["sessions"] if each["state"] != "asleep"]
-        assert info["last_cause"] == "interrupted because its client went away; variables are kept"
-        await caller.call("clear_session", session_id=session_id)
-
-
-@pytest.fixture(scope="module")
-def disconnecting(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    chosen = {**COLD, "BELLJAR_INTERRUPT_ON": "disconnect"}
-    with http_server(serve_over_http(default_environment), tmp_path_factory.mktemp("http"), **chosen) as (url, _):
-        yield url
+    sessions = {info["session_id"]: info for info in (await caller.fields("list_sessions"))["sessions"]}
+    assert sessions[session_id]["last_cause"] == "interrupted because its client went away; variables are kept"
 
 
 async def _legacy(http: httpx.AsyncClient, url: str, code: str, session_id: str) -> None:

@@ -1,14 +1,21 @@
 """The `executor` surface through a client: code files, fresh processes, packages, environments."""
 
+import fcntl
+import hashlib
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import httpx
 import pytest
-from calls import ERAS, opened_runtime
+from calls import ERAS, opened_runtime, served_over_http
 from mcp import Client
+from pydantic import SecretStr
+from wires import HELLO, tool_call
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, SettingsError
@@ -95,6 +102,39 @@ async def test_code_is_kept_in_a_file_and_run_as_a_program(executor: Executor, s
         "generated_filename": name,
     }
     assert (storage / name).read_text() == code
+
+
+async def test_hints_are_true_and_what_reads_makes_nothing(runtime: Runtime, storage: Path) -> None:
+    def there() -> list[tuple[str, int]]:
+        folders = (storage.parent, runtime.settings.data_directory / "executor")
+        return sorted((str(path), path.lstat().st_mtime_ns) for folder in folders for path in folder.rglob("*"))
+
+    async with opened(runtime) as executor:
+        hints = {tool.name: tool.annotations for tool in (await executor.client.list_tools()).tools}
+        assert {name for name, each in hints.items() if each and each.read_only_hint} == {
+            *("read_code_file", "check_installed_packages", "get_environment_config")
+        }
+        assert {name for name, each in hints.items() if each and each.destructive_hint} == {
+            *("execute_code", "execute_code_file", "install_dependencies")
+        }
+        assert {name for name, each in hints.items() if each and each.idempotent_hint} == {"configure_environment"}
+        for is_used in (False, True):
+            path = (await executor.run("print(1)"))["file_path"] if is_used else "code_00000000.py"
+            before = there()
+            told = await executor.call("read_code_file", file_path=path)
+            assert told["status"] == ("success" if is_used else "error")
+            assert (await executor.call("check_installed_packages", packages=["pandas"]))["all_installed"]
+            assert (await executor.call("get_environment_config"))["config"]["code_storage_dir"] == str(storage)
+            assert there() == before
+
+
+async def test_arguments_that_are_wrong_are_refused_in_the_form_of_every_answer(executor: Executor) -> None:
+    unknown = (await executor.run("1", sesion_id="x"))["error"]
+    assert unknown.startswith("invalid-argument: execute_code has no argument 'sesion_id'. It takes code, filename")
+    wrong: list[dict[str, Any]] = [{"packages": 5}, {}, {"packages": []}]
+    for arguments in wrong:
+        told = await executor.call("check_installed_packages", **arguments)
+        assert (told["status"], "packages" in told["error"]) == ("error", True)
 
 
 async def test_warnings_are_no_error_and_lose_no_output(executor: Executor) -> None:
@@ -233,6 +273,69 @@ async def test_a_package_is_no_place_for_a_command(executor: Executor, storage: 
 
 async def test_code_too_long_is_refused_with_the_way_out(executor: Executor) -> None:
     assert "append_to_code_file" in (await executor.run("#" * 100_001))["error"]
+
+
+# Cancelling
+
+
+@asynccontextmanager
+async def greeted(url: str, key: str) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of 2025's protocol, over the bare wire."""
+    accepted = {"accept": "application/json, text/event-stream", "authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(timeout=60, headers=accepted, base_url=url) as client:
+        answer = await client.post("/mcp", json=HELLO)
+        client.headers["mcp-session-id"] = answer.headers["mcp-session-id"]
+        client.headers["mcp-protocol-version"] = "2025-11-25"
+        await client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        yield client
+
+
+async def until_there(path: Path) -> None:
+    with anyio.fail_after(60):
+        while not path.exists():
+            await anyio.sleep(0.005)
+
+
+# It holds a lock as long as it lives, and says when it has begun and when it was told to go on.
+LOCKED = (
+    "import fcntl, os, time\nlock = open('lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\nopen('begun', 'w').close()\n"
+    "while True:\n    time.sleep(0.005)\n    if os.path.exists('go'): open('went', 'w').close()\n"
+)
+
+
+async def test_a_cancelled_call_ends_its_program_and_another_principal_cannot_cancel_it(
+    default_environment: Environment, storage: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+    ada, bob = "a" * 40, "b" * 40
+    chosen = {"surfaces": ["executor"], "api_keys": [SecretStr(f"ada:{ada}"), SecretStr(f"bob:{bob}")]}
+    cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
+    async with (
+        opened_runtime(default_environment, tmp_path / "data", **chosen) as runtime,
+        served_over_http(runtime) as url,
+        greeted(url, ada) as adas,
+        greeted(url, bob) as bobs,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(partial(adas.post, "/mcp", json=tool_call(7, "execute_code", code=LOCKED)))
+        folder = storage / hashlib.sha256(b"key:ada").hexdigest()[:16]
+        await until_there(folder / "begun")
+        assert (await bobs.post("/mcp", json=cancelled)).status_code == 202
+        theirs = {"mcp-session-id": adas.headers["mcp-session-id"]}
+        assert (await bobs.post("/mcp", json=cancelled, headers=theirs)).status_code == 404
+        (folder / "go").touch()
+        await until_there(folder / "went")
+        assert (await adas.post("/mcp", json=cancelled)).status_code == 202
+        with (folder / "lock").open() as lock, anyio.fail_after(60):
+            while not await anyio.to_thread.run_sync(is_free, lock.fileno()):
+                await anyio.sleep(0.005)
+
+
+def is_free(lock: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 # Environments

@@ -82,6 +82,20 @@ async def test_an_update_keeps_its_place_and_a_clear_forgets_the_places(caller: 
     assert await lines_of(caller, cleared, session_id) == ["b", "[image/png 1 URI]", "c"]
 
 
+async def test_one_picture_at_two_places_is_named_at_both_and_sent_once(caller: Caller, session_id: str) -> None:
+    code = (
+        "print('a'); display(picture(2)); print('b'); display(picture(3)); display(picture(2)); print('c'); picture(2)"
+    )
+    answer = await caller.call("execute_code", code=code, session_id=session_id)
+    first, second = "[image/png 1 URI]", "[image/png 2 URI]"
+    value = read(answer)[-2]
+    assert value.startswith("Out[")
+    assert read(answer) == ["a", first, "b", second, first, "c", value, first]
+    assert len(images(answer)) == 2
+    # At one place it is named once, also when it is the value.
+    assert (await lines_of(caller, "display(picture(2)); display(picture(2)); picture(2)", session_id))[:1] == [first]
+
+
 async def test_displays_between_text_that_is_left_out_are_still_named(caller: Caller, session_id: str) -> None:
     code = "for n in range(4): print(f'{n}' * 300); display(picture(n + 1))\nprint('end')"
     lines = await lines_of(caller, code, session_id)

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 from calls import held
+from mcp.types import JSONRPCNotification, JSONRPCResponse
 from wires import HELLO, tool_call
 
 from belljar.environments import Environment
+from belljar.surfaces.resumable import Budget, Events
 from serving_process import COLD, http_server, serve_over_http
 
 pytestmark = pytest.mark.anyio
@@ -157,3 +159,32 @@ async def test_a_body_that_cannot_be_read_is_answered_with_its_id(
 ) -> None:
     answer = await http.post("/mcp", content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["id"]) == (400, request_id)
+
+
+def progress(number: int, text: str = "") -> JSONRPCNotification:
+    return JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params={"n": number, "text": text})
+
+
+async def test_the_oldest_events_of_a_caller_are_forgotten_first_and_nothing_is_resumed_across_a_gap() -> None:
+    budget = Budget(limit_bytes=8_000)
+    one, other = Events(budget), Events(budget)
+    ids = [await one.store_event("1", progress(number)) for number in range(4)]
+    kept = one.find(ids[1])
+    assert kept is not None
+    following = one.following(kept)
+    assert (await anext(following)).message == progress(2)
+    # Another MCP session of the same caller takes what there is, up to the last event.
+    await other.store_event("1", progress(0, "x" * 6_500))
+    assert [one.find(event_id) is not None for event_id in ids] == [False, False, False, True]
+    last = one.find(ids[3])
+    assert last is not None
+    assert [each.message async for each in one.following(kept)] == []
+    # Whoever was reading already goes on with what it had in hand.
+    assert (await anext(following)).message == progress(3)
+    # Whoever has the last one goes on from it.
+    await one.store_event("1", JSONRPCResponse(jsonrpc="2.0", id=1, result={}))
+    assert [each.is_answer async for each in one.following(last)] == [True]
+    # What a session that has ended took is free again.
+    other.close()
+    ids = [await one.store_event("2", progress(number, "x" * 1_500)) for number in range(2)]
+    assert all(one.find(event_id) is not None for event_id in ids)

@@ -1,17 +1,37 @@
 """A server that is told to stop, by a signal or by a client that goes away, keeps what its sessions hold."""
 
 import signal
+import socket
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from calls import held
+import anyio
+import pytest
+from calls import Caller, connected, held, opened_runtime
+from mcp import Client
 from wires import Wire, opened_wire, tool_call
 
 from belljar.environments import Environment
-from serving_process import COLD, serve_command, variables
+from serving_process import COLD, alive, http_server, serve_command, serve_over_http, tree, variables
 
-# What comes first, and what comes while the server is busy with ending.
-NUMBERS = [(signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGINT)]
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 60
+# An object that says when it is being saved, and then waits for the test.
+SLOW = (
+    "import os, time\nclass Slow:\n    def __reduce__(self):\n        open('saving', 'w').close()\n"
+    "        while not os.path.exists('saved'): time.sleep(0.005)\n        return (Slow, ())\n"
+    "slow, kept = Slow(), 'kept'"
+)
+KEPT = "(kept, type(slow).__name__)"
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def until_held(wire: Wire) -> None:
@@ -19,51 +39,80 @@ def until_held(wire: Wire) -> None:
         pass
 
 
-def test_a_stdio_server_that_is_signalled_or_left_keeps_variables(
+def let_it_be_saved(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", folder: Path) -> None:
+    """Send more signals while variables are being saved, as supervisors and impatient people do."""
+    until(lambda: list(folder.glob("sessions/*/**/saving")))
+    (begun,) = folder.glob("sessions/*/**/saving")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
+    (begun.parent / "saved").touch()
+    assert process.wait(DEADLINE_S) == 0
+
+
+async def value_of(
+    code: str, session_id: str, environment: Environment, folder: Path, **chosen: bool | float
+) -> str | None:
+    """What the next server makes of an expression; in this process, which is quicker than one more."""
+    async with (
+        opened_runtime(environment, folder, **{"hibernate": True, **chosen}) as runtime,
+        connected(runtime) as caller,
+    ):
+        value = (await caller.execute(code, session_id)).result
+        await caller.fields("clear_session", session_id=session_id)
+        return value
+
+
+async def test_a_stdio_server_that_is_signalled_or_left_keeps_variables(
     default_environment: Environment, tmp_path: Path
 ) -> None:
-    session_id = ""
-    for turn, (first, second) in enumerate(NUMBERS):
-        with opened_wire(default_environment, tmp_path) as wire:
-            code = "count = globals().get('count', 0) + 1; count"
-            counted = wire.call("execute_code", code=code, session_id=session_id)
-            session_id = counted["session_id"]
-            assert counted["result"] == str(turn + 1)
-            wire.send(tool_call(7, "execute_code", code=held(), session_id=session_id))
-            until_held(wire)
-            wire.process.send_signal(first)
-            # The call under way is answered, and a second signal does not break into what is being kept.
-            assert "error" in wire.answer_to(7)
-            wire.process.send_signal(second)
-            assert wire.process.wait(30) == 0
     with opened_wire(default_environment, tmp_path) as wire:
-        assert wire.call("execute_code", code="count", session_id=session_id)["result"] == "2"
+        session_id = wire.call("execute_code", code=SLOW)["session_id"]
+        wire.send(tool_call(7, "execute_code", code=held(), session_id=session_id))
+        until_held(wire)
+        wire.process.terminate()
+        # The call under way is answered.
+        assert "error" in wire.answer_to(7)
+        let_it_be_saved(wire.process, tmp_path)
+    with opened_wire(default_environment, tmp_path) as wire:
+        assert wire.call("execute_code", code=KEPT, session_id=session_id)["result"] == "('kept', 'Slow')"
+        # The answers are larger than a pipe, and nobody reads them.
+        wire.send(tool_call(7, "execute_code", code="print('x' * 200_000)", session_id=session_id))
+        wire.send(*(tool_call(number, "list_sessions") for number in range(8, 40)))
+        wire.process.send_signal(signal.SIGHUP)
+        assert wire.process.wait(DEADLINE_S) == 0
+    with opened_wire(default_environment, tmp_path) as wire:
+        assert wire.call("execute_code", code=KEPT, session_id=session_id)["result"] == "('kept', 'Slow')"
         wire.stdout.close()
         wire.send(tool_call(8, "list_sessions"))
-        assert wire.process.wait(30) == 0
-    with opened_wire(default_environment, tmp_path) as wire:
-        assert wire.call("execute_code", code="count", session_id=session_id)["result"] == "2"
-        # What clients do that are in a hurry: close the pipe, then signal.
-        wire.stdin.close()
-        wire.process.terminate()
-        assert wire.process.wait(30) == 0
-    with opened_wire(default_environment, tmp_path) as wire:
-        assert wire.call("execute_code", code="count", session_id=session_id)["result"] == "2"
+        assert wire.process.wait(DEADLINE_S) == 0
+    assert await value_of(KEPT, session_id, default_environment, tmp_path) == "('kept', 'Slow')"
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
 
 
-def test_a_client_that_stopped_reading_does_not_keep_the_server_from_ending(
+async def test_a_stdio_server_that_is_signalled_leaves_its_sessions_to_the_next_with_keep_alive(
     default_environment: Environment, tmp_path: Path
 ) -> None:
-    with opened_wire(default_environment, tmp_path) as wire:
-        session_id = wire.call("execute_code", code="kept = 1")["session_id"]
-        # Its answer is larger than a pipe, and nobody reads it.
-        wire.send(tool_call(7, "execute_code", code="print('x' * 200_000)", session_id=session_id))
-        wire.send(*(tool_call(number, "list_sessions") for number in range(8, 40)))
-        wire.process.send_signal(signal.SIGTERM)
-        assert wire.process.wait(30) == 0
-    with opened_wire(default_environment, tmp_path) as wire:
-        assert wire.call("execute_code", code="kept", session_id=session_id)["result"] == "1"
+    chosen = {"BELLJAR_KEEP_ALIVE": "true", "BELLJAR_KEEP_ALIVE_S": "60"}
+    with opened_wire(default_environment, tmp_path, **chosen) as wire:
+        # Nothing that could be saved to disk: who has it next has the very process.
+        session_id = wire.call("execute_code", code="lives = (n for n in range(9)); next(lives)")["session_id"]
+        # What clients do that are in a hurry: close the pipe, then signal.
+        wire.stdin.close()
+        wire.process.terminate()
+        assert wire.process.wait(DEADLINE_S) == 0
+    assert await value_of("next(lives)", session_id, default_environment, tmp_path, keep_alive=True) == "1"
+    assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
+
+
+async def test_an_http_server_that_is_signalled_again_while_it_saves_keeps_variables(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    with http_server(serve_over_http(default_environment), tmp_path, **COLD) as (url, process):
+        async with Client(f"{url}/mcp") as client:
+            session_id = (await Caller(client).execute(SLOW)).session_id
+        process.terminate()
+        await anyio.to_thread.run_sync(let_it_be_saved, process, tmp_path)
+    assert await value_of(KEPT, session_id, default_environment, tmp_path) == "('kept', 'Slow')"
 
 
 def test_a_server_that_is_signalled_while_it_starts_ends(default_environment: Environment, tmp_path: Path) -> None:
@@ -74,8 +123,24 @@ def test_a_server_that_is_signalled_while_it_starts_ends(default_environment: En
         stderr=subprocess.PIPE,
         env={**variables(tmp_path), **COLD},
     ) as process:
-        while not list(tmp_path.glob("runs/*/lock")):
-            assert process.poll() is None
+        until(lambda: list(tmp_path.glob("runs/*/lock")) or process.poll() is not None)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, b"Traceback" in said) == (0, False)
+
+
+def test_a_server_that_is_signalled_while_its_environment_is_made_ends_with_all_that_makes_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(DEADLINE_S)
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        chosen = {"UV_DEFAULT_INDEX": index, "UV_CACHE_DIR": str(tmp_path / "uv")}
+        with opened_wire(None, tmp_path, **chosen) as wire:
+            # Somebody asks for packages, and is never answered.
+            asked, _ = silent.accept()
+            with asked:
+                family = tree(wire.process.pid)
+                assert len(family) > 1
+                wire.process.terminate()
+                assert wire.process.wait(DEADLINE_S) == 0
+                until(lambda: not alive(family))
+    assert "Traceback" not in (tmp_path / "stderr.txt").read_text()

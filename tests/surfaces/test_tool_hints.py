@@ -30,6 +30,9 @@ REPLACING = {
     "install_dependencies",
 }
 
+# Not interrupt_execution and rewind_session: what a session runs, and what there is to undo, differs the second time.
+IDEMPOTENT = {"clear_session", "upload_file"}
+
 
 def state_of(runtime: Runtime, folder: Path) -> list[object]:
     """Everything that lasts: the journal, the files of sessions, which of them are awake and when they were used."""
@@ -61,6 +64,7 @@ async def test_hints_are_true_for_sessions_awake_and_asleep(default_environment:
         assert all(tools.values())
         assert {name for name, hints in tools.items() if hints and hints.read_only_hint} == READING.keys()
         assert {name for name, hints in tools.items() if hints and hints.destructive_hint} == REPLACING
+        assert {name for name, hints in tools.items() if hints and hints.idempotent_hint} == IDEMPOTENT
         ran = await caller.execute("open('a.txt', 'w').write('a')")
         await _check(runtime, caller, tmp_path, ran.session_id, ran.execution_id)
         while not await runtime.sessions.sweep():
@@ -74,6 +78,25 @@ async def _check(runtime: Runtime, caller: Caller, folder: Path, session_id: str
         before = state_of(runtime, folder)
         await caller.fields(name, **arguments(session_id, execution_id))
         assert state_of(runtime, folder) == before, name
+
+
+async def test_what_says_that_it_is_idempotent_changes_nothing_the_second_time(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    def files() -> dict[str, str]:
+        return {str(path): path.read_text() for path in (tmp_path / "sessions").rglob("*.txt")}
+
+    async with opened_runtime(default_environment, tmp_path) as runtime, connected(runtime) as caller:
+        session_id = await caller.new_session()
+        seen: list[object] = []
+        for _ in range(2):
+            await caller.fields("upload_file", session_id=session_id, name="a.txt", text="a")
+            seen.append(files())
+        assert seen == [{str(next((tmp_path / "sessions").rglob("a.txt"))): "a"}] * 2
+        await caller.fields("clear_session", session_id=session_id)
+        cleared = state_of(runtime, tmp_path)
+        await caller.refusal("clear_session", session_id=session_id)
+        assert state_of(runtime, tmp_path) == cleared
 
 
 async def test_templates_claim_a_type_only_where_all_resources_have_it(caller: Caller) -> None:

@@ -16,7 +16,7 @@ import pytest
 from calls import ERAS, MODERN, Caller, held, images, links, text_of
 from mcp import Client
 from mcp.types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, ElicitResult
-from wires import opened_wire
+from wires import opened_wire, tool_call
 
 from belljar.environments import Environment
 from serving_process import (
@@ -215,6 +215,18 @@ def test_every_line_on_stdin_is_answered_with_its_id_or_null(default_environment
         nan = wire.ask(json.loads(run("17", b'"code": "1", "timeout_s": NaN')))
         assert nan["result"]["isError"] is True
         assert wire.call("list_sessions") == {"sessions": []}
+        # An id stands for one request until that is answered, or cancelled, after which there is no answer.
+        wire.send(tool_call(18, "execute_code", code=held()))
+        while wire.receive().get("params", {}).get("message") != "held":
+            pass
+        for twin in (18, "18"):
+            wire.send({"jsonrpc": "2.0", "id": twin, "method": "ping"})
+            answer = wire.answer_to(twin)
+            assert (answer["error"]["code"], "take another id" in answer["error"]["message"]) == (INVALID_REQUEST, True)
+        wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 18}})
+        (session,) = wire.call("list_sessions")["sessions"]
+        assert wire.call("execute_code", code="1", session_id=session["session_id"])["result"] == "1"
+        assert wire.ask({"jsonrpc": "2.0", "id": 18, "method": "ping"})["result"] == {}
         wire.stdin.close()
         assert wire.process.wait(30) == 0
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,12 +58,16 @@ class Wire:
 
 
 @contextmanager
-def opened_wire(environment: Environment, folder: Path, **chosen: str) -> Generator[Wire]:
-    """A server that has shaken hands; what it says beside its answers is in `stderr.txt`."""
+def opened_wire(environment: Environment | None, folder: Path, **chosen: str) -> Generator[Wire]:
+    """A server that has shaken hands; what it says beside its answers is in `stderr.txt`.
+
+    Without an environment it makes the default one.
+    """
+    command = serve_command(environment) if environment is not None else [sys.executable, "-m", "belljar", "serve"]
     with (
         (folder / "stderr.txt").open("ab") as said,
         subprocess.Popen(
-            serve_command(environment),
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,

@@ -7,7 +7,7 @@ from mcp import Client
 from mcp.types import BlobResourceContents, CallToolResult, InputRequiredResult, InputResponses, RequestParamsMeta
 
 from belljar.client.answering import Fields, fields_of, mapped_errors
-from belljar.errors import EngineError
+from belljar.errors import EngineError, InvalidArgument
 
 
 class Calls:
@@ -33,6 +33,8 @@ class Calls:
         wants_events: bool = False,
     ) -> CallToolResult | InputRequiredResult:
         """One call, or its continuation with the answers to a question."""
+        for name, value in arguments.items():
+            _check_text(name, value)
         meta: Fields = {"belljar/structured": "always", **({"belljar/events": True} if wants_events else {})}
         with mapped_errors():
             return await self._client.session.call_tool(
@@ -50,3 +52,15 @@ class Calls:
             answer = await self._client.read_resource(uri)
         content = answer.contents[0]
         return b64decode(content.blob) if isinstance(content, BlobResourceContents) else content.text.encode()
+
+
+def _check_text(name: str, value: object) -> None:
+    """Refuse what no message can hold: the SDK would give up the whole connection over it."""
+    for each in cast("list[object]", value) if isinstance(value, list) else [value]:
+        try:
+            if isinstance(each, str):
+                each.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"{name} has a lone surrogate at character {error.start}", hint="Write it as an escape"
+            ) from error

@@ -21,6 +21,8 @@ class Summary:
         self._left_out = 0
         self._displays: list[Display] = []
         """In the order of their marks between the texts."""
+        self._said_before_last = 0
+        """How much text came before the last of them."""
         self._rich_result: Display | None = None
         self.result: str | None = None
         self.error: str | None = None
@@ -78,9 +80,7 @@ class Summary:
         shown = [display.model_copy(update={"at": at}) for display, at in zip(self._displays, places, strict=True)]
         value = self._rich_result
         # A figure that is shown and is also the cell's last expression comes twice, byte for byte.
-        if value is None or _has(shown, value):
-            return shown
-        return [*shown, value]
+        return shown if value is None or self._is_last(value) else [*shown, value]
 
     @property
     def truncation(self) -> Truncation | None:
@@ -90,6 +90,7 @@ class Summary:
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
         self._displays = []
+        self._said_before_last = 0
         self._rich_result = None
         self._left_out = 0
         self._is_clear_pending = False
@@ -117,18 +118,20 @@ class Summary:
         return is_found
 
     def _keep(self, display: Display) -> None:
-        if _has(self._displays, display):
+        if self._is_last(display):
             return
         if len(self._displays) >= MAX_DISPLAYS:
             self._left_out += 1
             return
         self._displays.append(display)
+        self._said_before_last = self._text.total_bytes
         self._text.mark()
 
-
-def _has(shown: list[Display], display: Display) -> bool:
-    """Whether it is shown already, byte for byte, and nothing can change one of the two."""
-    return display.uri is not None and display.display_id is None and any(each.uri == display.uri for each in shown)
+    def _is_last(self, display: Display) -> bool:
+        """Whether this very place shows it already, byte for byte, and nothing can change one of the two."""
+        if display.uri is None or display.display_id is not None or not self._displays:
+            return False
+        return self._displays[-1].uri == display.uri and self._said_before_last == self._text.total_bytes
 
 
 def _cut_of(event: OutputEvent) -> Truncation | None:

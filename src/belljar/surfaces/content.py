@@ -197,7 +197,9 @@ def _playable(display: Display) -> Display | None:
 def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[tuple[str, ContentBlock]]:
     """Pictures and sounds by their URI, within the budget of one message; the originals stay behind their URIs."""
     left = budget_bytes
-    for form in [form for display in result.displays if (form := _playable(display)) is not None][:MAX_PICTURES]:
+    # What is shown at two places is sent once, and both places name it.
+    forms = {form.uri: form for display in result.displays if (form := _playable(display)) is not None}
+    for form in [*forms.values()][:MAX_PICTURES]:
         content = read_display(form.uri or "")
         if content is None:
             continue

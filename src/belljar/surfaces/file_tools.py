@@ -17,7 +17,17 @@ from belljar.sessions.session import file_uri
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
-from belljar.surfaces.tools import CHANGES, READS, REPLACES, Answer, FileName, SessionId, add_tools, refusals_as_results
+from belljar.surfaces.tools import (
+    CHANGES,
+    READS,
+    REPLACES,
+    Answer,
+    FileName,
+    SessionId,
+    add_tools,
+    idempotent,
+    refusals_as_results,
+)
 
 EMBEDDED_LIMIT_BYTES = 32 * 1024 * 1024
 SHOWN_FILES = 500
@@ -41,7 +51,12 @@ class FileTools:
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
-        add_tools(server, (self.list_session_files, READS), (self.upload_file, REPLACES), (self.download_file, CHANGES))
+        add_tools(
+            server,
+            (self.list_session_files, READS),
+            (self.upload_file, idempotent(REPLACES)),
+            (self.download_file, CHANGES),
+        )
 
     @refusals_as_results
     async def list_session_files(

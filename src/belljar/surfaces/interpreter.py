@@ -33,6 +33,7 @@ from belljar.surfaces.tools import (
     SessionId,
     add_tools,
     chosen_session,
+    idempotent,
     refusals_as_results,
 )
 
@@ -82,7 +83,7 @@ class InterpreterSurface:
             (self.interrupt_execution, ENDS),
             (self.new_session, CHANGES),
             (self.list_sessions, READS),
-            (self.clear_session, ENDS),
+            (self.clear_session, idempotent(ENDS)),
         )
         StateTools(self._sessions).register(server)
         FileTools(self._sessions, self._settings).register(server)

@@ -16,6 +16,7 @@ from mcp.types import (
     JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
+    JSONRPCRequest,
     RequestId,
     jsonrpc_message_adapter,
 )
@@ -64,6 +65,12 @@ def refusals(data: bytes) -> list[JSONRPCError]:
 def refusal(code: int, message: str, request_id: RequestId | None) -> JSONRPCError:
     """Return the error answer to a request."""
     return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=code, message=message))
+
+
+def id_in_use(request: JSONRPCRequest) -> JSONRPCError:
+    """Return the answer to a request with the id of one that is under way: an answer could be to either."""
+    why = f"Request id {request.id!r} belongs to a request that is not answered yet: take another id"
+    return refusal(INVALID_REQUEST, why, request.id)
 
 
 def _fault(members: dict[str, Any]) -> tuple[int, str]:

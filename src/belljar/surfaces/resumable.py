@@ -25,13 +25,13 @@ from mcp.server.streamable_http import (
 )
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_REQUEST, JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse, RequestId
+from mcp.types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse, RequestId
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from belljar.surfaces.jsonrpc import read_message, refusal
+from belljar.surfaces.jsonrpc import id_in_use, read_message
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
 """What is kept for one caller, in all its MCP sessions together; then the oldest is forgotten."""
@@ -159,8 +159,7 @@ class Transport(StreamableHTTPServerTransport):
         # An upload of a hundred megabytes takes a while to read, and others are served meanwhile.
         message = await anyio.to_thread.run_sync(read_message, body) if len(body) > LARGE_BYTES else read_message(body)
         if isinstance(message, JSONRPCRequest) and str(message.id) in self._events.open_requests:
-            why = f"Request id {message.id!r} belongs to a request that is not answered yet: take another id"
-            message = [refusal(INVALID_REQUEST, why, message.id)]
+            message = [id_in_use(message)]
         if isinstance(message, list) and message:
             text = message[0].model_dump_json(by_alias=True, exclude_unset=True)
             answer = Response(text, status_code=HTTPStatus.BAD_REQUEST, media_type="application/json")

@@ -1,22 +1,23 @@
 """MCP servers over one runtime: which surfaces a client sees, and over stdio or HTTP."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, InputRequiredResult, ResourceTemplate
 from pydantic import AnyUrl
 from starlette.applications import Starlette
 
-from belljar.errors import InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument
 from belljar.runtime import Runtime
 from belljar.surfaces.calls import Calls, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
-from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface
+from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, told_refusal
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
@@ -34,6 +35,8 @@ class BelljarServer(MCPServer[Any]):
     """The SDK's server with the right media type for each file, and no structured content where none is wanted."""
 
     structured: Structured = "auto"
+    own_refusal: Callable[[BelljarError], CallToolResult] | None = None
+    """How a surface tells of arguments that are wrong, if its clients parse every answer."""
 
     def watch_calls(self) -> None:
         """Let operators see each call. After the last tool was added: their names are what may be shown."""
@@ -50,10 +53,16 @@ class BelljarServer(MCPServer[Any]):
         tool = self._tool_manager.get_tool(name)
         try:
             chosen = known_arguments(name, tool.parameters, arguments) if tool is not None else arguments
+            answer = await super().call_tool(name, chosen, context)
         except InvalidArgument as error:
             note_refusal(error)
-            return error_blocks(error)
-        answer = await super().call_tool(name, chosen, context)
+            return (self.own_refusal or error_blocks)(error)
+        except ToolError as error:
+            if tool is None or self.own_refusal is None or isinstance(error, UnexpectedToolError):
+                raise
+            refused = InvalidArgument(str(error))
+            note_refusal(refused)
+            return self.own_refusal(refused)
         is_unwanted = context is not None and asked_structure(context, self.structured) == "never"
         if isinstance(answer, CallToolResult) and is_unwanted:
             answer.structured_content = None
@@ -108,6 +117,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         InterpreterSurface(runtime).register(server)
     if "executor" in surfaces:
         ExecutorSurface(runtime).register(server)
+        server.own_refusal = told_refusal
     if "toolbox" in surfaces:
         ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
     server.watch_calls()

@@ -17,10 +17,18 @@ from typing import Final
 import anyio
 from anyio import to_thread
 from mcp.shared._context_streams import ContextReceiveStream, ContextSendStream, create_context_streams
-from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_REQUEST
+from mcp.shared.dispatcher import coerce_request_id
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.types import (
+    INVALID_REQUEST,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+)
 
-from belljar.surfaces.jsonrpc import SCANNED_BYTES, find_id, read_message, refusal
+from belljar.surfaces.jsonrpc import SCANNED_BYTES, find_id, id_in_use, read_message, refusal
 from belljar.surfaces.server import BelljarServer
 
 PIPE_BYTES: Final = 262_144
@@ -134,16 +142,42 @@ class Writer:
                 view = view[os.write(self._descriptor, view[:ATOMIC_BYTES]) :]
 
 
+class OpenRequests:
+    """Ids of requests that are under way. The SDK takes a second one with the same id for the first one's successor."""
+
+    def __init__(self) -> None:
+        self._ids: set[RequestId] = set()
+
+    def has(self, request: JSONRPCRequest) -> bool:
+        """Return whether its id belongs to another request."""
+        return coerce_request_id(request.id) in self._ids
+
+    def opened(self, request: JSONRPCRequest) -> ServerMessageMetadata:
+        """Keep its id until it is answered, or until it is over without an answer because its client cancelled it."""
+        key = coerce_request_id(request.id)
+        self._ids.add(key)
+
+        async def forget() -> None:
+            self._ids.discard(key)
+
+        return ServerMessageMetadata(on_request_unanswered=forget)
+
+    def note_answer(self, message: JSONRPCMessage) -> None:
+        """Let the id of an answered request be used again."""
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
+            self._ids.discard(coerce_request_id(message.id))
+
+
 async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes: int) -> None:
     """Serve one client until it closes its end or `stop` is set; requests under way are answered with an error then."""
     with claimed() as (wire_in, wire_out):
-        lines, writer = Lines(wire_in, line_bytes), Writer(wire_out, stop)
+        lines, writer, under_way = Lines(wire_in, line_bytes), Writer(wire_out, stop), OpenRequests()
         requests, read_stream = create_context_streams[SessionMessage | Exception](0)
         write_stream, answers = create_context_streams[SessionMessage](0)
         written = anyio.Event()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_read_requests, lines, requests, writer, stop)
-            tasks.start_soon(_write_answers, answers, writer, written)
+            tasks.start_soon(_read_requests, lines, requests, writer, under_way, stop)
+            tasks.start_soon(_write_answers, answers, writer, under_way, written)
             await server.run_on(read_stream, write_stream)
             with anyio.move_on_after(DRAIN_S):
                 await written.wait()
@@ -152,7 +186,11 @@ async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes:
 
 
 async def _read_requests(
-    lines: Lines, requests: ContextSendStream[SessionMessage | Exception], writer: Writer, stop: asyncio.Event
+    lines: Lines,
+    requests: ContextSendStream[SessionMessage | Exception],
+    writer: Writer,
+    under_way: OpenRequests,
+    stop: asyncio.Event,
 ) -> None:
     async def cancel_on_stop() -> None:
         await stop.wait()
@@ -163,27 +201,39 @@ async def _read_requests(
             async with anyio.create_task_group() as reading:
                 reading.start_soon(cancel_on_stop)
                 async for line, is_whole in lines:
-                    await _pass_on(line, is_whole, requests, writer)
+                    message = _read(line, under_way) if is_whole else [_too_long(line)]
+                    await _pass_on(message, requests, writer, under_way)
                 reading.cancel_scope.cancel()
 
 
+def _read(line: bytes, under_way: OpenRequests) -> JSONRPCMessage | list[JSONRPCError]:
+    message = read_message(line)
+    return [id_in_use(message)] if isinstance(message, JSONRPCRequest) and under_way.has(message) else message
+
+
+def _too_long(line: bytes) -> JSONRPCError:
+    return refusal(INVALID_REQUEST, "The message is too long: put large data into files, in parts", find_id(line))
+
+
 async def _pass_on(
-    line: bytes, is_whole: bool, requests: ContextSendStream[SessionMessage | Exception], writer: Writer
+    message: JSONRPCMessage | list[JSONRPCError],
+    requests: ContextSendStream[SessionMessage | Exception],
+    writer: Writer,
+    under_way: OpenRequests,
 ) -> None:
-    if is_whole:
-        message = read_message(line)
-    else:
-        why = "The message is too long: put large data into files, in parts"
-        message = [refusal(INVALID_REQUEST, why, find_id(line))]
     if isinstance(message, list):
         for answer in message:
             await writer.write(answer.model_dump_json(by_alias=True, exclude_unset=True))
     else:
-        await requests.send(SessionMessage(message))
+        metadata = under_way.opened(message) if isinstance(message, JSONRPCRequest) else None
+        await requests.send(SessionMessage(message, metadata))
 
 
-async def _write_answers(answers: ContextReceiveStream[SessionMessage], writer: Writer, written: anyio.Event) -> None:
+async def _write_answers(
+    answers: ContextReceiveStream[SessionMessage], writer: Writer, under_way: OpenRequests, written: anyio.Event
+) -> None:
     async with answers:
         async for answer in answers:
+            under_way.note_answer(answer.message)
             await writer.write(answer.message.model_dump_json(by_alias=True, exclude_unset=True))
     written.set()

@@ -42,6 +42,11 @@ def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> N
         server.add_tool(tool, description=description, annotations=annotations, structured_output=False)
 
 
+def idempotent(hints: ToolAnnotations) -> ToolAnnotations:
+    """Return the hints of a tool that changes nothing more when the same call is made again."""
+    return hints.model_copy(update={"idempotent_hint": True})
+
+
 def stage_reporter(ctx: Ctx) -> Callable[[str], Awaitable[None]]:
     """Tells the client what a long call is busy with."""
     counted = itertools.count(1)

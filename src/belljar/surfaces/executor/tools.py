@@ -28,7 +28,7 @@ from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
 from belljar.surfaces.executor.workbench import Workbench
-from belljar.surfaces.tools import CHANGES, ENDS, READS, REPLACES, Answer, Ctx, add_tools, stage_reporter
+from belljar.surfaces.tools import CHANGES, ENDS, READS, REPLACES, Answer, Ctx, add_tools, idempotent, stage_reporter
 
 P = ParamSpec("P")
 Fields = dict[str, Any]
@@ -52,18 +52,26 @@ def answered(tool: Callable[P, Coroutine[Any, Any, Fields]]) -> Callable[P, Coro
     @wraps(tool)
     async def told(*args: P.args, **kwargs: P.kwargs) -> Answer:
         try:
-            fields = await tool(*args, **kwargs)
+            return _in_json(await tool(*args, **kwargs))
         except BelljarError as error:
             note_refusal(error)
-            fields: Fields = {"status": "error", "error": f"{error.code}: {error}"}
-        is_plain = fields.pop(_PLAIN, False)
-        return CallToolResult(
-            content=[TextContent(type="text", text=json.dumps(fields, ensure_ascii=False))],
-            structured_content=fields,
-            is_error=fields["status"] == "error" and not is_plain,
-        )
+            return told_refusal(error)
 
     return told
+
+
+def told_refusal(error: BelljarError) -> CallToolResult:
+    """Return a refusal in the form of every other answer."""
+    return _in_json({"status": "error", "error": f"{error.code}: {error}"})
+
+
+def _in_json(fields: Fields) -> CallToolResult:
+    is_plain = fields.pop(_PLAIN, False)
+    return CallToolResult(
+        content=[TextContent(type="text", text=json.dumps(fields, ensure_ascii=False))],
+        structured_content=fields,
+        is_error=fields["status"] == "error" and not is_plain,
+    )
 
 
 class ExecutorSurface:
@@ -93,7 +101,7 @@ class ExecutorSurface:
             (self.read_code_file, READS),
             (self.install_dependencies, REPLACES),
             (self.check_installed_packages, READS),
-            (self.configure_environment, CHANGES),
+            (self.configure_environment, idempotent(CHANGES)),
             (self.get_environment_config, READS),
         )
 
@@ -115,7 +123,7 @@ class ExecutorSurface:
     @answered
     async def append_to_code_file(self, ctx: Ctx, file_path: FilePath, content: Code) -> Fields:
         """Add code at the end of a code file."""
-        bench = await self._bench()
+        bench = await self._opened_bench()
         name = bench.storage.name_of(file_path)
         self._check_size(content)
         await bench.check_room(await self._environment(ctx), len(content))
@@ -126,14 +134,14 @@ class ExecutorSurface:
     @answered
     async def execute_code_file(self, ctx: Ctx, file_path: FilePath) -> Fields:
         """Run a code file in a fresh process of the configured environment."""
-        bench = await self._bench()
+        bench = await self._opened_bench()
         name = bench.storage.name_of(file_path)
         return await self._run(ctx, bench, name)
 
     @answered
     async def read_code_file(self, file_path: FilePath) -> Fields:
         """The text of a code file."""
-        bench = await self._bench()
+        bench = self._bench()
         name = bench.storage.name_of(file_path)
         content = await asyncio.to_thread(bench.storage.read, name, self._settings.max_code_bytes)
         return {"status": "success", "content": content, "file_path": bench.storage.path(name)}
@@ -144,7 +152,7 @@ class ExecutorSurface:
     async def install_dependencies(self, ctx: Ctx, packages: Packages) -> Fields:
         """Install packages for your code, beside the environment."""
         check_requirements(packages)
-        bench, environment = await self._bench(), await self._environment(ctx)
+        bench, environment = await self._opened_bench(), await self._environment(ctx)
         outcomes = await bench.install(environment, packages, stage_reporter(ctx))
         failed = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
         there = [f"{outcome.name}=={outcome.installed_version}" for outcome in outcomes if not outcome.error]
@@ -162,7 +170,7 @@ class ExecutorSurface:
     @answered
     async def check_installed_packages(self, ctx: Ctx, packages: Packages) -> Fields:
         """Which packages there are, by distribution or import name or with a version; imports nothing."""
-        bench, environment = await self._bench(), await self._environment(ctx)
+        bench, environment = self._bench(), await self._environment(ctx)
         layer = bench.layer(environment)
         found = await asyncio.to_thread(check_installed, environment, layer if layer.is_dir() else None, packages)
         missing = [status.name for status in found if not status.installed]
@@ -206,14 +214,14 @@ class ExecutorSurface:
     @answered
     async def get_environment_config(self, ctx: Ctx) -> Fields:
         """Which environment code runs in, and where code files are."""
-        environment, bench = await self._environment(ctx), await self._bench()
+        environment, bench = await self._environment(ctx), self._bench()
         told = {"python": environment.version, "code_storage_dir": str(bench.storage.folder)}
         return {"status": "success", "config": {**self._choice(ctx).fields(self._settings), **told}}
 
     # Steps the tools share
 
     async def _write(self, ctx: Ctx, code: str, filename: str) -> tuple[Workbench, str]:
-        bench = await self._bench()
+        bench = await self._opened_bench()
         self._check_size(code)
         name = bench.storage.new_name(filename)
         await bench.check_room(await self._environment(ctx), len(code))
@@ -262,7 +270,13 @@ class ExecutorSurface:
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
 
-    async def _bench(self) -> Workbench:
+    async def _opened_bench(self) -> Workbench:
+        """The caller's, with its folders made: for calls that write or run something."""
+        bench = self._bench()
+        await bench.open()
+        return bench
+
+    def _bench(self) -> Workbench:
         principal = current_principal()
         if principal not in self._benches:
             key = hashlib.sha256(principal.encode()).hexdigest()[:16]
@@ -271,9 +285,7 @@ class ExecutorSurface:
             self._benches[principal] = Workbench(
                 self._runtime.starter, self._runtime.sessions, principal, storage, root
             )
-        bench = self._benches[principal]
-        await bench.open()
-        return bench
+        return self._benches[principal]
 
     def _choice(self, ctx: Ctx) -> Choice:
         return self._chosen.get(_connection(ctx), self._operators)
