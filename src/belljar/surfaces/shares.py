@@ -1,4 +1,4 @@
-"""How many requests of one caller may be under way: streams that are opened and left open take connections from others.
+"""How many requests of one caller may be under way: streams that are left open take connections from others.
 
 A request is under way until its answer has ended, which for the stream of a GET is when the client leaves.
 """
@@ -13,7 +13,7 @@ from belljar.surfaces.auth import current_principal
 
 
 class CallerShares:
-    """Passes requests on to apps as long as their caller has no more than its share under way, in all of them together."""
+    """Counts the requests under way of each caller, over all the apps that it guards."""
 
     def __init__(self, most: int) -> None:
         self._most = most
