@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,7 @@ from escape_attempts import ATTEMPTS, PRELUDE, Attempt
 from trials import DEADLINE_S, ENVIRONMENT, PYTHON, Opener, read_to_end, read_until, run, tight, usable
 
 from belljar.egress.proxy import open_proxy
+from belljar.egress.rules import Rule
 from belljar.kernels.desk import Reply, open_desk
 from belljar.sandboxes.base import Provider
 from belljar.toolbox.broker import Broker, Desk
@@ -231,7 +232,7 @@ MOST_DESCRIPTORS = 16 + 64 + 20 + 80
 
 
 @asynccontextmanager
-async def _doors(folder: Path) -> AsyncIterator[None]:
+async def _doors(folder: Path) -> AsyncGenerator[None]:
     """What a session can connect to, as the server has it."""
 
     async def find(_: Search) -> dict[str, object]:
@@ -240,11 +241,14 @@ async def _doors(folder: Path) -> AsyncIterator[None]:
     async def fulfil(_: Sequence[str]) -> Reply:
         return Reply(lines=["installed"])
 
+    def judge(_: str, __: Rule) -> str:
+        return ""
+
     broker = Broker("session", cast("Desk", None), limit_bytes=1_000)
     async with (
         open_hatch(folder, "tools", broker=broker, find=find, folder_inside="/", paces=Paces()),
         open_desk(folder, "packages", session_id="session", fulfil=fulfil),
-        open_proxy(folder, "egress", session_id="session", rules=[], judge=lambda *_: ""),
+        open_proxy(folder, "egress", session_id="session", rules=[], judge=judge),
     ):
         yield
 

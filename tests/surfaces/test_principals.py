@@ -94,6 +94,8 @@ async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller
         f"open('{SECRET}.txt', 'w').write('x')\nfrom IPython.display import HTML\ndisplay(HTML('<b>x</b>'))\n'{SECRET}'"
     )
     result = await ada.execute(code)
+    foreign: list[str] = []
+    answers: list[str] = []
     made_up = {result.session_id: "0" * len(result.session_id), result.execution_id: "0" * len(result.execution_id)}
 
     async def told(tool: str, **arguments: object) -> str:

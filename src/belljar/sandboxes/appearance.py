@@ -20,14 +20,14 @@ MOST_PROCESSORS = 64
 """Each is two more files in every sandbox."""
 
 _SERVICES = {
-    "ftp": 21, "ssh": 22, "telnet": 23, "smtp": 25, "domain": 53, "tftp": 69, "http": 80, "pop3": 110, "ntp": 123,
-    "imap2": 143, "snmp": 161, "ldap": 389, "https": 443, "submissions": 465, "syslog": 514, "submission": 587,
-    "ldaps": 636, "domain-s": 853, "ftps": 990, "imaps": 993, "pop3s": 995, "socks": 1080, "openvpn": 1194,
-    "mysql": 3306, "postgresql": 5432, "amqp": 5672, "redis": 6379, "http-alt": 8080,
+    **{"ftp": 21, "ssh": 22, "telnet": 23, "smtp": 25, "domain": 53, "tftp": 69, "http": 80, "pop3": 110, "ntp": 123},
+    **{"imap2": 143, "snmp": 161, "ldap": 389, "https": 443, "submissions": 465, "syslog": 514, "submission": 587},
+    **{"ldaps": 636, "domain-s": 853, "ftps": 990, "imaps": 993, "pop3s": 995, "socks": 1080, "openvpn": 1194},
+    **{"mysql": 3306, "postgresql": 5432, "amqp": 5672, "redis": 6379, "http-alt": 8080},
 }
 _PROTOCOLS = {
-    "ip": 0, "icmp": 1, "igmp": 2, "tcp": 6, "udp": 17, "ipv6": 41, "gre": 47, "esp": 50, "ah": 51,
-    "ipv6-icmp": 58, "ospf": 89, "sctp": 132, "udplite": 136,
+    **{"ip": 0, "icmp": 1, "igmp": 2, "tcp": 6, "udp": 17, "ipv6": 41, "gre": 47, "esp": 50, "ah": 51},
+    **{"ipv6-icmp": 58, "ospf": 89, "sctp": 132, "udplite": 136},
 }
 ETC = {
     # The session's user first: in a user namespace of one it may be 0 too.
