@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +210,27 @@ def test_of_libraries_there_are_warnings_without_the_texts_they_were_given() -> 
         "WARNING mcp.server.test: named … and 2",
         "ERROR mcp.server.test: Task exception was never retrieved",
     ]
+
+
+def test_what_libraries_repeat_is_shown_a_few_times_a_minute_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, ours = logging.getLogger("uvicorn.error"), logging.getLogger("belljar.test")
+
+    def flood() -> None:
+        library.warning("Invalid HTTP request received.")
+
+    with logged("text") as stream:
+        for _ in range(1_000):
+            flood()
+            ours.info("ours")
+        library.warning(f"Invalid Host header: {'x' * 10_000}")
+        lines = stream.getvalue().splitlines()
+        assert lines.count("WARNING uvicorn.error: Invalid HTTP request received.") == 5
+        assert lines.count("INFO belljar.test: ours") == 1_000
+        assert max(map(len, lines)) < 400
+        later = time.monotonic() + 60
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        flood()
+    assert stream.getvalue().splitlines()[-1].endswith("received. (995 more like this were left out before)")
 
 
 def test_text_is_what_people_get_without_asking() -> None:

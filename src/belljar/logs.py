@@ -1,7 +1,8 @@
 """The log: lines on stderr, as text or as JSON, with the ids of what they are about and nothing of what callers send.
 
 Our own lines are written with that in mind. Those of libraries are not: of them only warnings and errors are shown,
-without the texts they were given, and of an exception its type and where it was raised, but not its words.
+without the texts they were given, and of an exception its type and where it was raised, but not its words. They
+have a line for each malformed request that anyone sends, so that of each kind only a few a minute are shown.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -27,6 +29,11 @@ ID_FIELDS: Final = ("session_id", "execution_id", "principal")
 _OURS: Final = "belljar"
 _WITHHELD: Final = "…"
 _PRINCIPAL_CHARACTERS: Final = 12
+_MOST_A_MINUTE: Final = 5
+"""Lines from one place in a library's code."""
+_MOST_CHARACTERS: Final = 300
+"""Of a library's line: some have a header of a request in them."""
+_MOST_PLACES: Final = 1_000
 # Controls, the line ends of Unicode, and what turns the direction of text around.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
@@ -38,6 +45,7 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
     """Log to stderr from here on; once a process."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.addFilter(_is_for_the_log)
+    handler.addFilter(_Repetitions())
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler])
 
@@ -100,6 +108,35 @@ def _is_for_the_log(record: logging.LogRecord) -> bool:
     return _is_ours(record) or record.levelno >= logging.WARNING
 
 
+class _Repetitions(logging.Filter):
+    """Lets a few lines a minute through from each place in libraries, the next one with the number of those between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[str, int], _Place] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if _is_ours(record):
+            return True
+        key, now = (record.pathname, record.lineno), time.monotonic()
+        if key not in self._places and len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        place = self._places.setdefault(key, _Place(now))
+        if now - place.since >= 60:
+            record.repeated = place.count - _MOST_A_MINUTE
+            place.since, place.count = now, 0
+        place.count += 1
+        return place.count <= _MOST_A_MINUTE
+
+
+class _Place:
+    __slots__ = ("count", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.count = 0
+
+
 def _is_ours(record: logging.LogRecord) -> bool:
     return record.name.partition(".")[0] == _OURS
 
@@ -109,7 +146,9 @@ def _message(record: logging.LogRecord) -> str:
         return record.getMessage()
     # A library's first line says what happened; what follows, and the texts it was given, may be anyone's.
     template = str(record.msg).partition("\n")[0]
-    return _filled(template, record.args) if record.args else template
+    message = _filled(template, record.args) if record.args else template
+    repeated = getattr(record, "repeated", 0)
+    return message[:_MOST_CHARACTERS] + (f" ({repeated} more like this were left out before)" if repeated > 0 else "")
 
 
 def _filled(template: str, given: tuple[object, ...] | Mapping[str, object]) -> str:

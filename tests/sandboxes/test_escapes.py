@@ -1,5 +1,6 @@
 """No attempt of `escape_attempts` gets out of a provider that isolates, and each can: without glass it does."""
 
+import asyncio
 import base64
 import json
 import os
@@ -8,14 +9,23 @@ import socket
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from escape_attempts import ATTEMPTS, PRELUDE, Attempt
-from trials import ENVIRONMENT, PYTHON, Opener, run, tight, usable
+from trials import DEADLINE_S, ENVIRONMENT, PYTHON, Opener, read_to_end, read_until, run, tight, usable
 
+from belljar.egress.proxy import open_proxy
+from belljar.egress.rules import Rule
+from belljar.kernels.desk import Reply, open_desk
 from belljar.sandboxes.base import Provider
+from belljar.toolbox.broker import Broker, Desk
+from belljar.toolbox.hatch import open_hatch
+from belljar.toolbox.pace import Paces
+from belljar.toolbox.requests import Search
 
 pytestmark = pytest.mark.anyio
 OWN_KERNEL = {
@@ -196,3 +206,98 @@ print(sorted(int(path[6:]) for path in glob.glob('/proc/[0-9]*')) == sorted({{1,
         assert len({*owners, 0}) == 3
         assert subprocess.run(["cat", secret], user=owners[1], group=owners[1], extra_groups=[], check=False).returncode
     assert secret.stat().st_uid == owners[0]
+
+
+CROWD = """
+import os, socket, sys
+held = []
+for name, beginnings in {crowd}.items():
+    for number in range({count}):
+        way = socket.socket(socket.AF_UNIX)
+        way.settimeout(20)
+        try:
+            way.connect(os.path.join({scratch!r}, name))
+            way.sendall(beginnings[number % len(beginnings)])
+        except OSError:
+            pass
+        held.append(way)
+print('held', flush=True)
+sys.stdin.read()
+"""
+FORBIDDEN = b"CONNECT forbidden.example:443 HTTP/1.1\r\nHost: forbidden.example:443\r\n\r\n"
+SEARCH = b'{"id": 1, "op": "search", "query": "x", "limit": 1}\n'
+CROWD_SIZE = 200
+MOST_DESCRIPTORS = 16 + 64 + 20 + 80
+"""Of one session: connections and spilled answers of its tools, of its packages, of its way out."""
+
+
+@asynccontextmanager
+async def _doors(folder: Path) -> AsyncGenerator[None]:
+    """What a session can connect to, as the server has it."""
+
+    async def find(_: Search) -> dict[str, object]:
+        return {"outcome": "found", "text": "x" * 1_000_000}
+
+    async def fulfil(_: Sequence[str]) -> Reply:
+        return Reply(lines=["installed"])
+
+    def judge(_: str, __: Rule) -> str:
+        return ""
+
+    broker = Broker("session", cast("Desk", None), limit_bytes=1_000)
+    async with (
+        open_hatch(folder, "tools", broker=broker, find=find, folder_inside="/", paces=Paces()),
+        open_desk(folder, "packages", session_id="session", fulfil=fulfil),
+        open_proxy(folder, "egress", session_id="session", rules=[], judge=judge),
+    ):
+        yield
+
+
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def _asked(folder: Path, name: str, question: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(folder / name, limit=4_000_000)
+    writer.write(question)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            return await reader.readline()
+    finally:
+        writer.close()
+
+
+async def test_a_crowd_of_connections_takes_few_descriptors_and_keeps_nobody_else_waiting(
+    isolating: Provider, open_sandbox: Opener, tmp_path: Path
+) -> None:
+    """Some say nothing, some half a request, some ask and never read."""
+    sandbox, spec = await open_sandbox(isolating)
+    crowd = {
+        "tools": [b"", SEARCH[:9], SEARCH],
+        "packages": [b"", b'{"requirements"', b"?\n", b'{"requirements": ["x"]}\n'],
+        "egress": [b"", FORBIDDEN[:9], FORBIDDEN],
+    }
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    async with _doors(spec.scratch), _doors(theirs):
+        before = _descriptors()
+        (reading, writing), (waiting, going) = os.pipe(), os.pipe()
+        code = CROWD.format(crowd=crowd, count=CROWD_SIZE, scratch=sandbox.scratch)
+        process = await sandbox.spawn(
+            [PYTHON, "-ISBc", f"import os; os.dup2({waiting}, 0)\n{code}"],
+            environment=ENVIRONMENT,
+            stdout=writing,
+            stderr=writing,
+            pass_fds=[waiting],
+        )
+        for descriptor in (writing, waiting):
+            os.close(descriptor)
+        assert await read_until(reading, b"held\n") == b"held\n"
+        assert json.loads(await _asked(theirs, "tools", SEARCH))["outcome"] == "found"
+        assert b"installed" in await _asked(theirs, "packages", b'{"requirements": ["x"]}\n')
+        assert b" 403 " in await _asked(theirs, "egress", FORBIDDEN)
+        assert _descriptors() - before <= MOST_DESCRIPTORS
+        os.close(going)
+        await read_to_end(reading)
+        async with asyncio.timeout(DEADLINE_S):
+            await process.wait()

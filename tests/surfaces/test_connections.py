@@ -1,3 +1,5 @@
+import io
+import logging
 import resource
 import select
 import socket
@@ -15,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from belljar import logs
 from belljar.environments import Environment
 from belljar.surfaces import connections
 from belljar.surfaces.connections import connection_limit
@@ -48,7 +51,7 @@ async def _flow(_: Request) -> Response:
 
 
 @asynccontextmanager
-async def _serving(most: int = 256) -> AsyncGenerator[str]:
+async def _serving(most: int = 256, log_level: str = "ERROR") -> AsyncGenerator[str]:
     routes = [
         Route("/health", health),
         Route("/echo", _echo, methods=["POST"]),
@@ -65,7 +68,7 @@ async def _serving(most: int = 256) -> AsyncGenerator[str]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
             lambda: serve_http(
-                Starlette(routes=routes), "127.0.0.1", 0, on_ready=on_ready, log_level="ERROR", max_connections=most
+                Starlette(routes=routes), "127.0.0.1", 0, on_ready=on_ready, log_level=log_level, max_connections=most
             )
         )
         await ready.wait()
@@ -215,22 +218,37 @@ def test_a_quarter_of_the_descriptors_is_the_most(monkeypatch: pytest.MonkeyPatc
     assert connection_limit(50) == 50
 
 
-@pytest.fixture(scope="module")
-def scarce_server(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """A server that may have few files open."""
+def test_health_answers_beside_400_half_open_connections(default_environment: Environment, tmp_path: Path):
+    """Of a server that may have few files open; some say nothing, some half a head or half a body."""
     command = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *serve_over_http(default_environment)]
-    folder: Path = tmp_path_factory.mktemp("scarce")
-    with http_server(command, folder, **COLD) as (url, _):
-        yield url
+    beginnings = [b"", HALF_HEAD, HALF_BODY.replace(b"/echo", b"/mcp")]
 
-
-@pytest.mark.parametrize("beginning", [b"", HALF_HEAD, HALF_BODY.replace(b"/echo", b"/mcp")])
-async def test_health_answers_beside_400_half_open_connections(scarce_server: str, beginning: bytes):
-    with ExitStack() as stack:
-        for _ in range(HALF_OPEN // 50):
-            stack.enter_context(_connected(scarce_server, *[beginning] * 50))
-            async with httpx.AsyncClient(timeout=20) as client:
-                assert (await client.get(f"{scarce_server}/health")).json()["status"] == "ok"
-        async with Client(f"{scarce_server}/mcp") as client:
+    async def ask(url: str) -> None:
+        async with Client(f"{url}/mcp") as client:
             answer = await client.call_tool("execute_code", {"code": "1 + 1"})
             assert not answer.is_error, answer
+
+    with (
+        http_server(command, tmp_path, **COLD) as (url, _),
+        httpx.Client(timeout=20) as client,
+        ExitStack() as stack,
+    ):
+        for _ in range(HALF_OPEN // 50):
+            stack.enter_context(_connected(url, *(beginnings[number % 3] for number in range(50))))
+            assert client.get(f"{url}/health", headers={"connection": "close"}).json()["status"] == "ok"
+        anyio.run(ask, url)
+
+
+async def test_requests_that_cannot_be_read_leave_a_few_lines_in_the_log():
+    lines = io.StringIO()
+    handlers = logging.getLogger().handlers[:]
+    logging.getLogger().handlers.clear()
+    logs.configure("INFO", "text", lines)
+    try:
+        async with _serving(log_level="INFO") as url:
+            for _ in range(50):
+                with _connected(url, b"?\r\n\r\n") as (connection,):
+                    assert b" 400 " in await anyio.to_thread.run_sync(_said_until_closed, connection)
+    finally:
+        logging.getLogger().handlers[:] = handlers
+    assert 1 <= lines.getvalue().count("Invalid HTTP request") <= 5

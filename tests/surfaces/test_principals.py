@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -19,6 +19,7 @@ from serving_process import COLD, http_server, serve_over_http
 
 KEYS = {"ada": "a" * 40, "bob": "b" * 40}
 MOST, EACH = 4, 2
+CONNECTIONS = 32
 SECRET = "hibiscus"
 
 
@@ -32,6 +33,7 @@ def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFacto
         "BELLJAR_MCP_CONFIG": str(config),
         "BELLJAR_MAX_SESSIONS": str(MOST),
         "BELLJAR_POOL_SIZE": "0",
+        "BELLJAR_MAX_CONNECTIONS": str(CONNECTIONS),
         "BELLJAR_WORKSPACE": "on",
         **COLD,
     }
@@ -92,6 +94,8 @@ async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller
         f"open('{SECRET}.txt', 'w').write('x')\nfrom IPython.display import HTML\ndisplay(HTML('<b>x</b>'))\n'{SECRET}'"
     )
     result = await ada.execute(code)
+    foreign: list[str] = []
+    answers: list[str] = []
     made_up = {result.session_id: "0" * len(result.session_id), result.execution_id: "0" * len(result.execution_id)}
 
     async def told(tool: str, **arguments: object) -> str:
@@ -182,3 +186,21 @@ async def test_an_owner_whose_sessions_all_run_is_told_so_and_others_have_their_
         await ada.release(each.session_id)
     with anyio.fail_after(30):
         assert [(await ada.ended(each.execution_id)).status for each in running] == ["ok"] * EACH
+
+
+async def test_streams_that_one_caller_leaves_open_take_half_of_the_connections_at_most(bob: Caller, url: str):
+    headers = {"authorization": f"Bearer {KEYS['ada']}", "accept": "application/json, text/event-stream"}
+    asked = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": asked}
+    statuses: list[int] = []
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(httpx.AsyncClient(headers=headers, timeout=30))
+        opened = [(await client.post(f"{url}/mcp", json=hello)).headers["mcp-session-id"] for _ in range(CONNECTIONS)]
+        for session_id in opened:
+            stream = client.stream("GET", f"{url}/mcp", headers={"mcp-session-id": session_id})
+            answer = await stack.enter_async_context(stream)
+            statuses.append(answer.status_code)
+            if answer.status_code == 429:
+                assert b"requests of yours are under way" in await answer.aread()
+        assert (await bob.execute("1 + 1")).result == "2"
+    assert statuses == [200] * (CONNECTIONS // 2) + [429] * (CONNECTIONS // 2)

@@ -65,6 +65,7 @@ async def test_a_tool_is_found_imported_and_called(caller: Caller):
                 "description": "Adds.",
             }
         ],
+        "connecting": [],
         "unreachable": [],
     }
     answer = await caller.call("execute_code", code="from servers.awkward import add\nadd(1, 2)")

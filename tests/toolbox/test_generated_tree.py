@@ -396,3 +396,26 @@ def test_what_is_required_and_has_a_default_need_not_be_passed_and_is_sent() -> 
     assert Parameters(tool).checked({"path": "a", "depth": 5, "how": {}}) == {"path": "a", "depth": 5, "how": {}}
     with pytest.raises(BadArguments, match="'path' is missing"):
         Parameters(tool).checked({"depth": 1})
+
+
+@pytest.mark.anyio
+async def test_a_tree_that_outlives_its_server_shows_the_next_ones_callers_nothing_learnt(tmp_path: Path):
+    """As with `keep_alive`: first the tree is ada's alone, then bob has a key too."""
+    keys = ["ada:" + "a" * 40, "bob:" + "b" * 40]
+    left = Plot("run", {"run"}, hand_over=lambda _: None, is_left=lambda: True)
+
+    def seen() -> str:
+        return "".join(file.read_text() for file in (tmp_path / "toolbox" / "trees").rglob("*.py"))
+
+    server = {"command": sys.executable, "args": [str(Path(__file__).with_name("awkward_server.py"))]}
+    chosen: dict[str, Any] = {"data_directory": tmp_path, "mcp_servers": {"awkward": server}}
+    async with open_toolbox(settings_with(**chosen, api_keys=keys[:1]), left) as toolbox:
+        assert toolbox is not None
+        await toolbox.ready()
+        tool = (await toolbox.catalogue("awkward", "records")).find("awkward", "records")
+        assert tool is not None
+        toolbox.learn("key:ada", tool, {"hibiscus": 1})
+        await toolbox.written()
+        assert "hibiscus" in seen()
+    async with open_toolbox(settings_with(**chosen, api_keys=keys), left):
+        assert "hibiscus" not in seen()

@@ -14,6 +14,7 @@ import pytest
 
 from belljar.toolbox.broker import Broker, Desk
 from belljar.toolbox.hatch import Hatch, open_hatch
+from belljar.toolbox.pace import Paces
 from belljar.toolbox.requests import LINE_BYTES, Search
 from belljar.toolbox.unsent import MOST_BYTES
 
@@ -44,7 +45,7 @@ async def served(folder: Path) -> AsyncGenerator[tuple[Hatch, Callable[[], socke
             return sock
 
         broker = Broker("session", cast("Desk", None), limit_bytes=MEBIBYTE)
-        async with open_hatch(folder, "hatch", broker=broker, find=find, folder_inside="/") as hatch:
+        async with open_hatch(folder, "hatch", broker=broker, find=find, folder_inside="/", paces=Paces()) as hatch:
             yield hatch, connected
 
 
@@ -127,7 +128,7 @@ async def test_what_is_taken_back_makes_room_however_much_waits_before_the_word_
 
     numbers = range(1, 1_001)
     broker = Broker("session", cast("Desk", None), limit_bytes=MEBIBYTE)
-    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/") as hatch:
+    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=Paces()) as hatch:
         reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
         writer.writelines(search(number, query="never") for number in numbers)
         writer.writelines(json.dumps({"id": number, "op": "cancel"}).encode() + b"\n" for number in numbers)

@@ -11,6 +11,7 @@ import pytest
 from belljar.toolbox.broker import Broker, Desk
 from belljar.toolbox.hatch import open_hatch
 from belljar.toolbox.opening import INSIDE
+from belljar.toolbox.pace import Paces
 from belljar.toolbox.requests import Search
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +74,7 @@ async def test_the_call_after_an_interrupt_gets_its_own_answer_wherever_it_came(
         return {"outcome": "found", "text": asked.query}
 
     broker = Broker("session", cast("Desk", None), limit_bytes=1_000)
-    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/"):
+    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=Paces()):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", CELL, how),
             env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "hatch")},

@@ -1,7 +1,11 @@
-"""Listening sockets in a session's scratch folder, where its code can reach them."""
+"""Listening sockets in a session's scratch folder, where its code can reach them.
+
+Whoever connects may be hostile: connections are accepted at a pace that leaves the event loop to others.
+"""
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -9,6 +13,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
+
+AT_ONCE: Final = 64
+"""As many connections of a session are accepted without a pause."""
+PER_SECOND: Final = 200
+"""And then that many: each costs the event loop a quarter of a millisecond. The others wait in the kernel."""
+_BACKLOG: Final = 128
+_NO_DESCRIPTORS_S: Final = 1.0
+
+log = logging.getLogger(__name__)
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
@@ -43,13 +57,60 @@ async def serving_as(
 ) -> AsyncGenerator[None]:
     """The same for who takes the bytes as they come."""
     with _listening(folder, name, door or Door()) as listener:
-        # Begun inside the block: a start that is cancelled would leave the loop a number that is somebody else's next.
-        server = await asyncio.get_running_loop().create_unix_server(begin, sock=listener, start_serving=False)
+        acceptor = _Acceptor(listener, begin)
+        acceptor.start()
         try:
-            await server.start_serving()
             yield
         finally:
-            server.close()
+            await acceptor.aclose()
+
+
+class _Acceptor:
+    """Accepts connections, at first as they come, then at a steady pace."""
+
+    def __init__(self, listener: socket.socket, begin: Callable[[], asyncio.Protocol]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._begin = begin
+        self._left = float(AT_ONCE)
+        self._counted_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._beginning: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self.start)
+
+    def _accept(self) -> None:
+        now = self._loop.time()
+        self._left = min(AT_ONCE, self._left + PER_SECOND * (now - self._counted_at))
+        self._counted_at = now
+        while self._left >= 1:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                log.warning("a session's connection cannot be accepted: %s", error.strerror)
+                self._pause(_NO_DESCRIPTORS_S)
+                return
+            self._left -= 1
+            connection.setblocking(False)
+            task = self._loop.create_task(self._loop.connect_accepted_socket(self._begin, connection))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+        self._pause(1 / PER_SECOND)
+
+    async def aclose(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener)
+        # Let those begin that were accepted: whoever serves them ends them.
+        await asyncio.gather(*self._beginning, return_exceptions=True)
 
 
 @contextmanager
@@ -66,7 +127,7 @@ def _listening(folder: Path, name: str, door: Door) -> Generator[socket.socket]:
                 if not is_kept:
                     # The session may have a uid of its own; the folder is closed to everyone else's.
                     (reachable / name).chmod(0o666)
-                    listener.listen(128)
+                    listener.listen(_BACKLOG)
                 yield listener
             finally:
                 if not door.is_left:
@@ -75,13 +136,19 @@ def _listening(folder: Path, name: str, door: Door) -> Generator[socket.socket]:
 
 
 class Conversations:
-    """The connections that are being served, ended together."""
+    """The connections that are being served, so many at most, ended together."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room even to tell another one so."""
+        return len(self._tasks) >= self._most
 
     def begin(self, conversation: Coroutine[None, None, None]) -> None:
         """Serve one connection."""

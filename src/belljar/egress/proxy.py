@@ -23,6 +23,9 @@ from belljar.egress.refusals import Refused
 from belljar.egress.rules import Rule, authority
 from belljar.egress.traffic import Traffic
 
+_TOLD = 16
+"""Connections beyond the limit that are answered, with a refusal; more are hung up on."""
+
 log = logging.getLogger(__name__)
 
 Judge = Callable[[str, Rule], str]
@@ -52,7 +55,8 @@ class Proxy:
         self._rules = rules
         self._judge = judge
         self._limits = limits
-        self._conversations = Conversations()
+        # Beyond the limit there is room for some that are only told so.
+        self._conversations = Conversations(limits.connections + _TOLD)
         self._told: dict[str, str] = {}
 
     @property
@@ -62,6 +66,9 @@ class Proxy:
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
+        if self._conversations.is_full:
+            writer.transport.abort()
+            return
         self._conversations.begin(self._serve(reader, writer))
 
     async def aclose(self) -> None:

@@ -26,6 +26,8 @@ from belljar.errors import BelljarError
 _LINE_BYTES = 65_536
 _LINE_S = 10
 _MAX_WAITING = 4
+_TOLD = 16
+"""Askers beyond those that are told so; more are hung up on."""
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +83,14 @@ class Desk:
     def __init__(self, session_id: str, fulfil: Fulfil) -> None:
         self._session_id = session_id
         self._fulfil = fulfil
-        self._conversations = Conversations()
+        self._conversations = Conversations(_MAX_WAITING + _TOLD)
         self._turn = asyncio.Lock()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one asker."""
+        if self._conversations.is_full:
+            writer.transport.abort()
+            return
         self._conversations.begin(self._serve(reader, writer))
 
     async def aclose(self) -> None:

@@ -33,6 +33,7 @@ from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopba
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, Connections, connection_limit
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
 from belljar.surfaces.resumable import SessionManager
+from belljar.surfaces.shares import CallerShares
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
@@ -143,8 +144,11 @@ def build_app(
         routes.append(Route("/ready", operations.ready, methods=["GET"]))
         if settings.metrics != "off":
             routes.append(Route("/metrics", _guarded_metrics(operations, settings, auth), methods=["GET"]))
+    # Half of the connections for each. Without credentials everybody is one caller, and may have all of them.
+    shares = CallerShares(connection_limit(settings.max_connections) // 2)
     for path, server in servers.items():
-        endpoint = StreamableHTTPASGIApp(managers[id(server)])
+        endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
+        endpoint = shares.guard(endpoint) if auth else endpoint
         routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
     if auth:
         routes.extend(auth.metadata_routes())

@@ -36,6 +36,8 @@ from belljar.surfaces.jsonrpc import id_in_use, read_message
 KEPT_BYTES: Final = 32 * 1024 * 1024
 """What is kept for one caller, in all its MCP sessions together; then the oldest is forgotten."""
 LARGE_BYTES: Final = 1024 * 1024
+SESSIONS: Final = 1_000
+"""MCP sessions that one caller may have open, of the ten thousand that there may be."""
 EVENT_BYTES: Final = 512
 """What an event takes beside its message."""
 
@@ -209,6 +211,8 @@ class SessionManager(StreamableHTTPSessionManager):
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
+            return None
+        if requestor is not None and [*self._session_owners.values()].count(requestor) >= SESSIONS:
             return None
         budget = self._budgets.setdefault(repr(requestor), Budget())
         session_id = uuid4().hex

@@ -7,7 +7,6 @@ hung up on. What may be asked is not decided here.
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.encoding import encoded
 from belljar.toolbox.lines import Line, Lines, Overlong
-from belljar.toolbox.pace import CALL_S, SLICE_S, Pace
+from belljar.toolbox.pace import CALL_S, SLICE_S, Pace, Paces, clock
 from belljar.toolbox.requests import (
     LINE_BYTES,
     MOST_VALUES,
@@ -56,7 +55,7 @@ Find = Callable[[Search], Awaitable[JsonObject]]
 class Hatch:
     """One kernel's way to its session's broker."""
 
-    def __init__(self, broker: Broker, find: Find, folder_inside: str) -> None:
+    def __init__(self, broker: Broker, find: Find, folder_inside: str, paces: Paces) -> None:
         self._broker = broker
         self._find = find
         self._folder = folder_inside
@@ -65,7 +64,7 @@ class Hatch:
         self._asked_bytes = 0
         self._longest: _Conversation | None = None
         self.unsent = Unsent()
-        self.pace = Pace(self._listen_on)
+        self.pace = Pace(paces, lambda: broker.owner, self._listen_on)
 
     def _listen_on(self) -> None:
         for conversation in [*self._conversations]:
@@ -90,9 +89,9 @@ class Hatch:
     async def answer(self, request: Call | Search | Join) -> JsonObject:
         """What the session is told."""
         if isinstance(request, Search):
-            began = time.perf_counter()
+            began = clock()
             found = await self._find(request)
-            self.pace.spend(min(time.perf_counter() - began, _SEARCH_S))
+            self.pace.spend(min(clock() - began, _SEARCH_S))
             return found
         if isinstance(request, Join):
             return await self._broker.join(request.server)
@@ -179,14 +178,14 @@ class _Conversation(asyncio.Protocol):
 
     def listen(self) -> None:
         """Hear what was read, as long as the session has time left; the rest when it has some again."""
-        began = time.perf_counter()
-        while self._unheard and not self._hatch.pace.is_spent:
+        began = clock()
+        while self._unheard and self._hatch.pace.has_time():
             self._hear(self._unheard.popleft())
-            if (now := time.perf_counter()) - began > SLICE_S:
+            if (now := clock()) - began > SLICE_S:
                 self._hatch.pace.spend(now - began)
                 began = now
         self.go_on()
-        self._hatch.pace.spend(time.perf_counter() - began)
+        self._hatch.pace.spend(clock() - began)
 
     def _hear(self, line: Line) -> None:
         """What takes a question back is heard at once: those before it may all wait for the end of that very one."""
@@ -203,7 +202,7 @@ class _Conversation(asyncio.Protocol):
 
     def go_on(self) -> None:
         """Begin with what has come as far as there is room; who asks for much more is not read from meanwhile."""
-        while not self._is_over and not self._hatch.pace.is_spent:
+        while not self._is_over and self._hatch.pace.has_time():
             if self._next is None:
                 if not self._waiting:
                     self._taken_back.clear()
@@ -226,7 +225,7 @@ class _Conversation(asyncio.Protocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        if self._unheard or self._hatch.pace.is_spent:
+        if self._unheard or not self._hatch.pace.has_time():
             self._transport.pause_reading()
             return
         if self._lines.size <= _SMALL_BYTES:
@@ -290,9 +289,9 @@ class _Conversation(asyncio.Protocol):
             # A fault of ours must not leave the cell waiting for ever.
             log.exception("a call of a session failed inside belljar")
             outcome: JsonObject = {"outcome": "error", "kind": "internal", "message": "the host failed; see its log"}
-        began = time.perf_counter()
+        began = clock()
         line = encoded({"id": request.id, **outcome}) + b"\n"
-        self._hatch.pace.spend(time.perf_counter() - began)
+        self._hatch.pace.spend(clock() - began)
         del outcome
         await self._outgoing.send(line)
 
@@ -306,10 +305,10 @@ class _Conversation(asyncio.Protocol):
 
 @asynccontextmanager
 async def open_hatch(
-    folder: Path, name: str, *, broker: Broker, find: Find, folder_inside: str, door: Door | None = None
+    folder: Path, name: str, *, broker: Broker, find: Find, folder_inside: str, paces: Paces, door: Door | None = None
 ) -> AsyncGenerator[Hatch]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
-    hatch = Hatch(broker, find, folder_inside)
+    hatch = Hatch(broker, find, folder_inside, paces)
     try:
         async with serving_as(folder, name, hatch.begin, door=door):
             yield hatch

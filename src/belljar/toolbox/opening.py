@@ -24,6 +24,7 @@ from belljar.toolbox.generating import generate
 from belljar.toolbox.grove import Plot
 from belljar.toolbox.hatch import Hatch, Search, open_hatch
 from belljar.toolbox.naming import Names, names_of
+from belljar.toolbox.pace import Paces
 from belljar.toolbox.search import Index
 from belljar.toolbox.shapes import OwnedShapes
 from belljar.toolbox.showing import Detail, as_fields, show
@@ -50,6 +51,7 @@ class Toolbox:
         self._shapes = shapes
         self._limit_bytes = limit_bytes
         self._brokers: dict[str, Broker] = {}
+        self._paces = Paces()
         self._known = Catalogue()
         self._names = names_of(self._known)
         self._index: Index | None = None
@@ -193,7 +195,9 @@ class Toolbox:
             # Who knocked while no server was there is heard once it is known which execution that belongs to.
             broker.hold()
         find = partial(self._find, broker)
-        return open_hatch(folder, name, broker=broker, find=find, folder_inside=folder_inside, door=door)
+        return open_hatch(
+            folder, name, broker=broker, find=find, folder_inside=folder_inside, paces=self._paces, door=door
+        )
 
     async def _find(self, broker: Broker, asked: Search) -> JsonObject:
         text, fields = await self.search(
@@ -245,6 +249,8 @@ async def open_toolbox(settings: Settings, plot: Plot) -> AsyncGenerator[Toolbox
             toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
             # Before anybody can look: a server that is still connecting is there as one that is.
             tree.write(generate(upstreams.known(), shapes.for_all))
+            # Before it may be another owner's: the shapes in it are theirs.
+            tree.remove_older()
             writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
             try:
                 yield toolbox

@@ -58,6 +58,12 @@ class Tree:
             remove_tree(self.folder / name)
         return True
 
+    def remove_older(self) -> None:
+        """Remove all versions but the newest: what an earlier server wrote may not be for whom this one serves."""
+        for name in self._versions[:-1]:
+            remove_tree(self.folder / name)
+        self._versions = self._versions[-1:]
+
     def _write(self, version: str, files: Mapping[str, str]) -> None:
         target = self.folder / version
         if target.exists():
