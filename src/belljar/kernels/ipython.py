@@ -55,7 +55,7 @@ async def start_ipython(
         if kept is not None:
             kept.close_child_end()
         process = kept or spawned
-        await await_ready(wire, sandbox, process, start_timeout_s)
+        await await_ready(wire, sandbox, process, start_timeout_s, holder=spawned if kept else None)
     except BaseException:
         wire.close()
         if kept is not None:
