@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from belljar.outputs.events import (
     Stream,
 )
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import Branching, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Branching, Identity, Provider, Sandbox, SandboxSpec
 from belljar.sessions.folders import SessionFolders
 from belljar.settings import Settings
 from shared_environment import shared_settings
@@ -216,9 +216,14 @@ class ForkingPlace(Place):
     starter: KernelStarter
     name: str = "default"
     """The environment's."""
+    identities: dict[str, Identity | None] = field(default_factory=dict[str, Identity | None])
+    """Of each session: its user on the host, where it has one."""
 
-    def folders(self, session_id: str) -> SessionFolders:
-        return SessionFolders(session_id, self.folder / session_id)
+    def folders(self, session_id: str, *, fork_of: str = "") -> SessionFolders:
+        """As a server has them: a fork is the same user as its origin."""
+        if session_id not in self.identities:
+            self.identities[session_id] = self.identities[fork_of] if fork_of else self.starter.take_identity()
+        return SessionFolders(session_id, self.folder / session_id, self.identities[session_id])
 
     async def start(self, kind: str, session_id: str = "s") -> IPythonKernel:
         folders = self.folders(session_id)

@@ -1,11 +1,12 @@
 """How forked kernels end, told by Linux itself or by a keeper: alike."""
 
+import asyncio
 import os
 import subprocess
 import sys
 
 import pytest
-from cells import ForkingPlace, run
+from cells import ForkingPlace, Place, run
 
 from belljar.errors import KernelDied
 from belljar.kernels import copies
@@ -29,6 +30,38 @@ async def test_a_forked_kernel_that_ends_says_how(forking_place: ForkingPlace, t
         assert (await run(kernel, "1 + 1")).result == {"text/plain": "2"}
         with pytest.raises(KernelDied, match=f"ended with {ENDS[code]}"):
             await run(kernel, code)
+
+
+# Python's hooks, which close the socket in children, do not run here.
+CHILD_OF_C = """
+import ctypes, os, signal
+child = ctypes.PyDLL(None).fork()
+if not child:
+    signal.pause()
+"""
+
+
+async def test_a_child_that_holds_the_socket_does_not_stand_in_for_a_kernel_that_was_killed(own_place: Place) -> None:
+    async with own_place.open("ipython") as kernel:
+        with pytest.raises(KernelDied, match="ended with signal SIGKILL"):
+            await run(kernel, f"{CHILD_OF_C}os.kill(os.getpid(), 9)")
+
+
+async def test_nor_for_one_that_was_forked(forking_place: ForkingPlace) -> None:
+    async with forking_place.open() as kernel:
+        with pytest.raises(KernelDied, match="ended with signal SIGKILL"):
+            await run(kernel, f"{CHILD_OF_C}os.kill(os.getpid(), 9)")
+
+
+async def test_a_kernel_that_was_killed_between_cells_is_not_alive(own_place: Place) -> None:
+    code = f"{CHILD_OF_C}import threading\nthreading.Timer(0.05, os.kill, (os.getpid(), 9)).start()"
+    async with own_place.open("ipython") as kernel:
+        assert (await run(kernel, code)).is_ok
+        async with asyncio.timeout(30):
+            while kernel.is_alive():
+                await asyncio.sleep(0.005)
+        with pytest.raises(KernelDied):
+            await run(kernel, "1")
 
 
 @pytest.mark.skipif(not tells_exits(), reason="this Linux does not tell")

@@ -10,18 +10,9 @@ from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
+from sandboxes.escape_attempts import FORGER, SPIN
 
 pytestmark = pytest.mark.anyio
-
-# The runner is an object in the same process, with the number of the request and the socket.
-FORGER = """
-import gc, json, os, struct
-(runner,) = [one for one in gc.get_objects() if type(one).__name__ == 'Runner']
-def forge(**message):
-    body = json.dumps({'id': runner._execution, **message}).encode()
-    os.write(runner.channel.fileno(), struct.pack('!I', len(body)) + body)
-"""
-SPIN = "\nwhile True: pass"
 
 REFUSED = {
     "input": {"prompt": "?", "is_password": False},

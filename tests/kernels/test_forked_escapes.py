@@ -61,7 +61,7 @@ async def kernel(
         name = request.param.replace(" ", "-")
         kernel = await stack.enter_async_context(forking_place.open("ipython", name))
         if request.param == "forked from a session":
-            folders = forking_place.folders(f"{name}-itself")
+            folders = forking_place.folders(f"{name}-itself", fork_of=name)
             folders.make()
             kernel, _ = await forking_place.starter.fork(kernel, forking_place.folders(name), folders)
             stack.push_async_callback(kernel.aclose)
@@ -162,7 +162,7 @@ async def test_siblings_are_users_of_their_own_where_the_server_is_root(forking_
 
 async def test_a_fork_sees_nothing_of_its_origin(forking_place: ForkingPlace) -> None:
     async with forking_place.open("ipython", "origin") as origin:
-        folders = forking_place.folders("fork")
+        folders = forking_place.folders("fork", fork_of="origin")
         folders.make()
         fork, _ = await forking_place.starter.fork(origin, forking_place.folders("origin"), folders)
         try:

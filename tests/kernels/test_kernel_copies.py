@@ -41,7 +41,7 @@ async def forked(
     place: ForkingPlace, kernel: Kernel, name: str = "fork", *, origin: str = "origin", reseed: bool = False
 ) -> AsyncIterator[tuple[IPythonKernel, list[str]]]:
     """A fork with a copy of the files, as a server makes it."""
-    before, after = place.folders(origin), place.folders(name)
+    before, after = place.folders(origin), place.folders(name, fork_of=origin)
     after.make()
     shutil.copytree(before.workspace, after.workspace, dirs_exist_ok=True)
     owner = before.workspace.stat()

@@ -94,7 +94,7 @@ async def test_it_can_be_copied_and_kept_on_disk(kernel: Kernel, place: ForkingP
     assert isinstance(kernel, IPythonKernel)
     await said(kernel, "class Dog:\n    def bark(self): return 'woof'\nrex, number = Dog(), 42")
 
-    after = place.folders("copy")
+    after = place.folders("copy", fork_of="origin")
     after.make()
     copy, _ = await place.starter.fork(kernel, place.folders("origin"), after)
     try:

@@ -150,6 +150,16 @@ for folder, folders, files in os.walk('/proc'):
         "/sys/class",
     ),
     Attempt(
+        "see control groups of others",
+        """
+for folder, folders, files in os.walk('/sys/fs/cgroup'):
+    if 'cgroup.procs' not in files: continue  # what holds the controllers' own trees
+    strangers = [pid for pid in open(folder + '/cgroup.procs').read().split() if pid == '0']
+    if folders or strangers: breach((folder, folders, strangers))
+""",
+        None,
+    ),
+    Attempt(
         "learn how the host's processors are doing",
         "breach(open('/sys/devices/system/cpu/vulnerabilities/meltdown').read())",
         "everyone",
@@ -323,6 +333,36 @@ if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7: breach('answered')
         None,
     ),
     Attempt("make a call as an x32 program", "breach(system(0x40000000 + 39))", None),
+]
+
+# In a kernel: the runner is an object in the same process, with the number of the request and the socket.
+FORGER = """
+import gc, json, os, struct
+(runner,) = [one for one in gc.get_objects() if type(one).__name__ == 'Runner']
+def forge(**message):
+    body = json.dumps({'id': runner._execution, **message}).encode()
+    os.write(runner.channel.fileno(), struct.pack('!I', len(body)) + body)
+"""
+SPIN = "\nwhile True: pass"
+_END = "forge(type='finished', is_ok=True, execution_count=1, cpu_s=0)"
+
+
+@dataclass(frozen=True)
+class Forgery:
+    name: str
+    cells: tuple[str, ...]
+    """The last one is refused, the others are ordinary cells to the host."""
+    refusal: str
+
+
+FORGERIES = [
+    Forgery(
+        "ask where nobody may",
+        (f"{FORGER}forge(type='input', prompt='?', is_password=False){SPIN}",),
+        "asked for input, which this execution does not allow",
+    ),
+    Forgery("end twice", (f"{FORGER}{_END}", "1"), "'finished', which nobody had asked for"),
+    Forgery("end twice at once", (f"{FORGER}{_END}; {_END}{SPIN}", "1"), "'finished', which nobody had asked for"),
 ]
 
 PRELUDE = """

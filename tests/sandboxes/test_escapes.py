@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from escape_attempts import ATTEMPTS, PRELUDE, Attempt
+from escape_attempts import ATTEMPTS, FORGERIES, PRELUDE, Attempt, Forgery
 from trials import DEADLINE_S, ENVIRONMENT, PYTHON, Opener, read_to_end, read_until, run, tight, usable
 
 from belljar.egress.proxy import open_proxy
 from belljar.egress.rules import Rule
+from belljar.environments import Environment
+from belljar.errors import KernelDied
 from belljar.kernels.desk import Reply, open_desk
+from belljar.kernels.ipython import IPythonKernel, start_ipython
+from belljar.kernels.launching import RUNNER
+from belljar.outputs.events import Event, Finished
 from belljar.sandboxes.base import Provider
 from belljar.toolbox.broker import Broker, Desk
 from belljar.toolbox.hatch import open_hatch
@@ -172,6 +177,29 @@ async def test_without_glass_the_attempt_succeeds(
     if attempt.needs and not Path(attempt.needs).exists():
         pytest.skip(f"this host has no {attempt.needs}")
     assert "BREACH" in await _try(attempt, usable("process"), hostile_host, open_sandbox)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES, ids=lambda forgery: forgery.name)
+@pytest.mark.parametrize("name", ["namespace", "gvisor", "container"])
+async def test_a_message_that_only_the_runner_should_have_sent_is_refused(
+    name: str, forgery: Forgery, default_environment: Environment, open_sandbox: Opener, tmp_path: Path
+) -> None:
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    sandbox, _ = await open_sandbox(usable(name), readable=[*default_environment.readable, RUNNER, layer])
+    kernel = await start_ipython(sandbox, default_environment, layer=layer, start_timeout_s=60)
+    try:
+        for cell in forgery.cells[:-1]:
+            assert isinstance((await _run_cell(kernel, cell))[-1], Finished)
+        with pytest.raises(KernelDied, match=forgery.refusal):
+            await _run_cell(kernel, forgery.cells[-1])
+    finally:
+        await kernel.aclose()
+
+
+async def _run_cell(kernel: IPythonKernel, code: str) -> list[Event]:
+    async with asyncio.timeout(60):
+        return [event async for event in kernel.execute(code, allow_input=False)]
 
 
 async def test_what_is_written_to_tmp_stays_inside(isolating: Provider, open_sandbox: Opener) -> None:

@@ -75,6 +75,12 @@ class Reign:
                 while (await client.get(f"{self.url}/ready")).status_code != 200:
                     await anyio.sleep(0.05)
 
+    async def until_measured(self, line: str) -> None:
+        async with httpx.AsyncClient() as client:
+            with anyio.fail_after(60):
+                while line not in (await client.get(f"{self.url}/metrics")).text.splitlines():
+                    await anyio.sleep(0.05)
+
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait()

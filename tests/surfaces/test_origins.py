@@ -1,5 +1,6 @@
 """Forks, rewinds, sleep and takeover for sessions of every origin: each has its variables and its files afterwards."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from calls import Caller, connected, opened_runtime
+from estates import Reign, an_estate
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
@@ -21,17 +23,18 @@ SPOIL = "x.append(2)\nopen('f', 'w').write('two')\nopen('g', 'w').close()"
 LOOK = "x, open('f').read(), __import__('os').path.exists('g')"
 GOOD, SPOILED = "([1], 'one', False)", "([1, 2], 'two', True)"
 HOW = "'serving' in open('/proc/self/cmdline').read().split('\\0')"
-ORIGINS = ["cold", "early", "pooled", "forked", "fork of a fork", "woken", "taken over", "rewound"]
+# When the process started, by a clock that the host and the sandbox share.
+SINCE = "int(open('/proc/self/stat').read().rpartition(')')[2].split()[19]) / __import__('os').sysconf('SC_CLK_TCK')"
+ORIGINS = ["cold", "early", "pooled", "forked", "fork of a fork", "woken", "rewound"]
 
 
 @dataclass
 class Place:
-    """An engine that forks sessions, one that does not, and sessions that had to be made before either."""
+    """An engine that forks sessions, one that does not, and a session from before the first could."""
 
     forking: Runtime
     cold: Runtime
     early: str
-    taken_over: str
 
 
 @asynccontextmanager
@@ -47,19 +50,15 @@ async def place(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Place]:
     one, other = tmp_path_factory.mktemp("forking"), tmp_path_factory.mktemp("cold")
-    lasting: dict[str, object] = {"fork_start": True, "pool_size": 1, "keep_alive": True, "keep_alive_s": 60}
-    async with engine(default_environment, one, **lasting) as first, connected(first) as caller:
-        if gap := first.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+    async with engine(default_environment, one, fork_start=True, pool_size=1) as forking, connected(forking) as caller:
+        if gap := forking.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         # Started before there is a warm process, so cold, and in a sandbox that can be branched.
-        taken_over = (await caller.execute(MAKE)).session_id
-        assert (await caller.execute(HOW, taken_over)).result == "True"
-    async with engine(default_environment, one, **lasting) as forking, connected(forking) as caller:
         early = (await caller.execute(MAKE)).session_id
         assert (await caller.execute(HOW, early)).result == "True"
         assert await forking.starter.is_warm(forking.settings.environment)
         async with engine(default_environment, other, pool_size=0) as cold:
-            yield Place(forking, cold, early, taken_over)
+            yield Place(forking, cold, early)
         for session in forking.sessions.all():
             await forking.sessions.clear(session.id, "local")
 
@@ -77,8 +76,11 @@ async def session_from(origin: str, place: Place, caller: Caller, runtime: Runti
     """A session that has run `MAKE`."""
     if origin == "early":
         return place.early
-    if origin == "taken over":
-        return place.taken_over
+    if origin == "pooled":
+        with anyio.fail_after(60):
+            while not len(runtime.sessions.pool):
+                await anyio.sleep(0.01)
+        return await session_from_pool(caller)
     session_id = (await caller.execute(MAKE)).session_id
     if origin in ("forked", "fork of a fork"):
         for _ in range(1 if origin == "forked" else 2):
@@ -91,39 +93,97 @@ async def session_from(origin: str, place: Place, caller: Caller, runtime: Runti
     return session_id
 
 
+async def session_from_pool(caller: Caller) -> str:
+    """A session that has run `MAKE`, and whose kernel was there before anybody asked for it."""
+    asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    session_id = (await caller.execute(MAKE)).session_id
+    assert float((await caller.execute(SINCE, session_id)).result) < asked_at
+    return session_id
+
+
 @pytest.mark.parametrize("origin", ORIGINS)
 async def test_a_session_of_every_origin_is_rewound_forked_and_put_to_sleep(place: Place, origin: str) -> None:
     runtime = place.cold if origin == "cold" else place.forking
     async with connected(runtime) as caller:
         session_id = await session_from(origin, place, caller, runtime)
-        spoiling = await caller.execute(SPOIL, session_id)
-        await caller.fields("rewind_session", session_id=session_id, to=spoiling.execution_id)
-        again = await caller.execute(LOOK, session_id)
-        assert (again.result, again.state) == (GOOD, "kept")
-        # What had held the earlier kernel may be gone only now.
-        deadly = await caller.execute("import os\nos.kill(os.getpid(), 9)", session_id)
-        assert deadly.status == "died"
-        await caller.fields("rewind_session", session_id=session_id, to=deadly.execution_id)
-        assert (await caller.execute(LOOK, session_id)).result == GOOD
+        await go_through_everything(caller, runtime, session_id, can_fork=origin != "cold")
 
-        if origin == "cold":
-            refusal = await caller.refusal("fork_session", session_id=session_id)
-            assert "fork_start is false" in refusal
-        else:
-            late = await caller.execute(SPOIL, session_id)
-            for at, seen in (("", SPOILED), (late.execution_id, GOOD)):
-                fork = (await caller.fields("fork_session", session_id=session_id, at=at))["session_id"]
-                assert (await caller.execute(LOOK, fork)).result == seen
-                await caller.execute("x.clear()\nopen('f', 'w').close()", fork)
-                await caller.fields("clear_session", session_id=fork)
-            await caller.fields("rewind_session", session_id=session_id, to=late.execution_id)
-        assert (await caller.execute(LOOK, session_id)).result == GOOD
 
-        await fall_asleep(runtime, session_id)
-        assert session_id not in {session.id for session in runtime.sessions.all()}
-        woken = await caller.execute(LOOK, session_id)
-        assert (woken.result, woken.state) == (GOOD, "kept")
-        await caller.fields("clear_session", session_id=session_id)
+async def go_through_everything(caller: Caller, runtime: Runtime, session_id: str, *, can_fork: bool = True) -> None:
+    """Rewind a session that has run `MAKE`, let it die, fork it and put it to sleep."""
+    spoiling = await caller.execute(SPOIL, session_id)
+    await caller.fields("rewind_session", session_id=session_id, to=spoiling.execution_id)
+    again = await caller.execute(LOOK, session_id)
+    assert (again.result, again.state) == (GOOD, "kept")
+    # What had held the earlier kernel may be gone only now.
+    deadly = await caller.execute("import os\nos.kill(os.getpid(), 9)", session_id)
+    assert deadly.status == "died"
+    await caller.fields("rewind_session", session_id=session_id, to=deadly.execution_id)
+    assert (await caller.execute(LOOK, session_id)).result == GOOD
+
+    if not can_fork:
+        refusal = await caller.refusal("fork_session", session_id=session_id)
+        assert "fork_start is false" in refusal
+    else:
+        late = await caller.execute(SPOIL, session_id)
+        for at, seen in (("", SPOILED), (late.execution_id, GOOD)):
+            fork = (await caller.fields("fork_session", session_id=session_id, at=at))["session_id"]
+            assert (await caller.execute(LOOK, fork)).result == seen
+            await caller.execute("x.clear()\nopen('f', 'w').close()", fork)
+            await caller.fields("clear_session", session_id=fork)
+        await caller.fields("rewind_session", session_id=session_id, to=late.execution_id)
+    assert (await caller.execute(LOOK, session_id)).result == GOOD
+
+    await fall_asleep(runtime, session_id)
+    assert session_id not in {session.id for session in runtime.sessions.all()}
+    woken = await caller.execute(LOOK, session_id)
+    assert (woken.result, woken.state) == (GOOD, "kept")
+    await caller.fields("clear_session", session_id=session_id)
+
+
+async def test_a_session_of_every_origin_outlives_a_server_that_was_killed(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as runtime, connected(runtime) as caller:
+        asleep = (await caller.execute(MAKE)).session_id
+    estates = an_estate(default_environment, tmp_path)
+    estate = next(estates)
+    with estate.server(BELLJAR_POOL_SIZE="1", BELLJAR_PRELOAD="json", BELLJAR_HIBERNATE="true") as reign:
+        async with reign.client() as client:
+            sessions = await sessions_of_every_origin(Caller(client), reign, asleep)
+        reign.kill()
+    lasting: dict[str, object] = {"keep_alive": True, "keep_alive_s": 60, "pool_size": 0}
+    async with (
+        engine(default_environment, tmp_path, fork_start=True, **lasting) as runtime,
+        connected(runtime) as caller,
+    ):
+        for origin, (session_id, since) in sessions.items():
+            found = await caller.execute(f"{LOOK}, {SINCE}", session_id)
+            assert (found.result, found.state) == (f"{GOOD[:-1]}, {since})", "kept"), origin
+            await go_through_everything(caller, runtime, session_id)
+    await estate.until_empty()
+    for _ in estates:
+        pass
+
+
+async def sessions_of_every_origin(caller: Caller, reign: Reign, asleep: str) -> dict[str, tuple[str, str]]:
+    """Sessions that have run `MAKE`, and since when their kernels run."""
+    sessions = {"cold": (await caller.execute(MAKE)).session_id}
+    assert (await caller.execute(HOW, sessions["cold"])).result == "True"
+    await reign.until_ready()
+    await reign.until_measured("belljar_pool_ready 1.0")
+    sessions["pooled"] = await session_from_pool(caller)
+    sessions["forked"] = (await caller.fields("fork_session", session_id=sessions["pooled"]))["session_id"]
+    woken = await caller.execute(LOOK, asleep)
+    assert (woken.result, woken.state) == (GOOD, "kept")
+    sessions["woken"] = asleep
+    sessions["rewound"] = (await caller.execute(MAKE)).session_id
+    spoiling = await caller.execute(SPOIL, sessions["rewound"])
+    await caller.fields("rewind_session", session_id=sessions["rewound"], to=spoiling.execution_id)
+    return {
+        origin: (session_id, (await caller.execute(SINCE, session_id)).result)
+        for origin, session_id in sessions.items()
+    }
 
 
 DEADLY = """

@@ -5,6 +5,7 @@ Whatever arrives was written by code that may be hostile: a frame has a size lim
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -187,6 +188,11 @@ class Wire:
             return False
         except OSError:
             return True
+
+    def hang_up(self) -> None:
+        """Read what has arrived and no more; whoever holds the other end sees the host gone. May be called twice."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Release every descriptor; may be called twice."""

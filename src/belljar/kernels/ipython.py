@@ -55,7 +55,7 @@ async def start_ipython(
         if kept is not None:
             kept.close_child_end()
         process = kept or spawned
-        await await_ready(wire, sandbox, process, start_timeout_s)
+        await await_ready(wire, sandbox, process, start_timeout_s, holder=spawned if kept else None)
     except BaseException:
         wire.close()
         if kept is not None:
@@ -80,12 +80,25 @@ class IPythonKernel:
         self._usage = Usage(self._pid)
         # Held from the start, so that an interrupt can never reach a later process of the same number.
         self._pidfd = open_pidfd(self._pid)
+        self._is_watched = self._pidfd is not None and wire.peer_pid != os.getpid()
+        if self._pidfd is not None and self._is_watched:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
         self._exchange = Exchange(wire)
         self._is_asking = False
         self._asleep: list[SleepingKernel] = []
         self._slate: Slate | None = None
         self._incidents: list[Incident] = []
         """Those that came to light between two cells."""
+
+    def _on_exit(self) -> None:
+        """Hear nobody else: a child that a cell forked in C has the socket too, and by and by the kernel's number."""
+        self._stop_watching()
+        self._wire.hang_up()
+
+    def _stop_watching(self) -> None:
+        if self._pidfd is not None and self._is_watched:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            self._is_watched = False
 
     async def execute(
         self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
@@ -442,7 +455,8 @@ class IPythonKernel:
         await self._kill_but(())
 
     async def _kill_but(self, spared: Sequence[int]) -> None:
-        await self.sandbox.kill([*(copy.pid for copy in self._asleep), *spared])
+        # The number of a copy that has ended may be that of any process of the session's.
+        await self.sandbox.kill([*(copy.pid for copy in self._asleep if copy.is_alive()), *spared])
 
     async def discard(self, successor: Kernel | None = None) -> None:
         """See `Copyable`. Where copies have keepers, the successor's lives on with it."""
@@ -466,6 +480,7 @@ class IPythonKernel:
         if isinstance(self._process, KeptProcess):
             self._process.close()
         if self._pidfd is not None:
+            self._stop_watching()
             os.close(self._pidfd)
             self._pidfd = None
 

@@ -30,6 +30,8 @@ _BOOTSTRAP = (
 )
 # Whoever floods its output before it is ready has no more than this of our memory.
 _MOST_LAST_WORDS = 2_000
+# One that has started the runner never ends.
+_HOLDER_GRACE_S = 2.0
 
 
 def runner_command(environment: Environment, part: str, *words: str) -> list[str]:
@@ -68,8 +70,18 @@ def session_environment(sandbox: Sandbox, environment: Environment, layer: Path 
     }
 
 
-async def await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess, timeout_s: float) -> None:
-    """Until the runner has attached; KernelStartFailed with its last words when it does not."""
+async def await_ready(
+    wire: frames.Wire,
+    sandbox: Sandbox,
+    process: SandboxProcess,
+    timeout_s: float,
+    *,
+    holder: SandboxProcess | None = None,
+) -> None:
+    """Until the runner has attached; KernelStartFailed with its last words when it does not.
+
+    `holder`: the process that starts the runner. It runs in the same interpreter, and may be the one that ended.
+    """
     said = ""
     try:
         async with asyncio.timeout(timeout_s):
@@ -86,6 +98,10 @@ async def await_ready(wire: frames.Wire, sandbox: Sandbox, process: SandboxProce
     except KernelDied:
         said += "".join(stream.text for stream in wire.drain())
         status = await process.wait()
+        if holder is not None and isinstance(process, KeptProcess) and not process.pid:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_HOLDER_GRACE_S):
+                    status = await holder.wait()
         hit = "".join(f"; {incident.kind}: it {incident.detail}" for incident in sandbox.incidents())
         how = "" if status == UNKNOWN_STATUS else f" with {cause_of(status)}"
         fact = f"the kernel ended{how}{hit}"

@@ -15,8 +15,9 @@ _WITH_VALUE = "WX"
 
 def _words() -> "list[str]":
     """What this Python was started with: `sys.orig_argv` came with Python 3.10."""
-    if hasattr(sys, "orig_argv"):
-        return sys.orig_argv[1:]
+    words: list[str] | None = getattr(sys, "orig_argv", None)
+    if words is not None:
+        return words[1:]
     try:
         with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
             return [os.fsdecode(word) for word in file.read().split(b"\0")[1:-1]]
