@@ -7,8 +7,8 @@ is closed, and is then never opened again: that is `upstreams.py`.
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -36,6 +36,7 @@ from belljar.toolbox.faults import SESSION_GONE, code, detail, is_on_the_way, wo
 from belljar.toolbox.http import open_address
 from belljar.toolbox.memory import Memory
 from belljar.toolbox.questions import Call, Calls
+from belljar.toolbox.repairs import RepairedStream
 from belljar.toolbox.results import Results
 from belljar.toolbox.shortcut import Shortcut
 from belljar.toolbox.stdio import Signs, open_process
@@ -228,7 +229,7 @@ class Connection:
         try:
             with self._scope:
                 async with Client(
-                    self._transport(),
+                    self._repaired(),
                     mode=mode,
                     cache=None,
                     input_required_max_rounds=_ROUNDS,
@@ -263,6 +264,15 @@ class Connection:
                 tasks.start_soon(self._listen, client)
             await self._has_ended.wait()
             tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _repaired(self) -> AsyncGenerator[Any]:
+        """The streams that the SDK's client wants, with what comes in put right."""
+        async with self._transport() as (from_server, to_server):
+            yield RepairedStream(from_server, self._server.name, self._version), to_server
+
+    def _version(self) -> str:
+        return self._client.protocol_version if self._client else ""
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         if isinstance(self._server, StdioServer):
