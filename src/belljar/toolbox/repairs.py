@@ -123,9 +123,7 @@ def _usable(tool: Any, server: str, version: str) -> JsonObject | None:
             if _is_tool(candidate, version):
                 return candidate
         tool = given.get("name")
-    log.warning(
-        "MCP server %s lists a tool %s against the protocol; it alone is left out", server, _shown(tool)
-    )
+    log.warning("MCP server %s lists a tool %s against the protocol; it alone is left out", server, _shown(tool))
     return None
 
 
