@@ -22,6 +22,7 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     CONNECTION_CLOSED,
+    METHOD_NOT_FOUND,
     UNSUPPORTED_PROTOCOL_VERSION,
     Implementation,
     ToolListChangedNotification,
@@ -33,7 +34,7 @@ from belljar.toolbox import answers
 from belljar.toolbox.base import Answer, Ask, JsonObject, OnProgress, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import Connectable, StdioServer
 from belljar.toolbox.faults import SESSION_GONE, code, detail, is_on_the_way, words
-from belljar.toolbox.http import open_address
+from belljar.toolbox.http import NOWHERE, open_address
 from belljar.toolbox.memory import Memory
 from belljar.toolbox.questions import Call, Calls
 from belljar.toolbox.repairs import RepairedStream
@@ -241,7 +242,7 @@ class Connection:
         except UpstreamFailed as error:
             self._is_ready.set_exception(error)
         except (BaseExceptionGroup, *_FOREIGN) as error:
-            said = words(error)
+            said = NOWHERE if self._is_nowhere(error) else words(error)
             self._is_modern_only = code(error) == UNSUPPORTED_PROTOCOL_VERSION
             # Ours are sentences about it.
             self._fail(said[3:] if said.startswith("it ") else f"cannot be connected to: {said}", detail(error))
@@ -250,6 +251,11 @@ class Connection:
             self._has_ended.set()
             if not self._is_ready.done():
                 self._is_ready.set_exception(self._failure(self._how_ended or "was given up while it started"))
+
+    def _is_nowhere(self, error: BaseException) -> bool:
+        """Whether an address knows nothing of MCP: even the handshake is a page that it does not have."""
+        is_unknown = code(error) == METHOD_NOT_FOUND and words(error) == "Not Found"  # the SDK's words for HTTP 404
+        return is_unknown and not isinstance(self._server, StdioServer)
 
     async def _serve(self, client: Client) -> None:
         self._client = client

@@ -114,7 +114,7 @@ def _repair(result: JsonObject, server: str, version: str) -> None:
 
 
 def _usable(tool: Any, server: str, version: str) -> JsonObject | None:
-    """A tool as it is, or with its schema completed, or with nothing but what a call takes; None where all that fails."""
+    """A tool as it is, or with its schema completed, or with no more than a call takes; None where all that fails."""
     if isinstance(tool, dict):
         given = cast("JsonObject", tool)
         completed = {**given, "inputSchema": _completed(given.get("inputSchema"))}
