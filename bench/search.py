@@ -135,7 +135,9 @@ def _google(folder: Path) -> dict[str, str]:
 
 def _node(name: str, variables: dict[str, str]) -> StdioServer:
     package, program, *arguments = NODE[name]
-    script = npm_folder(kept() / f"search-{name}", package) / "node_modules/.bin" / program
+    # One of them downloads a database when it is installed, unless it is told not to.
+    folder = npm_folder(kept() / f"search-{name}", "--ignore-scripts", package)
+    script = folder / "node_modules/.bin" / program
     return StdioServer(name, str(node()[0]), (str(script.resolve()), *arguments), environment=variables)
 
 
