@@ -136,7 +136,7 @@ GROUPS: Final = (
     "sum total add aggregate",
     "refund repay reimburse",
     "sync synchronize refresh pull",
-    "trigger fire run start",
+    "trigger fire launch",
     "sign signature approve",
     "star favorite favourite bookmark like",
     "subscribe follow watch",
