@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from calls import Caller, text_of
+from calls import Caller, connected, text_of
 from tool_cells import runtime_with_tools
 
 from belljar.environments import Environment
@@ -98,3 +98,41 @@ async def test_one_that_comes_up_late_is_there_for_sessions_that_were_there_befo
         while (result := await caller.execute(code, shared_session)).status != "ok":
             pass
     assert result.result == "{'a': 1}"
+
+
+async def test_sessions_of_every_origin_have_the_servers_that_are_there(
+    default_environment: Environment, tmp_path: Path
+):
+    servers = {how: {"command": sys.executable, "args": [str(OLDER), how]} for how in ("refuses", "hangs")}
+    lasting = {"fork_start": True, "pool_size": 1, "preload": [], "keep_alive": True, "keep_alive_s": 60}
+    chosen = {"mcp_servers": servers, "upstream_wait_s": 10, "hibernate": True, "sweep_interval_s": 3600, **lasting}
+    async with (
+        runtime_with_tools(default_environment, tmp_path, ready=False, **chosen) as first,
+        connected(first) as caller,
+    ):
+        taken_over = (await caller.execute("y = 1")).session_id
+    async with (
+        runtime_with_tools(default_environment, tmp_path, ready=False, **chosen) as second,
+        connected(second) as caller,
+    ):
+        started = await caller.new_session()
+        pooled = await caller.new_session()
+        sessions = {"taken over": taken_over, "started": started, "pooled": pooled}
+        if not second.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+            sessions["forked"] = (await caller.fields("fork_session", session_id=pooled))["session_id"]
+        for session_id in sessions.values():
+            code = "from servers.refuses import echo\nx = echo(a=1)\nx"
+            result = await caller.execute(code, session_id)
+            assert result.result == "{'a': 1}", result
+        # The pooled one sleeps, and is woken by the next cell.
+        second.sessions.get(pooled, "local")._lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
+        with anyio.fail_after(30):
+            while pooled not in await second.sessions.sweep():
+                await anyio.lowlevel.checkpoint()
+        still = "import servers\nprint(servers.__doc__)\nx, echo(a=2)"
+        for origin, session_id in sessions.items():
+            result = await caller.execute(still, session_id)
+            assert result.result == "({'a': 1}, {'a': 2})", origin
+            assert "hangs: still connecting" in result.stdout, origin
+        for session_id in [*sessions.values()]:
+            await second.sessions.clear(session_id, "local")

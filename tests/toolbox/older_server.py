@@ -3,7 +3,8 @@
     python older_server.py exits|refuses|refuses-nobody|ignores|garbles|wedges|… [STARTS]
 
 Each start adds a line to the file STARTS. `hangs` never answers anything, `lists-never` never lists its tools, and
-`lists-once` does so the first time only and then says that they have changed.
+`lists-once` does so the first time only and then says that they have changed. `hangs-later` hangs when it is started
+again. The tool `die`, which is not listed, ends each of them.
 """
 
 import json
@@ -28,7 +29,7 @@ def take_unknown(how: str, number: Any) -> None:
     match how:
         case "exits":
             sys.exit(1)
-        case "refuses" | "lists-never" | "lists-once":
+        case "refuses" | "lists-never" | "lists-once" | "hangs-later":
             say({"id": number, "error": {"code": -31_999, "message": "what is that?"}})
         case "refuses-nobody":
             say({"id": None, "error": {"code": -32_600, "message": "what is that?"}})
@@ -45,7 +46,8 @@ def main() -> None:
     if rest:
         with Path(rest[0]).open("a") as starts:
             starts.write("started\n")
-    if how == "hangs":
+    has_started_before = bool(rest) and len(Path(rest[0]).read_text().splitlines()) > 1
+    if how == "hangs" or (how == "hangs-later" and has_started_before):
         sleep_for_ever()
     listed = 0
     for line in sys.stdin:
@@ -64,6 +66,8 @@ def main() -> None:
                 say({"id": number, "result": {"tools": [TOOL]}})
                 if how == "lists-once":
                     say({"method": "notifications/tools/list_changed"})
+            case "tools/call" if message["params"]["name"] == "die":
+                sys.exit(3)
             case "tools/call":
                 text = json.dumps(message["params"].get("arguments"))
                 say({"id": number, "result": {"content": [{"type": "text", "text": text}]}})

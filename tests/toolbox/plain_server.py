@@ -1,6 +1,6 @@
 """An MCP server without the SDK, for what the SDK would never send: run it as a process, with one word of how it errs.
 
-    python plain_server.py asks-for-ever|asks-for-ever-anew|text-ids|no-answer|no-json|gibberish|flood|chatter
+    python plain_server.py asks-for-ever|asks-for-ever-anew|text-ids|no-answer|no-json|gibberish|flood|chatter|odd-lists
 
 It has one tool, `do`.
 """
@@ -12,6 +12,26 @@ from typing import Any
 MODERN = "2026-07-28"
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
 DO: dict[str, Any] = {"name": "do", "inputSchema": {"type": "object", "properties": {"size": {"type": "integer"}}}}
+
+# Each against the protocol in its own way, but for the last; what it says after the dash is what should become of it.
+ODD: list[Any] = [
+    {"name": "no-type - completed", "inputSchema": {"properties": {"size": {"type": "integer"}}}},
+    {"name": "no-schema - completed"},
+    {"name": "odd-extras - bare", "inputSchema": {"type": "object"}, "outputSchema": 3, "annotations": []},
+    {"name": 3, "inputSchema": {"type": "object"}},
+    {"name": "text - left out", "inputSchema": {"type": "string"}},
+    {"name": "odd-properties - left out", "inputSchema": {"type": "object", "properties": [1]}},
+    None,
+    DO,
+]
+ODD_BLOCKS: list[Any] = [
+    {"type": "text", "text": "before"},
+    {"type": "hologram", "data": "?"},
+    {"type": "image", "mimeType": "image/png", "data": "not base64!"},
+    None,
+    {"type": "text"},
+    {"type": "text", "text": "after"},
+]
 
 
 def main(kind: str) -> None:
@@ -35,7 +55,7 @@ def listed(kind: str, message: dict[str, Any]) -> None:
             answer(message, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
         case "tools/list":
             more = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if kind.endswith("anew") else {}
-            answer(message, {"tools": [DO], **more})
+            answer(message, {"tools": ODD if kind == "odd-lists" else [DO], **more})
         case _:
             say({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}})
 
@@ -52,6 +72,10 @@ def called(kind: str, message: dict[str, Any]) -> None:
         case "asks-for-ever-anew":
             asked = {"again": {"method": "elicitation/create", "params": question}}
             answer(message, {"resultType": "input_required", "inputRequests": asked})
+        case "odd-lists":
+            answer(message, {"content": ODD_BLOCKS})
+            ODD.append({"name": "later", "inputSchema": {"type": "object"}})
+            say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": ["odd"]})
         case "text-ids":
             answer({"id": str(message["id"])}, done)
         case "no-answer":

@@ -211,3 +211,30 @@ async def test_who_is_cancelled_while_the_pipe_is_full_has_not_sent_half_a_line(
     outlet.close()
     os.close(ours)
     reading.close()
+
+
+# Lists
+
+
+async def test_one_bad_entry_of_a_list_costs_that_entry_alone(caplog: pytest.LogCaptureFixture) -> None:
+    changed = anyio.Event()
+    async with connected(plain("odd-lists")) as upstreams:
+        catalogue = await upstreams.catalogue()
+        assert catalogue.servers["plain"].error == ""
+        names = ["no-type - completed", "no-schema - completed", "odd-extras - bare", "do"]
+        assert [tool.name for tool in catalogue.tools()] == names
+        assert caplog.text.count("against the protocol; it alone is left out") == 4
+        upstreams.on_change(changed.set)
+        answer = await call(upstreams, "do", server="plain")
+        assert [block.text for block in answer.blocks] == [
+            "before",
+            "(a block of type 'hologram' is left out: it is not as the protocol has it)",
+            "(a block of type 'image' is left out: its data is not base64)",
+            "(a block of type 'NoneType' is left out: it is not as the protocol has it)",
+            "(a block of type 'text' is left out: it is not as the protocol has it)",
+            "after",
+        ]
+        # That its tools have changed is heard, however it is said.
+        with anyio.fail_after(20):
+            await changed.wait()
+        assert upstreams.known().tools()[-1].name == "later"

@@ -19,8 +19,8 @@ from mcp.types import (
     Tool,
 )
 
-from belljar.errors import UpstreamFailed
 from belljar.toolbox.base import Annotations, Answer, Block, JsonObject, ToolDefinition
+from belljar.toolbox.repairs import unreadable
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def instructions(text: str | None) -> str:
 
 def answer(server: str, result: CallToolResult, release: Callable[[], None] | None = None) -> Answer:
     """What a call gave; `release` is called when it has been passed on."""
-    blocks = tuple([_block(server, block) for block in result.content])
+    blocks = tuple([_decoded(server, block) for block in result.content])
     return Answer(blocks, result.structured_content, bool(result.is_error), release)
 
 
@@ -83,14 +83,14 @@ def _annotations(tool: Tool) -> Annotations:
     )
 
 
-def _block(server: str, block: ContentBlock) -> Block:
+def _block(block: ContentBlock) -> Block:
     match block:
         case TextContent():
             return Block("text", text=block.text)
         case ImageContent():
-            return Block("image", data=_bytes(server, block.data), mime=block.mime_type)
+            return Block("image", data=_bytes(block.data), mime=block.mime_type)
         case AudioContent():
-            return Block("audio", data=_bytes(server, block.data), mime=block.mime_type)
+            return Block("audio", data=_bytes(block.data), mime=block.mime_type)
         case ResourceLink():
             return Block(
                 "link", text=block.description or "", mime=block.mime_type or "", uri=str(block.uri), name=block.name
@@ -99,15 +99,21 @@ def _block(server: str, block: ContentBlock) -> Block:
             resource = block.resource
             mime, uri = resource.mime_type or "", str(resource.uri)
             if isinstance(resource, BlobResourceContents):
-                return Block("resource", data=_bytes(server, resource.blob), mime=mime, uri=uri)
+                return Block("resource", data=_bytes(resource.blob), mime=mime, uri=uri)
             return Block("resource", text=resource.text, mime=mime, uri=uri)
 
 
-def _bytes(server: str, text: str) -> bytes:
+def _decoded(server: str, block: ContentBlock) -> Block:
+    """A block, or a text in its place where its data cannot be read."""
     try:
-        return base64.b64decode(text, validate=True)
+        return _block(block)
     except (binascii.Error, ValueError) as error:
-        raise UpstreamFailed(f"MCP server {server} sent data that is not base64: {error}") from error
+        log.warning("MCP server %s sent data that is not base64: %s", server, error)
+        return Block("text", text=unreadable(block.type, "its data is not base64"))
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _text(text: str | None, most: int) -> str:

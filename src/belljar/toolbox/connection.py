@@ -7,8 +7,8 @@ is closed, and is then never opened again: that is `upstreams.py`.
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -22,6 +22,7 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     CONNECTION_CLOSED,
+    METHOD_NOT_FOUND,
     UNSUPPORTED_PROTOCOL_VERSION,
     Implementation,
     ToolListChangedNotification,
@@ -33,9 +34,10 @@ from belljar.toolbox import answers
 from belljar.toolbox.base import Answer, Ask, JsonObject, OnProgress, ServerCatalogue, ToolDefinition
 from belljar.toolbox.config import Connectable, StdioServer
 from belljar.toolbox.faults import SESSION_GONE, code, detail, is_on_the_way, words
-from belljar.toolbox.http import open_address
+from belljar.toolbox.http import NOWHERE, open_address
 from belljar.toolbox.memory import Memory
 from belljar.toolbox.questions import Call, Calls
+from belljar.toolbox.repairs import RepairedStream
 from belljar.toolbox.results import Results
 from belljar.toolbox.shortcut import Shortcut
 from belljar.toolbox.stdio import Signs, open_process
@@ -228,7 +230,7 @@ class Connection:
         try:
             with self._scope:
                 async with Client(
-                    self._transport(),
+                    self._repaired(),
                     mode=mode,
                     cache=None,
                     input_required_max_rounds=_ROUNDS,
@@ -240,7 +242,7 @@ class Connection:
         except UpstreamFailed as error:
             self._is_ready.set_exception(error)
         except (BaseExceptionGroup, *_FOREIGN) as error:
-            said = words(error)
+            said = NOWHERE if self._is_nowhere(error) else words(error)
             self._is_modern_only = code(error) == UNSUPPORTED_PROTOCOL_VERSION
             # Ours are sentences about it.
             self._fail(said[3:] if said.startswith("it ") else f"cannot be connected to: {said}", detail(error))
@@ -249,6 +251,11 @@ class Connection:
             self._has_ended.set()
             if not self._is_ready.done():
                 self._is_ready.set_exception(self._failure(self._how_ended or "was given up while it started"))
+
+    def _is_nowhere(self, error: BaseException) -> bool:
+        """Whether an address knows nothing of MCP: even the handshake is a page that it does not have."""
+        is_unknown = code(error) == METHOD_NOT_FOUND and words(error) == "Not Found"  # the SDK's words for HTTP 404
+        return is_unknown and not isinstance(self._server, StdioServer)
 
     async def _serve(self, client: Client) -> None:
         self._client = client
@@ -263,6 +270,15 @@ class Connection:
                 tasks.start_soon(self._listen, client)
             await self._has_ended.wait()
             tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _repaired(self) -> AsyncGenerator[Any]:
+        """The streams that the SDK's client wants, with what comes in put right."""
+        async with self._transport() as (from_server, to_server):
+            yield RepairedStream(from_server, self._server.name, self._version), to_server
+
+    def _version(self) -> str:
+        return self._client.protocol_version if self._client else ""
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         if isinstance(self._server, StdioServer):

@@ -4,6 +4,7 @@ Each word of a group finds the others. Only words that mean the same to most peo
 what a particular server calls its things is in its own descriptions.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
@@ -11,6 +12,57 @@ from belljar.toolbox.stems import stem
 
 # Verbs of more than one word, and questions, with a word that says the same.
 PHRASES: Final = (
+    ("who", "person"),
+    ("whom", "person"),
+    ("whose", "owner"),
+    ("how high", "elevation height"),
+    ("how tall", "elevation height"),
+    ("how old", "age date"),
+    ("how often", "count frequency"),
+    ("how loud", "volume"),
+    ("how warm", "temperature"),
+    ("how cold", "temperature"),
+    ("how hot", "temperature"),
+    ("how is the weather", "weather"),
+    ("what time", "current time"),
+    ("am i free", "free busy availability"),
+    ("is free", "availability"),
+    ("i have to do", "list tasks"),
+    ("have to do", "list tasks"),
+    ("hand over", "assign"),
+    ("hand out", "assign"),
+    ("give access", "share permission"),
+    ("let in", "invite"),
+    ("put back", "restore"),
+    ("bring back", "restore"),
+    ("put off", "postpone"),
+    ("call off", "cancel"),
+    ("at the end", "append"),
+    ("to the end", "append"),
+    ("at the start", "prepend"),
+    ("at the beginning", "prepend"),
+    ("in front", "prepend"),
+    ("look at", "view"),
+    ("look through", "search"),
+    ("look into", "investigate"),
+    ("go through", "list"),
+    ("hold on", "pause"),
+    ("carry on", "resume"),
+    ("go on", "resume"),
+    ("switch off", "disable"),
+    ("switch on", "enable"),
+    ("try out", "test"),
+    ("work out", "calculate"),
+    ("keep an eye on", "monitor"),
+    ("pull down", "download"),
+    ("bring up", "open"),
+    ("came in", "receive"),
+    ("went wrong", "error"),
+    ("goes wrong", "error"),
+    ("going wrong", "error"),
+    ("break down", "split"),
+    ("is like", "similar"),
+    ("are like", "similar"),
     ("look up", "search"),
     ("look for", "search"),
     ("search for", "search"),
@@ -57,6 +109,44 @@ PHRASES: Final = (
 )
 GROUPS: Final = (
     # verbs
+    "navigate visit browse goto open go",
+    "leave add post put place",
+    "add put append attach insert",
+    "append extend end bottom",
+    "hide archive shelve close",
+    "rotate turn spin",
+    "play listen hear",
+    "pause hold suspend stop",
+    "resume continue",
+    "skip next forward",
+    "postpone delay reschedule defer snooze",
+    "split divide separate",
+    "join combine merge unite concatenate",
+    "sort order rank arrange",
+    "link connect relate associate attach",
+    "unlink disconnect detach",
+    "allow grant permit permission access role",
+    "forbid deny block ban revoke restrict",
+    "borrow rent lease",
+    "guess predict forecast estimate",
+    "paint color colour fill",
+    "wait delay sleep",
+    "hover point mouse",
+    "scroll swipe drag",
+    "sum total add aggregate",
+    "refund repay reimburse",
+    "sync synchronize refresh pull",
+    "trigger fire launch",
+    "sign signature approve",
+    "star favorite favourite bookmark like",
+    "subscribe follow watch",
+    "vote poll survey",
+    "rate rating review score stars",
+    "transcribe transcript subtitle caption",
+    "similar related like nearest",
+    "import load ingest",
+    "empty clear truncate purge flush",
+    "investigate analyze debug diagnose",
     "remove delete drop erase forget discard clear destroy unset",
     "make create add new insert write generate open start build register",
     "find search query lookup locate discover filter",
@@ -106,7 +196,55 @@ GROUPS: Final = (
     "buy purchase order",
     "pay payment charge invoice",
     # nouns
-    "history log",
+    "history log past",
+    "request network http call traffic",
+    "mailbox inbox mail",
+    "draft unsent",
+    "meeting appointment event calendar",
+    "song track music tune",
+    "playlist album",
+    "film movie video",
+    "book reference citation bibliography library",
+    "lamp light bulb",
+    "temperature heating thermostat climate",
+    "door lock",
+    "money balance payment amount",
+    "discount coupon promotion",
+    "bill invoice",
+    "customer buyer shopper",
+    "product item article goods",
+    "sprint iteration cycle milestone",
+    "epic project initiative",
+    "board kanban",
+    "status state progress stage",
+    "deadline due date",
+    "priority urgent important",
+    "build pipeline job workflow action ci",
+    "server machine host instance node vm app",
+    "domain dns hostname",
+    "backup snapshot dump",
+    "traffic congestion",
+    "area region zone boundary polygon",
+    "shape object mesh geometry",
+    "surface material texture",
+    "camera view viewport",
+    "layer frame component node",
+    "design layout template theme",
+    "effect animation transition",
+    "footnote endnote",
+    "quote cite citation",
+    "question ask query faq",
+    "permission access right role",
+    "team department organization",
+    "branch fork",
+    "review feedback",
+    "statistic stats metric measure figure number",
+    "kind type category sort",
+    "height altitude elevation",
+    "similar neighbour neighbor nearest",
+    "example sample demo",
+    "dictionary glossary definition",
+    "card flashcard note",
     "recent latest last newest log",
     "current now today",
     "change modification edit diff",
@@ -169,8 +307,119 @@ GROUPS: Final = (
     "subscriber subscription channel",
     "phone call telephone engagement",
 )
-# Whoever says the first may mean the second, and not the other way round.
-ALSO: Final = (("change", "commit"), ("scientific", "paper"), ("everywhere", "all"), ("propose", "pull"))
+# Whoever says one of the first may mean one of the second, and not the other way round.
+ALSO: Final = (
+    ("change changed", "commit"),
+    ("scientific science scholarly", "paper"),
+    ("everywhere", "all"),
+    ("propose", "pull"),
+    ("rain snow sun sunny storm wind windy cloud umbrella cold warm hot", "weather forecast temperature"),
+    ("polluted pollution smog", "air quality"),
+    ("tomorrow yesterday today tonight week weekend month monday friday sunday", "date time day"),
+    ("tomorrow week weekend soon next", "forecast upcoming"),
+    ("restaurant cafe hotel shop store pharmacy museum station airport nearby", "place poi location"),
+    ("street city town village country house building", "address place location"),
+    ("mountain hill peak", "elevation"),
+    ("walk drive cycle bike car bus train", "direction route distance"),
+    ("near close around nearby", "distance radius location"),
+    ("paragraph sentence chapter section passage", "block content text section heading"),
+    ("bold italic yellow red green blue underline", "format style color"),
+    ("dropdown menu checkbox", "select option"),
+    ("checks check tests passed pass green", "status"),
+    ("encyclopedia", "wikipedia article"),
+    ("works work employee colleague coworker staff", "user member"),
+    ("friend mate", "contact user"),
+    ("boss chief", "manager owner"),
+    ("hello hi greet", "message send"),
+    ("milk groceries shopping", "task"),
+    ("remind reminder", "task event"),
+    ("emoji thumbs smiley", "reaction"),
+    ("attendee guest participant", "member user invite"),
+    ("busy free available availability", "calendar freebusy"),
+    ("above below beside", "near"),
+    ("failed fail broken breaks crash crashed wrong", "error issue failure"),
+    ("slow slowly lag", "performance explain"),
+    ("expensive cheap", "price cost"),
+    ("money spent", "payment transaction"),
+    ("pdf word docx", "convert export document"),
+    ("said say says talked", "message comment conversation"),
+    ("wrote write written", "message history"),
+    ("saw seen happen happened", "history event log"),
+    ("rows cells cell", "range sheet"),
+    ("keys", "database"),
+    ("picture image", "render"),
+    ("loud quiet louder quieter", "volume"),
+    ("bright dim brighter darker", "brightness light"),
+    ("owe owes", "balance invoice"),
+    ("subtitles captions spoken", "transcript"),
+    ("similar alike", "related"),
+    ("newest latest", "recent list"),
+    ("everyone everybody anyone", "users members list all"),
+    ("everything", "all list"),
+    ("mine", "my current user"),
+    ("myself", "whoami current user"),
+    ("quickly fast faster", "performance index"),
+    ("ball cube box sphere cylinder", "object shape"),
+    ("circle rectangle square triangle arrow", "shape"),
+)
+# Forms that no rule makes.
+IRREGULAR: Final = (
+    "send sent",
+    "write wrote written",
+    "say said",
+    "make made",
+    "buy bought",
+    "pay paid",
+    "draw drew drawn",
+    "run ran",
+    "build built",
+    "find found",
+    "leave left",
+    "take took taken",
+    "give gave given",
+    "see saw seen",
+    "know knew known",
+    "get got",
+    "break broke broken",
+    "choose chose chosen",
+    "speak spoke spoken",
+    "tell told",
+    "read reading",
+    "think thought",
+    "bring brought",
+    "catch caught",
+    "sell sold",
+    "spend spent",
+    "keep kept",
+    "person people",
+    "child children",
+    "mouse mice",
+    "index indices",
+    "analyze analysis analyses",
+    "go went gone",
+    "begin began begun",
+    "hear heard",
+    "hold held",
+    "lose lost",
+    "meet met",
+    "show shown",
+    "forget forgot forgotten",
+    "datum data",
+    "medium media",
+    "life lives",
+    "half halves",
+)
+# What a verb does to what it is about; the first verb of a name, and of what is asked, tells which.
+ACTIONS: Final = {
+    "look": "get list search find read fetch retrieve query show describe view count check lookup browse see look see "
+    "download export inspect explain analyze compare what which who when where why how is are was were did does do "
+    "has have any all latest scan summarize validate monitor watch track calculate geocode history current",
+    "make": "create add insert new post send publish write append upload generate register invite make start compose "
+    "draft schedule book leave tell say reply answer attach draw build install remind import",
+    "change": "update edit modify set rename move patch replace format resize merge change convert adjust swap "
+    "restart rotate scale assign mark close complete reorder resolve lock protect",
+    "remove": "delete remove drop clear cancel unset archive erase forget discard destroy uninstall unlink kick trash",
+}
 
 
 @cache
@@ -182,7 +431,8 @@ def synonyms() -> dict[str, frozenset[str]]:
         for one in stems:
             found.setdefault(one, set()).update(stems - {one})
     for said, meant in ALSO:
-        found.setdefault(stem(said), set()).add(stem(meant))
+        for one in said.split():
+            found.setdefault(stem(one), set()).update(stem(word) for word in meant.split())
     return {one: frozenset(others) for one, others in found.items()}
 
 
@@ -192,3 +442,24 @@ def rephrased(query: str) -> str:
     for said, meant in PHRASES:
         text = text.replace(f" {said} ", f" {meant} ")
     return text
+
+
+@cache
+def base_form(word: str) -> str:
+    """The form that a dictionary has of a word that is bent by no rule; others are given back."""
+    return _bases().get(word, word)
+
+
+@cache
+def _bases() -> dict[str, str]:
+    return {form: base for base, *forms in (line.split() for line in IRREGULAR) for form in forms}
+
+
+def action(words: Iterable[str]) -> str:
+    """What the first verb among these words does: it looks, makes, changes or removes; empty where there is none."""
+    return next((_actions()[word] for word in words if word in _actions()), "")
+
+
+@cache
+def _actions() -> dict[str, str]:
+    return {verb: does for does, verbs in ACTIONS.items() for verb in verbs.split()}

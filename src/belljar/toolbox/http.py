@@ -24,6 +24,12 @@ _SESSION: Final = "mcp-session-id"
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _CONNECT_S: Final = 30.0
+# What a client of today gets at the address of a server of the transport before this one.
+_ADVICE: Final = {
+    405: ": it may speak SSE, a transport that MCP has given up; "
+    "give its streamable HTTP address, which often ends in /mcp"
+}
+NOWHERE: Final = "it answered with HTTP 404 Not Found: there is no MCP server at its address, whose path often is /mcp"
 _EVENT_END: Final = re.compile(rb"\n\r?\n")
 
 
@@ -72,7 +78,7 @@ class BoundedClient(httpx2.AsyncClient):
             return SESSION_GONE, "it has forgotten our session"
         # 404 without a session is how some say that they do not know a method: the SDK knows what to make of it.
         if status >= 400 and status != 404 and not _type_of(response).startswith(_JSON):
-            return UNREACHABLE, f"it answered with HTTP {status} {response.reason_phrase}"
+            return UNREACHABLE, f"it answered with HTTP {status} {response.reason_phrase}{_ADVICE.get(status, '')}"
         if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
             return UNREACHABLE, "it compressed its answer, though it was asked not to"
         length = response.headers.get("content-length", "0")

@@ -11,11 +11,13 @@ from mcp import Client
 from mcp.client import ClientRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ErrorData, InputRequest, InputRequiredResult, InputResponses
+from pydantic import ValidationError
 
 from belljar import spans
 from belljar.toolbox import answers
 from belljar.toolbox.base import Answer, JsonObject
 from belljar.toolbox.questions import Call
+from belljar.toolbox.repairs import repair_content
 from belljar.toolbox.shortcut import Raw, Shortcut
 
 _KIND: Final = "resultType"
@@ -55,7 +57,7 @@ class Results:
             raise ValueError("a kind of result that nobody knows")
         if _KIND in raw.fields:
             del raw.fields[_KIND]
-        result = CallToolResult.model_validate(raw.fields, by_name=False)
+        result = _result(raw.fields)
         if not result.is_error:
             await self._client.session.validate_tool_result(tool, result)
         return answers.answer(self._server, result, raw.release)
@@ -91,3 +93,12 @@ class Results:
             input_responses=responses or None,
             request_state=needed.request_state,
         )
+
+
+def _result(fields: JsonObject) -> CallToolResult:
+    """What the fields say; a block that cannot be read costs no other."""
+    try:
+        return CallToolResult.model_validate(fields, by_name=False)
+    except ValidationError:
+        repair_content(fields)
+        return CallToolResult.model_validate(fields, by_name=False)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.everyday import rephrased, synonyms
+from belljar.toolbox.everyday import action, base_form, rephrased, synonyms
 from belljar.toolbox.stems import stem
 from belljar.toolbox.texts import first_sentence
 
@@ -27,14 +27,18 @@ _SYNONYM: Final = 0.6
 _PART_OF_A_WORD: Final = 0.5
 _SHORTEST_PART: Final = 4
 _ASIDE: Final = 0.3
-_COVERAGE: Final = 0.6
+_COVERAGE: Final = 0.5
 """How much of a score depends on how much of the query was found."""
+_NAME: Final = 0.5
+"""How much of it depends on how much of the tool's name was asked for."""
+_OTHER_ACTION: Final = 0.7
+"""What is left of it where the tool does something else than was asked for: it deletes, and one wants to look."""
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _STOP: Final = (
     " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
     "have here how i if in inside into is it its just know let like me more my need of off on once or our out please "
-    "should show so some something than that the their them then there these they thing things this those to tool "
+    "should show so some something take than that the their them then there these they thing things this those to tool "
     "tools up use used want was we were what when where which who whole will with would you your "
 )
 
@@ -61,8 +65,15 @@ _FIELDS: Final = {
 
 def terms(text: str) -> list[str]:
     """The stems of the words of a text; `getItem`, `get-item` and `get_item` are two words each."""
-    words = (part.lower() for word in _WORD.findall(text) for part in _HUMP.split(word))
-    return [stem(word) for word in words]
+    return [_stemmed(word) for word in _words(text)]
+
+
+def _words(text: str) -> list[str]:
+    return [part.lower() for word in _WORD.findall(text) for part in _HUMP.split(word)]
+
+
+def _stemmed(word: str) -> str:
+    return stem(base_form(word))
 
 
 class Index:
@@ -76,16 +87,21 @@ class Index:
         }
         self._weights = [_weights(fields, means) for fields in counted]
         self._names = [{*fields["name"]} for fields in counted]
+        self._actions = [action(_words(tool.name)) for tool in self._tools]
         self._spread = Counter(term for weights in self._weights for term in weights)
+        self._rarities = {term: _rarity(spread, len(counted)) for term, spread in self._spread.items()}
+        self._rarest = _rarity(0, len(counted))
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """The best first; without any word to go by, all of them in their order."""
         wanted, asides = self._wanted(query[:_QUERY_CHARACTERS])
+        does = action(rephrased(" ".join(_words(query[:_QUERY_CHARACTERS]))).split())
+        meant = {*wanted, *asides}.union(*(synonyms().get(term, ()) for term in (*wanted, *asides)))
         places = [place for place, tool in enumerate(self._tools) if server in ("", tool.server)]
         most = max(1, min(limit, MOST_RESULTS))
         if not wanted:
             return [self._tools[place] for place in places[:most]]
-        scores = {place: self._score(place, wanted, asides) for place in places}
+        scores = {place: self._score(place, wanted, asides, meant, does) for place in places}
         best = sorted((place for place in places if scores[place] > 0), key=lambda place: -scores[place])
         return [self._tools[place] for place in best[:most]]
 
@@ -94,21 +110,29 @@ class Index:
 
         Two words that some tool writes as one, `on call` and `oncall`, are that one too.
         """
-        said = " ".join(part.lower() for word in _WORD.findall(query) for part in _HUMP.split(word))
+        said = " ".join(_words(query))
         words = [*dict.fromkeys(rephrased(said).split())]
         telling = [word for word in words if f" {word} " not in _STOP] or words
         asides = [word for word in words if word not in telling and len(word) > 2]
         joined = [one + other for one, other in pairwise(said.split()) if stem(one + other) in self._spread]
-        return [*dict.fromkeys(map(stem, (*telling, *joined)))], [*dict.fromkeys(map(stem, asides))]
+        return [*dict.fromkeys(map(_stemmed, (*telling, *joined)))], [*dict.fromkeys(map(_stemmed, asides))]
 
-    def _score(self, place: int, wanted: list[str], asides: Iterable[str]) -> float:
+    def _score(self, place: int, wanted: list[str], asides: Iterable[str], meant: set[str], does: str) -> float:
         """BM25 over weighted fields; a tool that fits all of the words goes before one that has one of them everywhere.
         Asides find nothing by themselves."""
         parts = [self._part(place, term) for term in wanted]
         known = [(part, self._rarity(term)) for part, term in zip(parts, wanted, strict=True)]
         covered = sum(rarity for part, rarity in known if part > 0) / sum(rarity for _, rarity in known)
         found = sum(parts) * (1 - _COVERAGE + _COVERAGE * covered)
+        found *= 1 - _NAME + _NAME * self._named(place, meant)
+        if does and self._actions[place] and does != self._actions[place]:
+            found *= _OTHER_ACTION
         return found and found + _ASIDE * sum(self._part(place, term) for term in asides)
+
+    def _named(self, place: int, meant: set[str]) -> float:
+        """How much of a tool's name was asked for: `create_card` is about less than `create_card_label`."""
+        names = self._names[place]
+        return len(names & meant) / max(1, len(names))
 
     def _part(self, place: int, term: str) -> float:
         rarity = self._rarity(term)
@@ -128,12 +152,15 @@ class Index:
         return max((own, *others))
 
     def _rarity(self, term: str) -> float:
-        count, spread = len(self._tools), self._spread[term]
-        return math.log(1 + (count - spread + 0.5) / (spread + 0.5))
+        return self._rarities.get(term, self._rarest)
 
     def _weight(self, place: int, term: str) -> float:
         weight = self._weights[place].get(term, 0.0)
         return weight * (_SATURATION + 1) / (weight + _SATURATION) if weight else 0.0
+
+
+def _rarity(spread: int, count: int) -> float:
+    return math.log(1 + (count - spread + 0.5) / (spread + 0.5))
 
 
 def _counted(tool: ToolDefinition) -> dict[str, Counter[str]]:

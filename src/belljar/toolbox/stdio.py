@@ -42,6 +42,7 @@ from belljar.toolbox.faults import TOO_LARGE
 from belljar.toolbox.lines import Line, Lines, Overlong
 from belljar.toolbox.memory import Memory
 from belljar.toolbox.pipes import Inlet, Outlet
+from belljar.toolbox.repairs import told_change
 from belljar.toolbox.shortcut import Shortcut, number_of, too_large
 
 log = logging.getLogger(__name__)
@@ -354,7 +355,8 @@ def _message(line: Line) -> SessionMessage | Exception | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
-        return error
+        news = told_change(line)
+        return SessionMessage(news) if news else error
 
 
 def _unknown(number: RequestId) -> SessionMessage:
