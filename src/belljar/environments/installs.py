@@ -25,7 +25,8 @@ from belljar.environments.locks import open_lock
 from belljar.environments.managed import CONDA_LOCK
 from belljar.environments.prefixes import layer_shelves, own_prefix
 from belljar.environments.presence import PackageStatus, check_installed, check_names
-from belljar.environments.uv import OpenUv, open_uv_on_host
+from belljar.environments.room import NoRoom, Room
+from belljar.environments.uv import SIDE, OpenUv, open_uv_on_host
 from belljar.environments.wheels import TREE, Fetching, Pins, UvError
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.files.removal import remove_tree
@@ -99,22 +100,35 @@ async def install(
     on_change: Callable[[Change], None] | None = None,
     on_stage: OnStage | None = None,
     open_uv: OpenUv = open_uv_on_host,
+    room: Room | None = None,
 ) -> list[InstallOutcome]:
-    """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone."""
+    """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone.
+
+    `TooLarge` where there is no room to begin with; packages that turn out to need more than there is are outcomes.
+    """
     wanted = check_requirements(requirements)
     if not wanted:
         return []
+    room = room or Room((), 0)
     try:
         staging = Path(tempfile.mkdtemp(dir=layer.parent, prefix=f".{layer.name}-"))
         try:
             with anyio.fail_after(timeout_s):
                 async with open_lock(layer.with_name(f".{layer.name}.lock")):
                     tell = on_stage or _keep_quiet
-                    installation = _Installation(environment, layer, staging, timeout_s, on_change or _ignore, tell)
-                    return await installation.run(wanted, open_uv)
+                    hear = on_change or _ignore
+                    installation = _Installation(environment, layer, staging, timeout_s, hear, tell, room)
+
+                    def filled() -> list[Path]:
+                        return [staging, *layer.parent.glob(f"{SIDE}*")]
+
+                    async with room.holding(filled, has_channels=bool(environment.channels)):
+                        return await installation.run(wanted, open_uv)
         finally:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(remove_tree, staging)
+    except NoRoom as refusal:
+        return [InstallOutcome(each.name, None, str(refusal)) for each in wanted]
     except TimeoutError:
         return [InstallOutcome(each.name, None, f"not done after {timeout_s:g} s") for each in wanted]
     except OSError as error:
@@ -137,6 +151,7 @@ class _Installation:
     timeout_s: float
     on_change: Callable[[Change], None]
     on_stage: OnStage
+    room: Room
 
     async def run(self, wanted: list[Requirement], open_uv: OpenUv) -> list[InstallOutcome]:
         await self.on_stage(f"resolving {', '.join(each.name for each in wanted)}")
@@ -153,7 +168,7 @@ class _Installation:
         others = await to_thread.run_sync(conda_packages, own_prefix(self.layer))
         before = {**{name: str(version) for name, version in pins.items()}, **others}
         found = await install_from_channels(
-            self.environment, self.layer, self.staging, wanted, open_uv, timeout_s=self.timeout_s
+            self.environment, self.layer, self.staging, wanted, open_uv, timeout_s=self.timeout_s, room=self.room
         )
         for each in found.installed:
             self.on_change(Change(each.name, before.get(each.name), each.version, each.build))
@@ -173,6 +188,7 @@ class _Installation:
                     await self.on_stage(f"fetching {_spelled(missing)}")
                     await fetching.fetch(missing)
             except UvError as refusal:
+                await self.room.check_complaint(str(refusal))
                 errors.update(dict.fromkeys(accepted, str(refusal)))
                 missing = {}
         if missing:
@@ -194,6 +210,7 @@ class _Installation:
         """Move what was fetched into the layer, and tell of it."""
         before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*pins])
         tree = self.staging / TREE
+        await self.room.check_fits(tree)
         await to_thread.run_sync(take_over, tree)
         await to_thread.run_sync(move_into, self.layer, tree)
         for status, (name, version) in zip(before, pins.items(), strict=True):

@@ -339,7 +339,7 @@ class Execution:
     async def _tell_changes(self, listener: Listener) -> None:
         """What the cell left in the folder, and the limits that its kernel met and survived."""
         self._tell(await self._traces.end())
-        await listener.tell_limits(self._traces.size_bytes)
+        await listener.tell_limits(*self._traces.seen)
         self._files, left_out = self._traces.files()
         if left_out:
             self._tell(
