@@ -34,6 +34,9 @@ from belljar.files.removal import remove_tree
 # `===` may be followed by anything, and conda's solver reads a channel or a URL out of brackets.
 _VERSION = re.compile(r"[A-Za-z0-9_.!+*-]+")
 
+# All reasons together, because a hundred packages may be refused for the same long one.
+_REASONS_CHARS = 100_000
+
 OnStage = Callable[[str], Awaitable[None]]
 """Hears what an installation is busy with."""
 
@@ -160,7 +163,8 @@ class _Installation:
         agreed = [wanted[number] for number in channels.settled if wanted[number].specifier]
         errors = await self._from_index([wanted[number] for number in left], agreed, open_uv) if left else {}
         faults = {**channels.refused, **{left[place]: error for place, error in errors.items()}}
-        reasons = {number: f"{fault}{self._advice(wanted[number])}" for number, fault in faults.items()}
+        longest = _REASONS_CHARS // len(wanted)
+        reasons = {number: f"{_cut(fault, longest)}{self._advice(wanted[number])}" for number, fault in faults.items()}
         return await self._outcomes(wanted, channels, reasons)
 
     async def _from_channels(self, wanted: list[Requirement], open_uv: OpenUv) -> FromChannels:
@@ -241,12 +245,18 @@ def _outcome(wanted: Requirement, status: PackageStatus, error: str | None) -> I
 
 def _told(outcome: InstallOutcome, number: int, channels: FromChannels) -> InstallOutcome:
     """With where it came from, and why not from the channels."""
-    reason = f"conda: {channels.unknown[number]}" if number in channels.unknown else ""
+    longest = _REASONS_CHARS // (len(channels.unknown) + 1)
+    reason = f"conda: {_cut(channels.unknown[number], longest)}" if number in channels.unknown else ""
     if outcome.error is not None:
         return replace(outcome, error="\n".join(filter(None, [outcome.error, reason])))
     if number in channels.settled:
         return replace(outcome, source="conda" if channels.settled[number] in channels.fetched else "")
     return replace(outcome, source="pypi", note=reason)
+
+
+def _cut(text: str, longest: int) -> str:
+    """The end of a complaint, which says what is wrong, where there is too much of it."""
+    return text if len(text) <= longest else f"… {text[-longest:]}"
 
 
 def _absence(wanted: Requirement, status: PackageStatus) -> str | None:

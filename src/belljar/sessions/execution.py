@@ -342,9 +342,9 @@ class Execution:
         await listener.tell_limits(*self._traces.seen)
         self._files, left_out = self._traces.files()
         if left_out:
-            self._tell(
-                [f"{left_out:,} more files were created or changed: list_session_files lists one folder at a time"]
-            )
+            _, is_all = self._traces.seen
+            count = f"{left_out:,}" if is_all else f"at least {left_out:,}"
+            self._tell([f"{count} more files were created or changed: list_session_files names them, a page at a time"])
 
     def _tell(self, words: list[str]) -> None:
         for word in words:

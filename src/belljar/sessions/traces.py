@@ -49,7 +49,7 @@ class Traces:
         return Usage(sum(fingerprint[1] for fingerprint in files), len(files)), self._after.is_complete
 
     def files(self) -> tuple[list[FileReference], int]:
-        """What the cell created or changed, as far as one message holds it beside the rest; how many more there are."""
+        """What the cell created or changed, as far as one message holds it; how many more were seen."""
         found = changes(self._before, self._after)
         told: list[FileReference] = []
         left = TOLD_CHARS
