@@ -100,7 +100,6 @@ def test_long_values_do_not_make_long_answers(server: Measured) -> None:
         ("install_dependencies", {"packages": [long], "session_id": session_id}),
         ("check_installed_packages", {"packages": [f"{n:03}" + "x" * 497 for n in range(200)]}),
         ("check_installed_packages", {"packages": [long] * 2}),
-        ("no_such_tool" + long, {}),
     ):
         server.ask(**_call(tool, arguments))
     server.ask("resources/read", uri=f"kernel://{session_id}/{long}")

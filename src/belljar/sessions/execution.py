@@ -219,7 +219,10 @@ class Execution:
                 measures.refusals.add("admission")
             self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
         except asyncio.CancelledError:
-            self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
+            if self._stopper is None:
+                self._outcome = Outcome(status="interrupted", cause="the server stopped before it ran")
+            else:
+                self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
             raise
         except Exception as error:
             # The last boundary: a fault of ours must not leave an execution that runs for ever.
