@@ -11,7 +11,7 @@ from wires import Wire, opened_wire, tool_call
 from belljar.environments import Environment
 
 MEBIBYTE = 1 << 20
-COUNT = 20_000
+COUNT = 12_000
 # The scan that runs after every cell looks at no more entries than that.
 LOOKED_AT = 10_000
 MANY = f"""

@@ -20,7 +20,7 @@ async def put_to_sleep(session: Session, roll: Roll, end: str) -> StateReport | 
     session.queue.interrupt()
     await session.comms.aclose()
     if session.life.kernel is None:
-        # Those that wait for a kernel, or for its environment to be made, cannot be interrupted and have nothing to lose.
+        # Cells that wait for a kernel, or for its environment to be made, hear no interrupt and have nothing to lose.
         await session.queue.cancel()
     await session.queue.drain()
     report = None
