@@ -14,6 +14,7 @@ from belljar.answers import values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.files.mime import mime_type_of
+from belljar.files.scanning import PAGED_LIMIT
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 from belljar.runtime import Runtime, open_runtime
@@ -166,7 +167,7 @@ class LocalSession:
     async def files(self) -> list[FileReference]:
         """See `SessionHandle`."""
         session = await self._session()
-        listing = await asyncio.to_thread(session.workspace.list)
+        listing = await asyncio.to_thread(session.workspace.list, limit=PAGED_LIMIT)
         return [_reference(session, entry.name, entry.size) for entry in listing.entries]
 
     async def display(self, uri: str) -> bytes:

@@ -1,6 +1,7 @@
 """Packages from the request to the proof, in real sessions, against an index of our own on loopback."""
 
 import threading
+import zipfile
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,9 +14,12 @@ from uv import find_uv_bin
 
 from belljar.api import LocalSession, open_engine, open_session
 from belljar.egress.rules import Rule
-from belljar.environments import Environment
+from belljar.environments import Environment, room
 from belljar.environments.index import index_variables, package_rules
 from belljar.environments.packages import InstallOutcome
+from belljar.errors import TooLarge
+from belljar.files import volume
+from belljar.files.volume import Usage
 from belljar.runtime import open_runtime
 from belljar.sandboxes import providers
 from belljar.sessions.packages import install_packages
@@ -188,7 +192,8 @@ async def test_pip_is_the_environments_own_and_only_its_command_is_caught(
     town: int, default_environment: Environment, tmp_path: Path
 ):
     async with session(default_environment, tmp_path) as handle:
-        assert await said(handle, VENV) == "True True\nTrue True True\nTrue\nTrue\n[] False\n"
+        told, _, _ = (await said(handle, VENV)).partition("[belljar: ")
+        assert told == "True True\nTrue True True\nTrue\nTrue\n[] False\n"
         assert "No module named 'pip'" in await said(handle, BARE)
         for way in WAYS:
             assert "house 2.0 is" in await said(handle, f"import sys\n!{{sys.executable}} {way} install house"), way
@@ -319,3 +324,59 @@ async def test_configuration_files_count_too(town: int, tmp_path: Path, monkeypa
         *(f"localhost:{town}", "a.test:443", "links.test:443", "uv.test:8443")
     }
     assert index_variables()["PIP_INDEX_URL"] == f"http://localhost:{town}"
+
+
+def add_bombs(folder: Path) -> None:
+    """Wheels that are small to fetch and large on disk: 300 MB of zeros in one file, and 5,000 empty files."""
+    for name, files in (("swell", {"swell/zeros.bin": 300}), ("swarm", {f"swarm/{n}": 0 for n in range(5_000)})):
+        information = f"{name}-1.0.dist-info"
+        (folder / name).mkdir()
+        wheel = f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(folder / name / wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for path, megabytes in files.items():
+                with archive.open(path, "w") as file:
+                    for _ in range(megabytes):
+                        file.write(bytes(1 << 20))
+            archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            archive.writestr(
+                f"{information}/WHEEL",
+                "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            )
+            record = "".join(f"{path},,\n" for path in (*files, f"{information}/METADATA", f"{information}/WHEEL"))
+            archive.writestr(f"{information}/RECORD", record)
+        (folder / name / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>\n')
+
+
+@pytest.mark.parametrize("provider", ["namespace", "process"])
+async def test_packages_that_unpack_to_more_than_there_is_room_for_end_the_installation(
+    town: int, default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
+):
+    # Fewer than anyone would want, because making files is slow.
+    monkeypatch.setattr(volume, "_FEWEST_FILES", 2_000)
+    monkeypatch.setattr(volume, "_FILES_PER_MB", 1)
+    monkeypatch.setattr(room, "_BESIDE", Usage(64 << 20, 1_000))
+    add_bombs(tmp_path / "index")
+    flags = {"disk_mb": 50, "sandbox": provider}
+    async with session(default_environment, tmp_path, **flags) as handle:
+        await said(handle, "answer = 42")
+        for name in ("swell", "swarm"):
+            (outcome,) = await handle.install([name])
+            assert outcome.installed_version is None
+            assert "the packages need more than what is left of disk_mb = 50: " in (outcome.error or ""), outcome
+        told = await said(handle, "%pip install swell")
+        assert "the packages need more than what is left of disk_mb = 50: " in told
+        (folder,) = (tmp_path / "data" / "sessions").glob(handle.id)
+        assert {path.name for path in folder.iterdir() if path.name.startswith(".")} <= {".layer.lock"}
+        assert not any((folder / "layer").rglob("sw*"))
+        assert (await handle.install(["house"]))[0].imported is True
+        assert await said(handle, "import house; house.floors + answer") == "44"
+
+
+async def test_no_packages_are_fetched_for_a_session_that_is_full(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    async with session(default_environment, tmp_path, disk_mb=5) as handle:
+        await handle.execute("with open('full', 'wb') as file:\n  for _ in range(6): file.write(bytes(1 << 20))")
+        with pytest.raises(TooLarge, match="disk_full: nothing is left of disk_mb = 5 for packages"):
+            await handle.install(["house"])
+        assert "nothing is left of disk_mb = 5 for packages" in await said(handle, "%pip install house")

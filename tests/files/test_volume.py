@@ -6,7 +6,7 @@ import pytest
 from hostile_trees import build_deep
 
 from belljar.files import volume
-from belljar.files.volume import used_bytes
+from belljar.files.volume import usage, used_bytes
 
 MEBIBYTE = 1 << 20
 
@@ -61,3 +61,14 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     used_bytes([tmp_path])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_files_and_folders_are_counted_once_whoever_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own" / "below").mkdir(parents=True)
+    for name in ("a", "b", "below/c"):
+        (tmp_path / "own" / name).touch()
+    (tmp_path / "own" / "again").hardlink_to(tmp_path / "own" / "a")
+    (tmp_path / "own" / "link").symlink_to("nowhere")
+    assert usage([tmp_path / "own"]).files == 5
+    monkeypatch.setattr(volume, "_MAX_ENTRIES", 1)
+    assert usage([tmp_path / "own"]).files == 6, "du counts the folder itself"

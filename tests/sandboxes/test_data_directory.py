@@ -29,13 +29,15 @@ LIFE = """
 import os, socket
 os.mkdir('deep'); open('deep/armed', 'w').close(); os.chmod('deep/armed', 0o6755)
 open('workspace/kept.txt', 'w').write('kept')
-os.mkfifo('pipe'); open('/tmp/armed', 'w').close(); os.chmod('/tmp/armed', 0o6755)
+os.mkfifo('pipe')
 end = socket.socket(socket.AF_UNIX); end.bind('end')
 from IPython.display import display
 display({'image/png': 'QUJD'}, raw=True)
 x = 1
 """
-DEVICE = """
+# Where /tmp is not the host's.
+SEALED = """
+open('/tmp/armed', 'w').close(); os.chmod('/tmp/armed', 0o6755)
 try: os.mknod('device', 0o20666, os.makedev(1, 3))
 except OSError: pass
 """
@@ -126,7 +128,7 @@ async def test_after_a_busy_life_every_mode_is_the_narrowest(data: Path, python:
     usable(sandbox)
     async with opened(data, python, sandbox) as runtime:
         async with Client(build_server(runtime, ["interpreter"])) as client:
-            first = await call(client, "execute_code", code=LIFE if sandbox == "process" else LIFE + DEVICE)
+            first = await call(client, "execute_code", code=LIFE if sandbox == "process" else LIFE + SEALED)
             assert first["status"] == "ok", first["error"]
             if sandbox != "container":  # the image has none of the libraries that uv needs
                 told = await call(client, "install_dependencies", session_id=first["session_id"], packages=["house"])

@@ -1,5 +1,6 @@
 """Cells that use too much: what the caller is told, what survives, and that nobody else notices."""
 
+import re
 from collections.abc import AsyncGenerator
 
 import anyio
@@ -7,6 +8,7 @@ import pytest
 from calls import Caller, opened_runtime, text_of, until_said
 
 from belljar.environments import Environment
+from belljar.files import volume
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sandboxes.cgroups import PREFIX
@@ -26,6 +28,8 @@ FILL = (
     "import time\nfor number in range({count}):\n  open(f'{folder}{{number}}', 'wb').write(bytes(1 << 20))\n"
     "  time.sleep(0.005)\nprint('filled')"
 )
+
+MANY = "import os, time\nfor number in range(4_000):\n  open(str(number), 'w').close()\n  time.sleep(0.005)"
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,23 @@ async def test_a_cell_that_fills_the_disk_is_interrupted_and_deleting_makes_room
     )
     assert (emptied.status, emptied.result, emptied.cause) == ("ok", "[]", None)
     await caller.fields("upload_file", session_id=first.session_id, name="more", text="x")
+
+
+async def test_a_cell_that_makes_very_many_files_is_interrupted_too(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume, "_FEWEST_FILES", 500)
+    monkeypatch.setattr(volume, "_FILES_PER_MB", 1)
+    first = await caller.execute("kept = 1")
+    result = await caller.execute(MANY, first.session_id)
+    assert (result.status, result.state) == ("interrupted", "kept")
+    assert re.match(
+        r"disk_full: the session folder holds [\d,]+ files and folders, the limit is 500, so", result.error or ""
+    )
+    refused = await caller.refusal("upload_file", session_id=first.session_id, name="more", text="x")
+    assert refused.startswith("too-large: disk_full: ")
+    emptied = await caller.execute("for name in os.listdir(): os.remove(name)\nkept", first.session_id)
+    assert (emptied.status, emptied.result, emptied.cause) == ("ok", "1", None)
 
 
 async def test_what_a_cell_left_writing_is_stopped_too(runtime: Runtime, caller: Caller) -> None:

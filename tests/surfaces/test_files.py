@@ -122,6 +122,7 @@ async def test_listing_includes_sub_folders_and_can_be_narrowed(caller: Caller):
             },
         ],
         "is_complete": True,
+        "next_after": None,
     }
     narrowed = await caller.fields("list_session_files", session_id=session_id, path="a")
     assert [file["name"] for file in narrowed["files"]] == ["a/b/deep.json"]

@@ -13,6 +13,7 @@ import pytest
 from calls import ERAS, Caller, connected, held, opened_runtime, session_in, text_of, until_said
 
 from belljar.environments import Environment
+from belljar.files import volume
 from belljar.runtime import Runtime
 from belljar.sandboxes.hierarchy import read_control_groups
 from belljar.sessions import checkpoints
@@ -81,6 +82,29 @@ async def test_a_fork_is_told_in_text_and_in_fields(caller: Caller, session_id: 
     assert (await caller.execute("first", fields["session_id"])).session_info is None
     listed = (await caller.fields("list_sessions"))["sessions"]
     assert [one["reason"] for one in listed if one["session_id"] == fields["session_id"]] == [f"fork of {session_id}"]
+
+
+async def test_a_fork_that_has_no_room_for_the_packages_is_refused_and_nothing_of_it_stays(
+    runtime: Runtime, caller: Caller, session_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    await caller.execute("x = 1", session_id)
+    layer = runtime.sessions.get(session_id, "local").folders.layer
+    layer.mkdir(exist_ok=True)
+    for number in range(20):
+        (layer / f"package{number}.py").touch()
+    monkeypatch.setattr(volume, "_FEWEST_FILES", 10)
+    monkeypatch.setattr(volume, "_FILES_PER_MB", 0)
+    before = sorted(path.name for path in layer.parents[1].iterdir())
+
+    refused = await caller.refusal("fork_session", session_id=session_id)
+
+    assert refused.startswith("too-large: disk_full: the files and packages of the session")
+    assert "disk_mb = 2048 has room for 2,048 MB in 10" in refused
+    assert sorted(path.name for path in layer.parents[1].iterdir()) == before
+    monkeypatch.undo()
+    fork = session_in(await caller.call("fork_session", session_id=session_id))
+    assert len([*runtime.sessions.get(fork, "local").folders.layer.iterdir()]) == 20
+    assert (await caller.execute("x", fork)).result == "1"
 
 
 async def test_a_fork_can_go_back_to_before_an_execution(caller: Caller, session_id: str):

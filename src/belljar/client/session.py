@@ -132,8 +132,13 @@ class RemoteSession:
 
     async def files(self) -> list[FileReference]:
         """See `SessionHandle`."""
-        answer = await self._server.call("list_session_files", {"session_id": self._id})
-        return [FileReference.model_validate(file) for file in answer["files"]]
+        found: list[FileReference] = []
+        after: str | None = ""
+        while after is not None:
+            answer = await self._server.call("list_session_files", {"session_id": self._id, "after": after})
+            found += [FileReference.model_validate(file) for file in answer["files"]]
+            after = answer.get("next_after")
+        return found
 
     async def display(self, uri: str) -> bytes:
         """See `SessionHandle`."""

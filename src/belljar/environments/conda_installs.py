@@ -24,6 +24,7 @@ from belljar.environments.base import Environment
 from belljar.environments.layers import take_over
 from belljar.environments.prefixes import hand_out_records, own_prefix, put_in
 from belljar.environments.presence import check_installed
+from belljar.environments.room import Room
 from belljar.environments.solver import Request
 from belljar.environments.uv import EXTRA, OpenUv, UvAnswer, find_rattler
 
@@ -90,6 +91,7 @@ async def install_from_channels(
     open_uv: OpenUv,
     *,
     timeout_s: float,
+    room: Room,
 ) -> FromChannels:
     """Install into the layer what the channels of an environment have; the staging folder is of the same disk."""
     names = [f"{each.name}{each.specifier}" for each in wanted]
@@ -118,6 +120,7 @@ async def install_from_channels(
     answer = read_answer(told, len(asked))
     if answer.installed:
         tree = staging / _TREE
+        await room.check_fits(tree)
         await to_thread.run_sync(take_over, tree)
         await to_thread.run_sync(put_in, layer, tree, environment.prefix, environment.version)
     taken = {asked[number]: name for number, name in answer.taken.items()}

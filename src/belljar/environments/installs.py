@@ -25,13 +25,17 @@ from belljar.environments.locks import open_lock
 from belljar.environments.managed import CONDA_LOCK
 from belljar.environments.prefixes import layer_shelves, own_prefix
 from belljar.environments.presence import PackageStatus, check_installed, check_names
-from belljar.environments.uv import OpenUv, open_uv_on_host
+from belljar.environments.room import NoRoom, Room
+from belljar.environments.uv import SIDE, OpenUv, open_uv_on_host
 from belljar.environments.wheels import TREE, Fetching, Pins, UvError
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.files.removal import remove_tree
 
 # `===` may be followed by anything, and conda's solver reads a channel or a URL out of brackets.
 _VERSION = re.compile(r"[A-Za-z0-9_.!+*-]+")
+
+# All reasons together, because a hundred packages may be refused for the same long one.
+_REASONS_CHARS = 100_000
 
 OnStage = Callable[[str], Awaitable[None]]
 """Hears what an installation is busy with."""
@@ -99,22 +103,35 @@ async def install(
     on_change: Callable[[Change], None] | None = None,
     on_stage: OnStage | None = None,
     open_uv: OpenUv = open_uv_on_host,
+    room: Room | None = None,
 ) -> list[InstallOutcome]:
-    """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone."""
+    """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone.
+
+    `TooLarge` where there is no room to begin with; packages that turn out to need more than there is are outcomes.
+    """
     wanted = check_requirements(requirements)
     if not wanted:
         return []
+    room = room or Room((), 0)
     try:
         staging = Path(tempfile.mkdtemp(dir=layer.parent, prefix=f".{layer.name}-"))
         try:
             with anyio.fail_after(timeout_s):
                 async with open_lock(layer.with_name(f".{layer.name}.lock")):
                     tell = on_stage or _keep_quiet
-                    installation = _Installation(environment, layer, staging, timeout_s, on_change or _ignore, tell)
-                    return await installation.run(wanted, open_uv)
+                    hear = on_change or _ignore
+                    installation = _Installation(environment, layer, staging, timeout_s, hear, tell, room)
+
+                    def filled() -> list[Path]:
+                        return [staging, *layer.parent.glob(f"{SIDE}*")]
+
+                    async with room.holding(filled, has_channels=bool(environment.channels)):
+                        return await installation.run(wanted, open_uv)
         finally:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(remove_tree, staging)
+    except NoRoom as refusal:
+        return [InstallOutcome(each.name, None, str(refusal)) for each in wanted]
     except TimeoutError:
         return [InstallOutcome(each.name, None, f"not done after {timeout_s:g} s") for each in wanted]
     except OSError as error:
@@ -137,6 +154,7 @@ class _Installation:
     timeout_s: float
     on_change: Callable[[Change], None]
     on_stage: OnStage
+    room: Room
 
     async def run(self, wanted: list[Requirement], open_uv: OpenUv) -> list[InstallOutcome]:
         await self.on_stage(f"resolving {', '.join(each.name for each in wanted)}")
@@ -145,7 +163,8 @@ class _Installation:
         agreed = [wanted[number] for number in channels.settled if wanted[number].specifier]
         errors = await self._from_index([wanted[number] for number in left], agreed, open_uv) if left else {}
         faults = {**channels.refused, **{left[place]: error for place, error in errors.items()}}
-        reasons = {number: f"{fault}{self._advice(wanted[number])}" for number, fault in faults.items()}
+        longest = _REASONS_CHARS // len(wanted)
+        reasons = {number: f"{_cut(fault, longest)}{self._advice(wanted[number])}" for number, fault in faults.items()}
         return await self._outcomes(wanted, channels, reasons)
 
     async def _from_channels(self, wanted: list[Requirement], open_uv: OpenUv) -> FromChannels:
@@ -153,7 +172,7 @@ class _Installation:
         others = await to_thread.run_sync(conda_packages, own_prefix(self.layer))
         before = {**{name: str(version) for name, version in pins.items()}, **others}
         found = await install_from_channels(
-            self.environment, self.layer, self.staging, wanted, open_uv, timeout_s=self.timeout_s
+            self.environment, self.layer, self.staging, wanted, open_uv, timeout_s=self.timeout_s, room=self.room
         )
         for each in found.installed:
             self.on_change(Change(each.name, before.get(each.name), each.version, each.build))
@@ -173,6 +192,7 @@ class _Installation:
                     await self.on_stage(f"fetching {_spelled(missing)}")
                     await fetching.fetch(missing)
             except UvError as refusal:
+                await self.room.check_complaint(str(refusal))
                 errors.update(dict.fromkeys(accepted, str(refusal)))
                 missing = {}
         if missing:
@@ -194,6 +214,7 @@ class _Installation:
         """Move what was fetched into the layer, and tell of it."""
         before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*pins])
         tree = self.staging / TREE
+        await self.room.check_fits(tree)
         await to_thread.run_sync(take_over, tree)
         await to_thread.run_sync(move_into, self.layer, tree)
         for status, (name, version) in zip(before, pins.items(), strict=True):
@@ -224,12 +245,18 @@ def _outcome(wanted: Requirement, status: PackageStatus, error: str | None) -> I
 
 def _told(outcome: InstallOutcome, number: int, channels: FromChannels) -> InstallOutcome:
     """With where it came from, and why not from the channels."""
-    reason = f"conda: {channels.unknown[number]}" if number in channels.unknown else ""
+    longest = _REASONS_CHARS // (len(channels.unknown) + 1)
+    reason = f"conda: {_cut(channels.unknown[number], longest)}" if number in channels.unknown else ""
     if outcome.error is not None:
         return replace(outcome, error="\n".join(filter(None, [outcome.error, reason])))
     if number in channels.settled:
         return replace(outcome, source="conda" if channels.settled[number] in channels.fetched else "")
     return replace(outcome, source="pypi", note=reason)
+
+
+def _cut(text: str, longest: int) -> str:
+    """The end of a complaint, which says what is wrong, where there is too much of it."""
+    return text if len(text) <= longest else f"… {text[-longest:]}"
 
 
 def _absence(wanted: Requirement, status: PackageStatus) -> str | None:

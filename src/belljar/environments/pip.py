@@ -3,6 +3,7 @@
 It is slower, runs on the host, and says things in another way: here its words become uv's.
 """
 
+import os
 import re
 import subprocess
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -55,6 +56,8 @@ class PipAsUv:
                     cwd=self.folder,
                     check=False,
                     start_new_session=True,
+                    # What it unpacks is measured there, and goes with the folder.
+                    env={**os.environ, "TMPDIR": str(self.folder), "PIP_NO_CACHE_DIR": "1"},
                 )
         except TimeoutError:
             return stopped_after(timeout_s)

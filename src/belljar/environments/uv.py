@@ -29,6 +29,8 @@ from belljar.errors import EnvironmentBroken
 SOLVER = Path(__file__).with_name("solver.py")
 GUARD = Path(__file__).with_name("guard.py")
 WALLS = Path(__file__).with_name("walls.py")
+SIDE = ".uv-"
+"""How the names of folders begin that uv has beside the one it works in, while it works."""
 EXTRA = "pip install 'belljar[conda]'"
 """What brings rattler."""
 _HEARD_LIMIT = 1_000_000
@@ -79,8 +81,9 @@ class _UvOnHost:
     folder: Path
 
     async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
-        # A hard link would let a session write into uv's cache.
-        return await run_uv(arguments, directory=self.folder, timeout_s=timeout_s, variables={"UV_LINK_MODE": "copy"})
+        # Its cache goes with the folder, so that what it unpacks is measured and nothing of it is left behind.
+        own = {"UV_LINK_MODE": "hardlink", "UV_CACHE_DIR": str(self.folder / "cache")}
+        return await run_uv(arguments, directory=self.folder, timeout_s=timeout_s, variables=own)
 
     async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
         return await run_solver(request, directory=self.folder, timeout_s=timeout_s)

@@ -23,7 +23,9 @@ def give(folders: Sequence[Path], uid: int, gid: int) -> None:
 
 def close_to_others(folder: Path) -> None:
     """Let nobody but its owner write to anything in a tree, and its owner enter every folder."""
-    _run(["chmod", "-R", "u+rwX,go-w", "--"], [folder])
+    # Links in a tree are left alone by `chmod`, but one that it is called with it follows.
+    if not folder.is_symlink():
+        _run(["chmod", "-R", "u+rwX,go-w", "--"], [folder])
 
 
 def disarm(folders: Sequence[Path], *, keeps_pipes: bool = True) -> None:

@@ -1,15 +1,19 @@
 """Which regular files a session folder has, found within a budget that no tree can stretch."""
 
+import heapq
 import os
 import stat
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 from belljar.errors import FileMissing
-from belljar.files.names import MAX_DEPTH, UNFINISHED
+from belljar.files.names import MAX_DEPTH, UNFINISHED, display_name
 from belljar.files.opening import open_directory
 
 DEFAULT_LIMIT = 10_000
+PAGED_LIMIT = 300_000
+"""Entries that are looked at for one page of a listing: more than a session may have by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +24,35 @@ class Scan:
     is_complete: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The first files by the name callers see, after another; `rest` more were seen, perhaps not all there are."""
+
+    found: list[tuple[str, os.stat_result]]
+    rest: int
+    is_complete: bool
+
+
+def scan_page(root: str, start: tuple[str, ...], after: str, count: int) -> Page:
+    """Regular files below `start` as `scan` finds them: those whose names follow `after`, as many as `count`."""
+    first = _First(after, count)
+    is_complete = _scan(root, start, PAGED_LIMIT, first)
+    return Page(first.taken(), first.seen - min(first.seen, count), is_complete)
+
+
 def scan(root: str, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> Scan:
     """Regular files below `start`, shallow directories first, after looking at no more than `limit` entries.
 
     Left out: symlinks, FIFOs, sockets and devices; `__pycache__` and directories whose name starts with a dot
     (`.cache`, `.config`, `.ipynb_checkpoints`, `.git`, …) unless they are `start`; our own unfinished writes.
     """
-    scanning = _Scanning(limit, deque([start]))
+    found: list[tuple[str, os.stat_result]] = []
+    return Scan(found, is_complete=_scan(root, start, limit, found))
+
+
+def _scan(root: str, start: tuple[str, ...], limit: int, found: "_Finds") -> bool:
+    """Whether there was no more to look at."""
+    scanning = _Scanning(limit, deque([start]), found)
     while scanning.pending and scanning.budget > 0:
         parts = scanning.pending.popleft()
         # Each directory is opened anew from the root, so that no tree can make us hold many descriptors: deep
@@ -45,7 +71,33 @@ def scan(root: str, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> 
             scanning.is_cut = True
         finally:
             os.close(directory)
-    return Scan(scanning.found, is_complete=not scanning.is_cut and not scanning.pending)
+    return not scanning.is_cut and not scanning.pending
+
+
+class _Finds(Protocol):
+    """Takes what is found."""
+
+    def append(self, found: tuple[str, os.stat_result], /) -> None: ...
+
+
+class _First:
+    """Keeps the first by name, so that a folder with very many files costs time and no memory."""
+
+    def __init__(self, after: str, count: int) -> None:
+        self._after = after
+        self._count = count
+        self._kept: list[tuple[str, os.stat_result]] = []
+        self.seen = 0
+
+    def append(self, found: tuple[str, os.stat_result], /) -> None:
+        if display_name(found[0]) > self._after:
+            self.seen += 1
+            self._kept.append(found)
+            if len(self._kept) > 4 * self._count:
+                self._kept = self.taken()
+
+    def taken(self) -> list[tuple[str, os.stat_result]]:
+        return heapq.nsmallest(self._count, self._kept, key=lambda found: display_name(found[0]))
 
 
 @dataclass(slots=True)
@@ -54,7 +106,7 @@ class _Scanning:
 
     budget: int
     pending: deque[tuple[str, ...]]
-    found: list[tuple[str, os.stat_result]] = field(default_factory=list[tuple[str, os.stat_result]])
+    found: _Finds
     is_cut: bool = False
 
     def look_into(self, directory: int, parts: tuple[str, ...]) -> None:

@@ -22,7 +22,7 @@ from belljar.files.opening import Owner, create, discard, make_directory, open_d
 from belljar.files.private import FILE_MODE, FOLDER_MODE
 from belljar.files.reflink import OverLimit, copy_content
 from belljar.files.refusals import too_large, unreachable, unwritable
-from belljar.files.scanning import DEFAULT_LIMIT, Scan, scan
+from belljar.files.scanning import DEFAULT_LIMIT, Scan, scan, scan_page
 
 _CHUNK_BYTES = 1 << 20
 
@@ -43,6 +43,8 @@ class Listing:
 
     entries: tuple[FileEntry, ...]
     is_complete: bool
+    rest: int = 0
+    """How many more were seen that the page does not hold."""
 
 
 class Workspace:
@@ -150,16 +152,22 @@ class Workspace:
     def list(self, path: str = "", limit: int = DEFAULT_LIMIT) -> Listing:
         """Every regular file under `path`; see `scan` for what is left out. A missing session folder is empty."""
         seen = self.scan(split(path, self._root), limit)
-        entries = [
-            FileEntry(name := display_name(raw), status.st_size, status.st_mtime_ns, mime_type_of(name))
-            for raw, status in seen.found
-        ]
-        entries.sort(key=lambda entry: entry.name)
+        entries = sorted(map(_entry, seen.found), key=lambda entry: entry.name)
         return Listing(tuple(entries), seen.is_complete)
+
+    def list_page(self, path: str, after: str, count: int) -> Listing:
+        """The first `count` regular files under `path` by name, of those whose names follow `after`."""
+        page = scan_page(self._root, split(path, self._root), after, count)
+        return Listing(tuple(map(_entry, page.found)), page.is_complete, page.rest)
 
     def scan(self, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> Scan:
         """See `scanning.scan`."""
         return scan(self._root, start, limit)
+
+
+def _entry(found: tuple[str, os.stat_result]) -> FileEntry:
+    raw, status = found
+    return FileEntry(name := display_name(raw), status.st_size, status.st_mtime_ns, mime_type_of(name))
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -20,6 +20,7 @@ from belljar.egress.listening import Conversations, Door, serving
 from belljar.environments.base import Environment
 from belljar.environments.packages import Change, InstallOutcome, install, modules_of
 from belljar.environments.presence import NAME_LIMIT_CHARS
+from belljar.environments.room import Room
 from belljar.environments.uv import OpenUv
 from belljar.errors import BelljarError
 
@@ -50,10 +51,12 @@ class Reply:
 Fulfil = Callable[[Sequence[str]], Awaitable[Reply]]
 
 
-async def install_for(environment: Environment, layer: Path, open_uv: OpenUv, requirements: Sequence[str]) -> Reply:
+async def install_for(
+    environment: Environment, layer: Path, open_uv: OpenUv, room: Room, requirements: Sequence[str]
+) -> Reply:
     """Install what a session asks for into its layer."""
     changes: list[Change] = []
-    outcomes = await install(environment, layer, requirements, on_change=changes.append, open_uv=open_uv)
+    outcomes = await install(environment, layer, requirements, on_change=changes.append, open_uv=open_uv, room=room)
     there = [outcome.name for outcome in outcomes if outcome.error is None]
     found = await asyncio.to_thread(modules_of, environment, layer, there)
     return Reply(

@@ -13,6 +13,7 @@ from belljar.egress.listening import Door
 from belljar.egress.rules import PACKAGES, parse_rules
 from belljar.environments import Environment
 from belljar.environments.index import index_variables
+from belljar.environments.room import Room
 from belljar.kernels.folders import Folders
 from belljar.kernels.hatches import Egress, HatchedSandbox, open_hatches
 from belljar.kernels.launching import RUNNER
@@ -91,6 +92,7 @@ class Furnishing:
             layer=folders.layer,
             egress=await self._egress(),
             open_uv=self._workshop.uv_for(folders.session_id),
+            room=room_for(folders, self._settings),
             toolbox=self._toolbox if has_tools else None,
             importable=(self._skills.importable,) if self._skills is not None and has_tools else (),
             doors=doors,
@@ -111,6 +113,12 @@ def thread_count(limits: Limits) -> int:
     """How many threads a session can make use of."""
     available = len(os.sched_getaffinity(0))
     return min(available, math.ceil(limits.cpus)) if limits.cpus else available
+
+
+def room_for(folders: Folders, settings: Settings) -> Room:
+    """The room for a session's packages, beside all else that its folders hold."""
+    own = (folders.workspace, folders.scratch, folders.home, folders.layer)
+    return Room(own, settings.disk_mb or 0)
 
 
 def limits_of(settings: Settings) -> Limits:

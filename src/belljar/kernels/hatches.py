@@ -15,6 +15,7 @@ from pathlib import Path
 from belljar.egress.listening import Door
 from belljar.egress.rules import Rule
 from belljar.environments.base import Environment
+from belljar.environments.room import Room
 from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.kernels.desk import install_for, open_desk
@@ -49,6 +50,7 @@ async def open_hatches(
     layer: Path,
     egress: Egress,
     open_uv: OpenUv,
+    room: Room,
     toolbox: Toolbox | None = None,
     importable: Sequence[Path] = (),
     doors: Mapping[str, Door] | None = None,
@@ -67,7 +69,7 @@ async def open_hatches(
         hatched.doors = {f"{kind}-{token}": Door() for kind in kinds} if doors is None else {**doors}
         names = {name.partition("-")[0]: name for name in hatched.doors}
         if environment is not None and (name := names.pop("packages", "")):
-            fulfil = partial(install_for, environment, layer, open_uv)
+            fulfil = partial(install_for, environment, layer, open_uv, room)
             door = hatched.doors[name]
             await hatches.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil, door=door))
             hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"

@@ -28,7 +28,9 @@ from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.channels import channel_folders, channel_rules
 from belljar.environments.index import find_index_hosts
 from belljar.environments.pip import open_pip_on_host
+from belljar.environments.room import largest_file_mb
 from belljar.environments.uv import (
+    SIDE,
     SOLVER,
     OpenUv,
     Uv,
@@ -165,6 +167,7 @@ class Workshop:
                 memory_mb=memory_mb and max(memory_mb, _LEAST_MEMORY_MB),
                 cpus=self._settings.cpus or 0,
                 processes=_PROCESSES,
+                disk_mb=largest_file_mb(self._settings.disk_mb or 0),
                 temporary_mb=self._settings.temporary_mb or 0,
                 open_files=_OPEN_FILES,
             ),
@@ -274,7 +277,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 @asynccontextmanager
 async def _open_side(parent: Path) -> AsyncGenerator[Path]:
     """Folders for one installation that neither the session nor, outside of them, uv can reach."""
-    side = Path(tempfile.mkdtemp(dir=parent, prefix=".uv-"))
+    side = Path(tempfile.mkdtemp(dir=parent, prefix=SIDE))
     try:
         for name in ("scratch", "home"):
             (side / name).mkdir(mode=0o700)

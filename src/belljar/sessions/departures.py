@@ -19,6 +19,9 @@ async def put_to_sleep(session: Session, roll: Roll, end: str) -> StateReport | 
     """Write the variables to disk and end the kernel. Returns what was kept; None: nothing was."""
     session.queue.interrupt()
     await session.comms.aclose()
+    if session.life.kernel is None:
+        # Cells that wait for a kernel, or for its environment to be made, hear no interrupt and have nothing to lose.
+        await session.queue.cancel()
     await session.queue.drain()
     report = None
     async with session.turn:

@@ -219,7 +219,10 @@ class Execution:
                 measures.refusals.add("admission")
             self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
         except asyncio.CancelledError:
-            self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
+            if self._stopper is None:
+                self._outcome = Outcome(status="interrupted", cause="the server stopped before it ran")
+            else:
+                self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
             raise
         except Exception as error:
             # The last boundary: a fault of ours must not leave an execution that runs for ever.
@@ -339,12 +342,12 @@ class Execution:
     async def _tell_changes(self, listener: Listener) -> None:
         """What the cell left in the folder, and the limits that its kernel met and survived."""
         self._tell(await self._traces.end())
-        await listener.tell_limits(self._traces.size_bytes)
+        await listener.tell_limits(*self._traces.seen)
         self._files, left_out = self._traces.files()
         if left_out:
-            self._tell(
-                [f"{left_out:,} more files were created or changed: list_session_files lists one folder at a time"]
-            )
+            _, is_all = self._traces.seen
+            count = f"{left_out:,}" if is_all else f"at least {left_out:,}"
+            self._tell([f"{count} more files were created or changed: list_session_files names them, a page at a time"])
 
     def _tell(self, words: list[str]) -> None:
         for word in words:

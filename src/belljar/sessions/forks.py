@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.environments.prefixes import relocate
+from belljar.errors import TooLarge
 from belljar.files.copies import copy_tree
 from belljar.files.removal import remove_tree
+from belljar.files.volume import Usage, files_within, usage
 from belljar.kernels.base import Kernel
 from belljar.kernels.starting import KernelStarter
 from belljar.sessions.folders import SessionFolders
@@ -53,8 +55,19 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
 def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
     identity = folders.identity
     owner = (identity.uid, identity.gid) if identity else None
-    limit = (origin.settings.disk_mb or 0) * MEBIBYTE or _NO_LIMIT
+    limit_mb = origin.settings.disk_mb or 0
+    limit = limit_mb * MEBIBYTE or _NO_LIMIT
+    # What counts against the limit is measured, because the copy itself counts only what is in files.
+    held = usage([origin.folders.workspace, origin.folders.layer]) if limit_mb else Usage()
+    if limit_mb and (held.size_bytes > limit or held.files > files_within(limit_mb)):
+        raise TooLarge(
+            f"disk_full: the files and packages of the session, which a fork has a copy of, take "
+            f"{round(held.size_bytes / MEBIBYTE):,} MB in {held.files:,} files; "
+            f"disk_mb = {limit_mb} has room for {limit_mb:,} MB in {files_within(limit_mb):,}",
+            hint="Delete files in the session folder first, with code such as os.remove(name)",
+        )
     report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
-    copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=_NO_LIMIT)
+    # Code of the session may add to either meanwhile.
+    copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=max(0, limit - report.data_bytes))
     relocate(folders.layer, origin.folders.layer)
     return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]

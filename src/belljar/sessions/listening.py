@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from belljar.errors import KernelDied
+from belljar.files.volume import Usage
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.sandboxes.base import Incident
@@ -61,11 +62,11 @@ class Listener:
         if self.session.comms.tell(self.execution_id, self.transcript.sequence, event):
             self.transcript.on_change()
 
-    async def tell_limits(self, seen_bytes: int) -> None:
+    async def tell_limits(self, seen: Usage, is_all: bool) -> None:
         """Limits that the kernel met and survived: a word in the output, and the cause unless there is another."""
         quota = self.session.quota
         incidents = self.kernel.incidents()
-        await quota.look_if_more_than_half(seen_bytes)
+        await quota.look_if_more_than_half(seen, is_all=is_all)
         if quota.is_over and self.outcome.cause is None:
             incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
         for incident in incidents:

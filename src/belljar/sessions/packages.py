@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from belljar.environments.packages import Change, InstallOutcome, OnStage, install, modules_of
 from belljar.errors import BelljarError, KernelDied
+from belljar.kernels.furnishing import room_for
 from belljar.kernels.imports import ImportProof, ProvesImports
 from belljar.kernels.starting import KernelStarter
 from belljar.sessions.session import Session
@@ -29,11 +30,16 @@ async def install_packages(
     """Install into the session's layer, then import in its kernel what was asked for."""
     environment = await starter.package_environment(session.environment)
     changes: list[Change] = []
-    await session.quota.check_room(0)
     layer = session.folders.layer
     open_uv = starter.workshop.uv_for(session.id)
     outcomes = await install(
-        environment, layer, requirements, on_change=changes.append, on_stage=on_stage, open_uv=open_uv
+        environment,
+        layer,
+        requirements,
+        on_change=changes.append,
+        on_stage=on_stage,
+        open_uv=open_uv,
+        room=room_for(session.folders, session.settings),
     )
     pinned = sorted(change.pin for change in changes)
     there = [outcome.name for outcome in outcomes if outcome.error is None]

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from belljar.files.changes import Snapshot, changes, snapshot
+from belljar.files.volume import Usage
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference
 from belljar.sessions.quota import DiskQuota
@@ -42,12 +43,13 @@ class Traces:
         return [] if self._sharing is None else await self._sharing.take_out(self._after)
 
     @property
-    def size_bytes(self) -> int:
-        """Of all files there are after the cell."""
-        return sum(fingerprint[1] for fingerprint in self._after.files.values())
+    def seen(self) -> tuple[Usage, bool]:
+        """What was seen to be there after the cell, and whether that was everything."""
+        files = self._after.files.values()
+        return Usage(sum(fingerprint[1] for fingerprint in files), len(files)), self._after.is_complete
 
     def files(self) -> tuple[list[FileReference], int]:
-        """What the cell created or changed, as far as one message holds it beside the rest; how many more there are."""
+        """What the cell created or changed, as far as one message holds it; how many more were seen."""
         found = changes(self._before, self._after)
         told: list[FileReference] = []
         left = TOLD_CHARS

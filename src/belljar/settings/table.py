@@ -339,8 +339,9 @@ class Settings(BaseSettings):
     )
     disk_mb: Annotated[Count, limit(1, 1_048_576 * 1024), LOWER] = Field(
         2048,
-        description="What a session may keep in its folder; a cell that goes beyond it is interrupted, uploads are "
-        "refused, and no single file can become larger.",
+        description="What a session may keep in its folder, packages included, in 64 files a megabyte or 20,000 if "
+        "that is more; a cell that goes beyond it is interrupted, uploads are refused, and no single file becomes "
+        "larger.",
         json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
     temporary_mb: Annotated[Count, limit(1, 1_048_576 * 16), LOWER] = Field(

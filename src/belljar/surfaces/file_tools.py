@@ -31,7 +31,8 @@ from belljar.surfaces.tools import (
 
 EMBEDDED_LIMIT_BYTES = 32 * 1024 * 1024
 SHOWN_FILES = 500
-LISTED_CHARS = 300_000
+LISTED_FILES = 2_000
+LISTED_BYTES = 300_000
 
 
 class SessionFiles(Model):
@@ -40,6 +41,9 @@ class SessionFiles(Model):
     session_id: str
     files: list[FileReference]
     is_complete: bool
+    """Whether these are the last."""
+    next_after: str | None = None
+    """What to pass as `after` for those that follow."""
 
 
 class FileTools:
@@ -60,17 +64,28 @@ class FileTools:
 
     @refusals_as_results
     async def list_session_files(
-        self, session_id: SessionId, path: Annotated[str, Field(description="Folder to list; empty for all")] = ""
+        self,
+        session_id: SessionId,
+        path: Annotated[str, Field(description="Folder to list; empty for all")] = "",
+        after: Annotated[str, Field(description="Name to go on after; empty for the first")] = "",
     ) -> Answer:
-        """Files in the session folder, sub-folders included. None listed: the folder is empty."""
+        """Files in the session folder by name, sub-folders included. None listed: the folder is empty."""
         folders, _ = self._sessions.look(session_id, current_principal())
-        listing = await asyncio.to_thread(Workspace(folders.workspace).list, path)
+        listing = await asyncio.to_thread(Workspace(folders.workspace).list_page, path, after, LISTED_FILES)
         files = _listed([_reference(session_id, entry.name, entry.size) for entry in listing.entries])
-        is_complete = listing.is_complete and len(files) == len(listing.entries)
+        total = len(listing.entries) + listing.rest
+        report = SessionFiles(
+            session_id=session_id,
+            files=files,
+            is_complete=listing.is_complete and len(files) == total,
+            next_after=files[-1].name if len(files) < total else None,
+        )
         lines = [f"{file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}" for file in files[:SHOWN_FILES]]
-        if len(files) > len(lines) or not is_complete:
-            lines.append("There are more; pass a path to list one folder.")
-        report = SessionFiles(session_id=session_id, files=files, is_complete=is_complete)
+        if len(lines) < total:
+            more = f"{total - len(lines):,} more" if listing.is_complete else f"At least {total - len(lines):,} more"
+            lines.append(f"{more}: pass after={files[len(lines) - 1].name!r}, or a path to list one folder.")
+        elif not listing.is_complete:
+            lines.append("There may be more: pass a path to list one folder.")
         return model_blocks(report, "\n".join(lines) or "No files.")
 
     @refusals_as_results
@@ -115,11 +130,11 @@ class FileTools:
 
 
 def _listed(files: list[FileReference]) -> list[FileReference]:
-    """As many as fit into one message beside their text."""
-    left = LISTED_CHARS
+    """As many as fit into one message beside their text, and one at least."""
+    left = LISTED_BYTES
     for count, file in enumerate(files):
-        left -= len(file.uri) + len(file.name) + 100
-        if left < 0:
+        left -= len(file.uri) + len(file.name.encode()) + 100
+        if left < 0 < count:
             return files[:count]
     return files
 

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from mcp import MCPError
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
-from mcp.types import CallToolResult, InputRequiredResult, ResourceTemplate
+from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
 from pydantic import AnyUrl
 from starlette.applications import Starlette
 
@@ -25,6 +26,9 @@ from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 from belljar.surfaces.tools import known_arguments
 
+NAME_LIMIT_CHARS = 200
+# The longest path that a file may have, with every byte escaped.
+URI_LIMIT_CHARS = 65_536
 INSTRUCTIONS = (
     "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
     "variables and files. Figures come back as images."
@@ -51,6 +55,8 @@ class BelljarServer(MCPServer[Any]):
     ) -> CallToolResult | InputRequiredResult:
         """As the SDK does, in the form that the caller or the settings ask for."""
         tool = self._tool_manager.get_tool(name)
+        if tool is None:
+            name = name[:NAME_LIMIT_CHARS]  # the answer quotes it
         try:
             chosen = known_arguments(name, tool.parameters, arguments) if tool is not None else arguments
             answer = await super().call_tool(name, chosen, context)
@@ -80,6 +86,8 @@ class BelljarServer(MCPServer[Any]):
         self, uri: AnyUrl | str, context: Context[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
         """As the SDK does, with the type told by the name instead of the template."""
+        if len(str(uri)) > URI_LIMIT_CHARS:  # the answer would quote it, twice
+            raise MCPError(INVALID_PARAMS, f"Unknown resource: its URI has {len(str(uri)):,} characters")
         contents = await super().read_resource(uri, context)
         if isinstance(contents, InputRequiredResult):
             return contents

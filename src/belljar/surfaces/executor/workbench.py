@@ -16,6 +16,7 @@ from belljar.environments.packages import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
 from belljar.files.private import make_folder, way_mode
 from belljar.files.removal import remove_tree
+from belljar.kernels.furnishing import room_for
 from belljar.kernels.programs import OUTPUT_CAP_BYTES, ProgramEnd, run_program, settle
 from belljar.kernels.starting import KernelStarter
 from belljar.outputs.events import Stream
@@ -192,4 +193,5 @@ class Workbench:
         """Packages for this caller's code; the environment itself is not changed."""
         folders = self._folders(environment)
         open_uv = self._starter.workshop.uv_for(folders.session_id)
-        return await install(environment, folders.layer, packages, on_stage=on_stage, open_uv=open_uv)
+        room = room_for(folders, self._settings)
+        return await install(environment, folders.layer, packages, on_stage=on_stage, open_uv=open_uv, room=room)
