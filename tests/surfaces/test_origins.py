@@ -97,7 +97,7 @@ async def session_from_pool(caller: Caller) -> str:
     """A session that has run `MAKE`, and whose kernel was there before anybody asked for it."""
     asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     session_id = (await caller.execute(MAKE)).session_id
-    assert float((await caller.execute(SINCE, session_id)).result) < asked_at
+    assert float((await caller.execute(SINCE, session_id)).result or "inf") < asked_at
     return session_id
 
 
@@ -181,7 +181,7 @@ async def sessions_of_every_origin(caller: Caller, reign: Reign, asleep: str) ->
     spoiling = await caller.execute(SPOIL, sessions["rewound"])
     await caller.fields("rewind_session", session_id=sessions["rewound"], to=spoiling.execution_id)
     return {
-        origin: (session_id, (await caller.execute(SINCE, session_id)).result)
+        origin: (session_id, (await caller.execute(SINCE, session_id)).result or "")
         for origin, session_id in sessions.items()
     }
 
