@@ -133,7 +133,7 @@ def _completed(schema: Any) -> Any:
         return {"type": "object"}
     if isinstance(schema, dict) and cast("JsonObject", schema).get("type") in (None, ["object"], ["object", "null"]):
         return {**cast("JsonObject", schema), "type": "object"}
-    return schema
+    return cast("Any", schema)
 
 
 def _is_tool(tool: JsonObject, version: str) -> bool:

@@ -15,7 +15,7 @@ _WITH_VALUE = "WX"
 
 def _words() -> "list[str]":
     """What this Python was started with: `sys.orig_argv` came with Python 3.10."""
-    words: list[str] | None = getattr(sys, "orig_argv", None)
+    words = getattr(sys, "orig_argv", None)
     if words is not None:
         return words[1:]
     try:
