@@ -131,9 +131,10 @@ def _completed(schema: Any) -> Any:
     """Arguments are always an object, whether or not a schema says so."""
     if schema is None:
         return {"type": "object"}
-    if isinstance(schema, dict) and cast("JsonObject", schema).get("type") in (None, ["object"], ["object", "null"]):
-        return {**cast("JsonObject", schema), "type": "object"}
-    return schema
+    given: JsonObject | None = cast("JsonObject", schema) if isinstance(schema, dict) else None
+    if given is not None and given.get("type") in (None, ["object"], ["object", "null"]):
+        return {**given, "type": "object"}
+    return cast("Any", schema)
 
 
 def _is_tool(tool: JsonObject, version: str) -> bool:
