@@ -418,7 +418,7 @@ class IPythonKernel:
     async def _prove(self) -> None:
         """Have it answer a request, as one must that is to take another kernel's place."""
         async with patience():
-            await self._exchange.send({"op": "check", "code": ""})
+            await self._exchange.send({"op": "check", "code": ""}, messages.Checked)
             await self._exchange.answer(messages.Checked)
 
     def forget(self, copy: Asleep) -> None:
