@@ -2,9 +2,11 @@
 
 All were written by those who wrote the ranking, from the names and first lines of the tools; where two tools do the
 same, either is right. `TUNING` was looked at again and again: its figure says how well the ranking was fitted. The
-phrases of `HELD_OUT` are of servers that nobody had tuned on. They were written after the ranking was last changed and
-were run against it for the first time after that; whoever wrote them had written the table of everyday words before,
-and knew it. Once the ranking is changed with an eye on them, they belong to `TUNING`.
+phrases of `HELD_OUT` are of servers that nobody had tuned on. They were written and committed while the ranking stood
+still, and run against it once: 34 of 51 were among the first five, as with the ranking before it. Whoever wrote them
+had written the table of everyday words, and knew it. What was changed in the ranking later was changed for failing
+tests and left that figure as it was, but the phrases that miss have been seen: whoever works on them next should move
+them to `TUNING` and write others.
 """
 
 from typing import Final

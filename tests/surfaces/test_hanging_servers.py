@@ -104,8 +104,20 @@ async def test_sessions_of_every_origin_have_the_servers_that_are_there(
     default_environment: Environment, tmp_path: Path
 ):
     servers = {how: {"command": sys.executable, "args": [str(OLDER), how]} for how in ("refuses", "hangs")}
-    lasting = {"fork_start": True, "pool_size": 1, "preload": [], "keep_alive": True, "keep_alive_s": 60}
-    chosen = {"mcp_servers": servers, "upstream_wait_s": 10, "hibernate": True, "sweep_interval_s": 3600, **lasting}
+    lasting: dict[str, Any] = {
+        "fork_start": True,
+        "pool_size": 1,
+        "preload": [],
+        "keep_alive": True,
+        "keep_alive_s": 60,
+    }
+    chosen: dict[str, Any] = {
+        "mcp_servers": servers,
+        "upstream_wait_s": 10,
+        "hibernate": True,
+        "sweep_interval_s": 3600,
+        **lasting,
+    }
     async with (
         runtime_with_tools(default_environment, tmp_path, ready=False, **chosen) as first,
         connected(first) as caller,
@@ -118,7 +130,7 @@ async def test_sessions_of_every_origin_have_the_servers_that_are_there(
         started = await caller.new_session()
         pooled = await caller.new_session()
         sessions = {"taken over": taken_over, "started": started, "pooled": pooled}
-        if not second.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if not second.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             sessions["forked"] = (await caller.fields("fork_session", session_id=pooled))["session_id"]
         for session_id in sessions.values():
             code = "from servers.refuses import echo\nx = echo(a=1)\nx"

@@ -73,7 +73,11 @@ class Address:
             case "initialize":
                 self._session += 1
                 about = {"name": "by hand", "version": "1"}
-                result = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}, "serverInfo": about}
+                result: dict[str, Any] = {
+                    "protocolVersion": "2025-03-26",
+                    "capabilities": {"tools": {}},
+                    "serverInfo": about,
+                }
                 self._send(writer, 200, message, result=result)
             case "tools/list" if known:
                 tool = {"name": "echo", "inputSchema": {"type": "object"}}

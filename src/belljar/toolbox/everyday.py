@@ -261,6 +261,7 @@ GROUPS: Final = (
     "screen screenshot display window viewport page",
     "video screencast recording movie",
     "table sql database db",
+    "sql query statement",
     "row record entry line",
     "column field property attribute",
     "spreadsheet sheet worksheet workbook excel",

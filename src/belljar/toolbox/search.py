@@ -33,13 +33,15 @@ _NAME: Final = 0.5
 """How much of it depends on how much of the tool's name was asked for."""
 _OTHER_ACTION: Final = 0.7
 """What is left of it where the tool does something else than was asked for: it deletes, and one wants to look."""
+_NO_ACTION: Final = 0.8
+"""And where its name does not say what it does."""
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _STOP: Final = (
     " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
     "have here how i if in inside into is it its just know let like me more my need of off on once or our out please "
     "should show so some something take than that the their them then there these they thing things this those to tool "
-    "tools up use used want was we were what when where which who whole will with would you your "
+    "tools two up use used want was we were what when where which who whole will with would you your "
 )
 
 
@@ -125,8 +127,8 @@ class Index:
         covered = sum(rarity for part, rarity in known if part > 0) / sum(rarity for _, rarity in known)
         found = sum(parts) * (1 - _COVERAGE + _COVERAGE * covered)
         found *= 1 - _NAME + _NAME * self._named(place, meant)
-        if does and self._actions[place] and does != self._actions[place]:
-            found *= _OTHER_ACTION
+        if does and does != self._actions[place]:
+            found *= _OTHER_ACTION if self._actions[place] else _NO_ACTION
         return found and found + _ASIDE * sum(self._part(place, term) for term in asides)
 
     def _named(self, place: int, meant: set[str]) -> float:
