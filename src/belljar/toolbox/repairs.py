@@ -131,14 +131,9 @@ def _completed(schema: Any) -> Any:
     """Arguments are always an object, whether or not a schema says so."""
     if schema is None:
         return {"type": "object"}
-<<<<<<< HEAD
-    if isinstance(schema, dict) and cast("JsonObject", schema).get("type") in (None, ["object"], ["object", "null"]):
-        return {**cast("JsonObject", schema), "type": "object"}
-=======
     given: JsonObject | None = cast("JsonObject", schema) if isinstance(schema, dict) else None
     if given is not None and given.get("type") in (None, ["object"], ["object", "null"]):
         return {**given, "type": "object"}
->>>>>>> wt-toolbox2
     return cast("Any", schema)
 
 
