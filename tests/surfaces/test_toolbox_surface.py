@@ -67,7 +67,6 @@ async def test_a_tool_is_found_imported_and_called(caller: Caller):
         ],
         "connecting": [],
         "unreachable": [],
-        "connecting": [],
     }
     answer = await caller.call("execute_code", code="from servers.awkward import add\nadd(1, 2)")
     assert "Out[1]: {'sum': 3}" in text_of(answer)
