@@ -115,6 +115,8 @@ class ExecutionResult(Model):
     session_info: SessionNotice | None = None
     calls: list[ToolCall] = []
     """Of a cell that did not end well: the tools it had called by then."""
+    not_undoable: str | None = None
+    """Why `rewind_session` cannot undo this cell without those before it."""
     next: NextCall | None = None
     """Of a cell that still runs, over MCP: the call that waits for the rest."""
 

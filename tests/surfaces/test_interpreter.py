@@ -28,7 +28,7 @@ TOOLS = {
     "clear_session": ["session_id"],
     "fork_session": ["session_id", "at", "reseed"],
     "rewind_session": ["session_id", "to"],
-    "list_session_files": ["session_id", "path"],
+    "list_session_files": ["session_id", "path", "after"],
     "upload_file": ["session_id", "name", "text", "base64", "url"],
     "download_file": ["session_id", "name", "save"],
     "install_dependencies": ["packages", "session_id"],

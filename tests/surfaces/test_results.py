@@ -47,6 +47,7 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
         "cause": None,
         "sequence": 3,
         "calls": [],
+        "not_undoable": None,
         "next": None,
     }
     assert len(session_id) == len(execution_id) == 32

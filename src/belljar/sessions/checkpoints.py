@@ -29,7 +29,7 @@ BURST = 10
 # To weigh the states takes longer than to make one: on demand it is done this often, and whenever the session is idle.
 WEIGH_S = 1.0
 TOO_FAST = (
-    f"this cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
+    f"This cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
     f"every {SHORTEST_S:g} s"
 )
 

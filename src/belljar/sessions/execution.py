@@ -64,6 +64,7 @@ class Execution:
         self._is_cancelled = self._is_resumed = self._is_abandoned = False
         self._asked = ON_REQUEST
         self._outcome = Outcome()
+        self._not_undoable: str | None = None
         self._files: list[FileReference] = []
         self._calls: list[CallRecord] = []
         self._result: ExecutionResult | None = None
@@ -124,6 +125,7 @@ class Execution:
             times=self._times,
             files=self._files,
             calls=self._calls,
+            not_undoable=self._not_undoable,
         )
 
     def latest_text(self) -> str:
@@ -244,8 +246,7 @@ class Execution:
         self._tell_what_was()
         await self.session.life.keep()
         self.session.begin(self)
-        if gap := self.session.life.checkpoints.gap:
-            self._transcript.notice(gap)
+        self._not_undoable = self.session.life.checkpoints.gap or None
         self._tell(await self._traces.bring_in())
         await self._traces.begin()
         if self.cell.filename:

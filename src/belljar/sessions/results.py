@@ -44,6 +44,7 @@ def make_result(
     times: Times,
     files: list[FileReference],
     calls: Sequence[CallRecord],
+    not_undoable: str | None,
 ) -> ExecutionResult:
     """The result, or as much of it as there is."""
     summary = transcript.summary
@@ -68,6 +69,7 @@ def make_result(
         cause=outcome.cause,
         sequence=transcript.sequence,
         calls=_told(calls, outcome),
+        not_undoable=not_undoable,
     )
 
 

@@ -215,8 +215,8 @@ class Settings(BaseSettings):
         256,
         ge=16,
         description="HTTP connections that may be open at once, and never more than a quarter of the files that the "
-        "server may have open; over it, the one that has waited longest to send its request is closed. One caller "
-        "with credentials may have half of them at work.",
+        "server may have open; over it, the one that has waited longest to send its request is closed; one caller with "
+        "credentials may have half of them at work.",
     )
     metrics: Annotated[Literal["off", "local", "open"], towards("open", "local", "off")] = Field(
         "local",

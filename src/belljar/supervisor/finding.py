@@ -43,6 +43,7 @@ def has_supervisor(data_directory: Path) -> bool:
 def own_folder(data_directory: Path) -> Path:
     """The supervisor's folder, made where it is not there. Whoever owns it is told what to start, so it must be us."""
     folder = data_directory / "keep"
+    data_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.mkdir(exist_ok=True, mode=0o700)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):

@@ -151,6 +151,8 @@ def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
             lines.append(f"{call} brings back variables and files as they were before this execution.")
     if result.state == "rewound" and result.lost:
         lines.append(f"Did not come back: {', '.join(result.lost[:40])}.")
+    if result.not_undoable:
+        lines.append(f"{result.not_undoable}.")
     if result.session_info is not None:
         lines.append(result.session_info.instructions)
     return "\n".join(lines)
