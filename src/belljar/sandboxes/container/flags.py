@@ -36,6 +36,8 @@ _OF_ENGINE = {
     # service manager's socket handed in, names written to /etc.
     "podman": (
         *("--pid", "private", "--uts", "private", "--read-only-tmpfs=false", "--image-volume", "ignore"),
+        # Where an ordinary user's podman may not make control groups, it shows those of the host.
+        *("--security-opt", "mask=/sys/fs/cgroup"),
         *("--http-proxy=false", "--systemd", "false", "--sdnotify", "ignore", "--no-hosts", "--passwd=false"),
     ),
     "docker": (),
