@@ -5,6 +5,7 @@ Those of the phrases that the ranking was tuned on are searched together, and th
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,6 +70,8 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "yahoo-finance": ("yahoo-finance-mcp", "bin/yahoo-finance-mcp"),
     "zotero": ("zotero-mcp-server", "bin/zotero-mcp", "serve"),
 }
+# They want a newer Python than belljar does.
+NEWER_PYTHON = {"osm": "3.13", "pdf": "3.13", "spotify": "3.13"}
 # They want to be given something before they list their tools.
 VARIABLES = dict.fromkeys(
     (
@@ -168,5 +171,7 @@ def _node(name: str, variables: dict[str, str]) -> StdioServer:
 
 def _python(name: str, variables: dict[str, str]) -> StdioServer:
     package, program, *arguments = PYTHON[name]
-    folder = python_environment(kept() / f"search-{name}", package, "mcp<2")
+    folder = python_environment(
+        kept() / f"search-{name}", package, "mcp<2", python=NEWER_PYTHON.get(name, sys.executable)
+    )
     return StdioServer(name, str(folder / program), tuple(arguments), environment=variables)
