@@ -5,6 +5,7 @@ Those of the phrases that the ranking was tuned on are searched together, and th
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,13 +24,16 @@ START_S = 240.0
 # Package, its program, arguments.
 NODE: dict[str, tuple[str, ...]] = {
     "airtable": ("airtable-mcp-server", "airtable-mcp-server"),
+    "asana": ("@roychri/mcp-server-asana", "mcp-server-asana"),
     "calendar": ("@cocal/google-calendar-mcp", "google-calendar-mcp"),
     "chrome-devtools": ("chrome-devtools-mcp", "chrome-devtools-mcp"),
+    "discord": ("mcp-discord", "mcp-discord"),
     "elasticsearch": ("@elastic/mcp-server-elasticsearch", "mcp-server-elasticsearch"),
     "firecrawl": ("firecrawl-mcp", "firecrawl-mcp"),
     "github": ("@modelcontextprotocol/server-github", "mcp-server-github"),
     "gitlab": ("@modelcontextprotocol/server-gitlab", "mcp-server-gitlab"),
     "gmail": ("@gongrzhe/server-gmail-autoauth-mcp", "gmail-mcp"),
+    "google-drive": ("@piotr-agier/google-drive-mcp", "google-drive-mcp"),
     "google-maps": ("@modelcontextprotocol/server-google-maps", "mcp-server-google-maps"),
     "hubspot": ("@hubspot/mcp-server", "mcp-hubspot"),
     "kubernetes": ("mcp-server-kubernetes", "mcp-server-kubernetes"),
@@ -38,17 +42,25 @@ NODE: dict[str, tuple[str, ...]] = {
     "notion": ("@notionhq/notion-mcp-server", "notion-mcp-server"),
     "playwright": ("@playwright/mcp", "playwright-mcp"),
     "sentry": ("@sentry/mcp-server", "sentry-mcp", "--access-token=none"),
+    "shopify": ("shopify-mcp", "shopify-mcp", "--accessToken", "shpat_dummy", "--domain", "dummy.myshopify.com"),
     "slack": ("@modelcontextprotocol/server-slack", "mcp-server-slack"),
+    "strava": ("@r-huijts/strava-mcp-server", "strava-mcp-server"),
+    "stripe": ("@stripe/mcp", "mcp", "--api-key=sk_test_dummy", "--tools=all"),
+    "youtube": ("youtube-data-mcp-server", "youtube-data-mcp-server"),
 }
 PYTHON: dict[str, tuple[str, ...]] = {
+    "atlassian": ("mcp-atlassian", "bin/mcp-atlassian"),
     "blender": ("blender-mcp", "bin/blender-mcp"),
     "excel": ("excel-mcp-server", "bin/excel-mcp-server", "stdio"),
     "grafana": ("mcp-grafana", "bin/mcp-grafana"),
     "home": ("ha-mcp", "bin/ha-mcp"),
     "obsidian": ("mcp-obsidian", "bin/mcp-obsidian"),
+    "osm": ("osm-mcp-server", "bin/osm-mcp-server"),
     "paper-search": ("paper-search-mcp", "bin/paper-search-mcp"),
+    "pdf": ("pdf-mcp", "bin/pdf-mcp"),
     "powerpoint": ("office-powerpoint-mcp-server", "bin/ppt_mcp_server"),
     "redis": ("redis-mcp-server", "bin/redis-mcp-server"),
+    "spotify": ("mcp-server-spotify", "bin/mcp-server-spotify"),
     "telegram": ("telegram-mcp", "bin/telegram-mcp"),
     "todoist": ("todoist-mcp", "bin/todoist-mcp"),
     "trello": ("trello-mcp-server", "bin/trello-mcp-server"),
@@ -58,10 +70,15 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "yahoo-finance": ("yahoo-finance-mcp", "bin/yahoo-finance-mcp"),
     "zotero": ("zotero-mcp-server", "bin/zotero-mcp", "serve"),
 }
+# They want a newer Python than belljar does.
+NEWER_PYTHON = {"osm": "3.13", "pdf": "3.13", "spotify": "3.13"}
 # They want to be given something before they list their tools.
 VARIABLES = dict.fromkeys(
     (
         "AIRTABLE_API_KEY",
+        "ASANA_ACCESS_TOKEN",
+        "CONFLUENCE_API_TOKEN",
+        "DISCORD_TOKEN",
         "ES_API_KEY",
         "FIRECRAWL_API_KEY",
         "GITHUB_PERSONAL_ACCESS_TOKEN",
@@ -69,24 +86,35 @@ VARIABLES = dict.fromkeys(
         "GOOGLE_MAPS_API_KEY",
         "GRAFANA_API_KEY",
         "HOMEASSISTANT_TOKEN",
+        "JIRA_API_TOKEN",
         "LINEAR_API_KEY",
         "NOTION_TOKEN",
         "OBSIDIAN_API_KEY",
         "PRIVATE_APP_ACCESS_TOKEN",
         "SLACK_BOT_TOKEN",
         "SLACK_TEAM_ID",
+        "SPOTIFY_CLIENT_ID",
+        "SPOTIFY_CLIENT_SECRET",
+        "SPOTIFY_REFRESH_TOKEN",
+        "STRAVA_ACCESS_TOKEN",
         "TELEGRAM_BOT_TOKEN",
         "TODOIST_API_KEY",
         "TODOIST_API_TOKEN",
         "TRELLO_API_KEY",
         "TRELLO_API_TOKEN",
         "TRELLO_TOKEN",
+        "YOUTUBE_API_KEY",
     ),
     "none",
 ) | {
+    "CONFLUENCE_URL": "https://dummy.atlassian.net/wiki",
+    "CONFLUENCE_USERNAME": "a@example.com",
     "ES_URL": "http://127.0.0.1:9",
     "GRAFANA_URL": "http://127.0.0.1:9",
     "HOMEASSISTANT_URL": "http://127.0.0.1:9",
+    "JIRA_URL": "https://dummy.atlassian.net",
+    "JIRA_USERNAME": "a@example.com",
+    "SPOTIFY_REDIRECT_URI": "http://127.0.0.1:8080/callback",
     "TELEGRAM_CHAT_ID": "1",
     "ZOTERO_LOCAL": "true",
 }
@@ -143,5 +171,7 @@ def _node(name: str, variables: dict[str, str]) -> StdioServer:
 
 def _python(name: str, variables: dict[str, str]) -> StdioServer:
     package, program, *arguments = PYTHON[name]
-    folder = python_environment(kept() / f"search-{name}", package, "mcp<2")
+    folder = python_environment(
+        kept() / f"search-{name}", package, "mcp<2", python=NEWER_PYTHON.get(name, sys.executable)
+    )
     return StdioServer(name, str(folder / program), tuple(arguments), environment=variables)

@@ -1,12 +1,14 @@
 """What people would say, and the tools that they mean: phrases the ranking was tuned on, and phrases it was not.
 
-All were written by those who wrote the ranking, from the names and first lines of the tools; where two tools do the
-same, either is right. `TUNING` was looked at again and again: its figure says how well the ranking was fitted. The
-phrases of `HELD_OUT` are of servers that nobody had tuned on. They were written and committed while the ranking stood
-still, and run against it once: 34 of 51 were among the first five, as with the ranking before it. Whoever wrote them
-had written the table of everyday words, and knew it. What was changed in the ranking later was changed for failing
-tests and left that figure as it was, but the phrases that miss have been seen: whoever works on them next should move
-them to `TUNING` and write others.
+Where two tools do the same, either is right. `TUNING` was written by those who wrote the ranking, from the names and
+first lines of the tools, and looked at again and again: its figure says how well the ranking was fitted. Its servers
+from `linear` on were held out once; of their 51 phrases 34 were among the first five.
+
+The phrases of `HELD_OUT` are of servers that nobody had tuned on, and were written by somebody who had not seen the
+ranking. They were run once, against a ranking that stood still: of 51, 38 were among the first five and 30 were the
+first. A ranking with a table of similar words, from word vectors (GloVe), was run on them too: it had found 4 more of
+the phrases in `TUNING`, and found 36 of these, 29 of them first. It was not kept. Which phrases miss has been seen:
+whoever works on them next should move them to `TUNING` and have others written.
 """
 
 from typing import Final
@@ -139,10 +141,6 @@ TUNING: Final[tuple[tuple[str, str, str], ...]] = (
     ("look something up in the encyclopedia", "wikipedia", "search_wikipedia wikipedia_search_wikipedia"),
     ("notes that I changed last week", "obsidian", "obsidian_get_recent_changes"),
     ("add a line at the end of a note", "obsidian", "obsidian_append_content"),
-)
-
-HELD_OUT: Final[tuple[tuple[str, str, str], ...]] = (
-    # phrase, server, tools that are right
     ("file a ticket for this bug", "linear", "linear_create_issue"),
     ("what is assigned to me", "linear", "linear_get_user_issues"),
     ("raise the priority of that ticket", "linear", "linear_update_issue"),
@@ -194,4 +192,63 @@ HELD_OUT: Final[tuple[tuple[str, str, str], ...]] = (
     ("which fields does the index have", "elasticsearch", "get_mappings"),
     ("put a pie chart on the slide", "powerpoint", "add_chart"),
     ("all the words of the presentation", "powerpoint", "extract_presentation_text"),
+)
+
+HELD_OUT: Final[tuple[tuple[str, str, str], ...]] = (
+    # phrase, server, tools that are right
+    ("skip this song", "spotify", "next_track"),
+    ("turn the music up a bit", "spotify", "set_volume"),
+    ("what song is this that's playing", "spotify", "get_currently_playing get_playback_state"),
+    ("play the music on the kitchen speaker", "spotify", "transfer_playback play"),
+    ("who have I listened to most lately", "spotify", "get_my_top_items"),
+    ("start a new playlist for the gym", "spotify", "create_playlist"),
+    ("let Anna see my budget spreadsheet", "google-drive", "shareFile addPermission"),
+    ("throw the old folder in the trash", "google-drive", "deleteItem"),
+    ("bring back yesterday's version of the file", "google-drive", "restoreRevision getRevisions"),
+    ("make the third slide's background blue", "google-drive", "setGoogleSlidesBackground"),
+    ("add a line to my expenses sheet", "google-drive", "appendSpreadsheetRows"),
+    ("turn this PDF into an editable document", "google-drive", "convertPdfToGoogleDoc"),
+    ("log two hours on this ticket", "atlassian", "jira_add_worklog"),
+    ("give this ticket to Maria", "atlassian", "jira_assign_issue jira_update_issue"),
+    ("mark the ticket as done", "atlassian", "jira_transition_issue jira_update_issue"),
+    ("how many people read our wiki page", "atlassian", "confluence_get_page_views"),
+    (
+        "who can edit this wiki page",
+        "atlassian",
+        "confluence_get_page_restrictions confluence_check_content_permissions",
+    ),
+    ("how far have I run this year", "strava", "get-athlete-stats get-all-activities"),
+    ("show my last few workouts", "strava", "get-recent-activities get-all-activities"),
+    ("pictures from my Sunday ride", "strava", "get-activity-photos"),
+    ("how fast was each lap", "strava", "get-activity-laps"),
+    ("download my bike route for my watch", "strava", "export-route-gpx export-route-tcx"),
+    ("where can I charge my car nearby", "osm", "find_ev_charging_stations"),
+    ("somewhere to park near the theatre", "osm", "find_parking_facilities"),
+    ("how do I drive to the airport", "osm", "get_route_directions"),
+    ("where should the three of us meet", "osm", "suggest_meeting_point"),
+    ("is this a nice area to live", "osm", "analyze_neighborhood explore_area"),
+    ("tell the Discord channel I'm running late", "discord", "discord_send discord_send_webhook_message"),
+    ("catch me up on the Discord chat", "discord", "discord_read_messages"),
+    ("put a thumbs up on her message", "discord", "discord_add_reaction discord_add_multiple_reactions"),
+    ("make a new channel for game night", "discord", "discord_create_text_channel"),
+    ("which orders still haven't shipped", "shopify", "get-orders"),
+    ("what has this shopper bought before", "shopify", "get-customer-orders"),
+    ("delete this item from my shop", "shopify", "delete-product"),
+    ("offer the shirt in a larger size", "shopify", "manage-product-variants manage-product-options"),
+    ("give the customer their money back", "stripe", "create_refund"),
+    ("bill Tom for the website work", "stripe", "create_invoice create_invoice_item"),
+    ("how much money is in my Stripe account", "stripe", "retrieve_balance"),
+    ("make a 20 percent off code", "stripe", "create_coupon"),
+    ("what does he say in this video", "youtube", "getTranscripts"),
+    ("what's everybody watching on YouTube today", "youtube", "getTrendingVideos"),
+    ("how many subscribers does this channel have", "youtube", "getChannelStatistics"),
+    ("find me videos about baking bread", "youtube", "searchVideos"),
+    ("what's still on my to-do list", "asana", "asana_get_my_tasks"),
+    ("break this task into smaller steps", "asana", "asana_create_subtask"),
+    ("this task has to wait for that one", "asana", "asana_add_task_dependencies asana_add_task_dependents"),
+    ("post an update on how the project's going", "asana", "asana_create_project_status"),
+    ("read me page three of this PDF", "pdf", "pdf_read_pages"),
+    ("where does the PDF mention the deposit", "pdf", "pdf_search"),
+    ("which of these PDFs talks about pensions", "pdf", "pdf_corpus_search"),
+    ("get the numbers out of this graph", "pdf", "pdf_extract_chart"),
 )

@@ -32,12 +32,12 @@ class Unreachable(Exception):
     """What it takes is not here, and there is no registry that has it."""
 
 
-def python_environment(folder: Path, *requirements: str) -> Path:
+def python_environment(folder: Path, *requirements: str, python: str = sys.executable) -> Path:
     """A virtual environment with these packages, made unless it is there."""
     with _once(folder) as is_new:
         if is_new:
             uv = find_uv_bin()
-            run([uv, "venv", "--clear", "--python", sys.executable, str(folder)])
+            run([uv, "venv", "--clear", "--python", python, str(folder)])
             run([uv, "pip", "install", "--python", str(folder / "bin/python"), *requirements])
     return folder
 

@@ -53,7 +53,7 @@ async def test_the_interpreter_has_the_search_where_there_are_tools(runtime: Run
 
 
 async def test_a_tool_is_found_imported_and_called(caller: Caller):
-    found = await caller.call("search_tools", query="add", limit=1)
+    found = await caller.call("search_tools", query="add two numbers", limit=1)
     assert text_of(found) == "servers.awkward.add(a: int, b: int) -> {sum: int}  # Adds."
     assert found.structured_content == {
         "tools": [
