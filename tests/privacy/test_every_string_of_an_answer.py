@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -81,7 +82,9 @@ async def test_no_text_of_an_answer_reaches_the_session_the_journal_or_the_log(
     assert result.status == "ok", result.error
     # Not even what is left of it when the characters between were only hidden ones.
     assert not [each for each in (result.model_dump_json(), caplog.text) if WHO in each or "secret@" in each]
-    assert not [path.name for path in (folder / "data").rglob("*") if WHO.encode() in read(path)]
+    # `os.walk` passes over folders that the server removes meanwhile.
+    kept = [Path(parent, name) for parent, _, names in os.walk(folder / "data") for name in names]
+    assert not [path.name for path in kept if WHO.encode() in read(path)]
     if tool not in ("progress", "logs", "asks"):
         assert "[EMAIL_" in result.model_dump_json()
 

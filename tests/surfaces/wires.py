@@ -1,6 +1,7 @@
 """`belljar serve` over its bare pipes: lines in, lines out, for what no client library would send."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -72,6 +73,8 @@ def opened_wire(environment: Environment | None, folder: Path, **chosen: str) ->
             stdout=subprocess.PIPE,
             stderr=said,
             env={**variables(folder), **COLD, **chosen},
+            # Whoever runs the tests may ignore it, and servers respect that.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         ) as process,
     ):
         wire = Wire(process)
