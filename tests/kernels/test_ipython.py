@@ -169,7 +169,6 @@ async def test_a_child_on_a_terminal_of_its_own_ends_too(kernel: Kernel) -> None
     assert (await run(kernel, "said")).is_ok
 
 
-@pytest.mark.skip(reason="now and then such a child holds up its kernel, or the next fork: not mended yet")
 async def test_a_child_of_a_task_between_cells_serves_nobody(kernel: Kernel) -> None:
     code = (
         "import asyncio, os\nasync def later():\n    global pid\n    pid = os.fork()\n"

@@ -71,6 +71,7 @@ class Runner:
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
         self.shell.on_begin = self._begin
+        self._called: asyncio.Future[None] | None = None
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._hang_up)
         os.environ.setdefault("SHELL", _SHELL if Path(_SHELL).exists() else "/bin/sh")
@@ -99,8 +100,19 @@ class Runner:
 
     def _hang_up(self) -> None:
         """In a child: let go of the socket, which would look open to the host when this process's parent has died."""
-        if not forking.is_copying():
-            self.channel.close()
+        if forking.is_copying():
+            return
+        self.channel.close()
+        if (called := self._called) is None:
+            return
+        # Forked by a task between cells: nothing more is heard on the socket, so the child ends with that task. The
+        # selector is the parent's too, and what the child did to it would be done to the parent.
+        moving.own_loop(self.loop)
+        task = asyncio.current_task(self.loop)
+        if task is None:
+            called.set_result(None)
+        else:
+            task.add_done_callback(lambda _: called.done() or called.set_result(None))
 
     def _end_child(self, status: int) -> None:
         """A child of the session's came to the end of its cell: it ends as a script's would, and serves nobody."""
@@ -214,7 +226,7 @@ class Runner:
         return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
 
     def _run_background_tasks(self) -> None:
-        called = self.loop.create_future()
+        self._called = called = self.loop.create_future()
         descriptor = self.channel.fileno()
         self.loop.add_reader(descriptor, lambda: called.done() or called.set_result(None))
         try:
@@ -222,6 +234,7 @@ class Runner:
             if self.channel.is_forked():
                 self._end_child(0)
         finally:
+            self._called = None
             self.loop.remove_reader(descriptor)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
