@@ -150,14 +150,6 @@ def find_uv() -> str:
         ) from error
 
 
-def has_uv() -> bool:
-    """Whether there is one."""
-    try:
-        return bool(find_uv())
-    except EnvironmentBroken:
-        return False
-
-
 async def run_uv(
     arguments: Sequence[str],
     *,

@@ -27,7 +27,6 @@ from belljar.environments.access import IndexAccess, read_access
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.channels import channel_folders, channel_rules
 from belljar.environments.index import find_index_hosts
-from belljar.environments.pip import open_pip_on_host
 from belljar.environments.room import largest_file_mb
 from belljar.environments.uv import (
     SIDE,
@@ -37,7 +36,6 @@ from belljar.environments.uv import (
     UvAnswer,
     find_rattler,
     find_uv,
-    has_uv,
     listen,
     open_uv_on_host,
     solver_command,
@@ -88,10 +86,7 @@ class Workshop:
             return [*self._rules]
 
     def uv_for(self, session_id: str) -> OpenUv:
-        """Opens uv for the packages of a session; pip where there is no uv."""
-        if not has_uv():
-            self._warn("packages are fetched by the environment's pip, outside the sandbox: uv is missing")
-            return open_pip_on_host
+        """Return what opens uv for the packages of a session."""
         if not self._provider.isolates:
             return open_uv_on_host
         if upstream := next((name for name in _UPSTREAM if os.environ.get(name) or os.environ.get(name.lower())), ""):
