@@ -15,7 +15,7 @@ from uv import find_uv_bin
 from belljar.api import LocalSession, open_engine, open_session
 from belljar.egress.rules import Rule
 from belljar.environments import Environment, room
-from belljar.environments.index import index_variables, package_rules
+from belljar.environments.index import find_index_hosts, index_variables
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import TooLarge
 from belljar.files import volume
@@ -283,7 +283,7 @@ async def test_pip_and_uv_of_the_session_work_through_the_proxy(
 
 
 async def test_the_alias_means_what_pip_and_uv_are_told(town: int):
-    assert await package_rules() == [Rule("localhost", town)]
+    assert (await find_index_hosts()).rules == [Rule("localhost", town)]
     assert index_variables() == {
         "PIP_INDEX_URL": f"http://localhost:{town}",
         "UV_DEFAULT_INDEX": f"http://localhost:{town}",
@@ -298,7 +298,7 @@ async def test_the_alias_covers_the_hosts_that_the_index_sends_one_to(
     page = tmp_path / "index" / "ipython" / "index.html"
     page.write_text(page.read_text().replace('href="', f'href="http://127.0.0.1:{town}/ipython/'))
 
-    assert await package_rules() == [Rule("localhost", town), Rule("127.0.0.1", town)]
+    assert (await find_index_hosts()).rules == [Rule("localhost", town), Rule("127.0.0.1", town)]
 
 
 async def test_an_index_with_a_password_is_not_told_to_sessions(monkeypatch: pytest.MonkeyPatch):
@@ -320,7 +320,7 @@ async def test_configuration_files_count_too(town: int, tmp_path: Path, monkeypa
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
 
-    assert {str(rule) for rule in await package_rules()} == {
+    assert {str(rule) for rule in (await find_index_hosts()).rules} == {
         *(f"localhost:{town}", "a.test:443", "links.test:443", "uv.test:8443")
     }
     assert index_variables()["PIP_INDEX_URL"] == f"http://localhost:{town}"

@@ -6,7 +6,7 @@ import pytest
 from hostile_trees import build_deep
 
 from belljar.files import volume
-from belljar.files.volume import usage, used_bytes
+from belljar.files.volume import usage
 
 MEBIBYTE = 1 << 20
 
@@ -15,8 +15,8 @@ def test_files_and_folders_count_with_their_blocks(tmp_path: Path) -> None:
     (tmp_path / "below" / ".hidden").mkdir(parents=True)
     (tmp_path / "one").write_bytes(bytes(MEBIBYTE))
     (tmp_path / "below" / ".hidden" / "two").write_bytes(bytes(MEBIBYTE))
-    assert 2 * MEBIBYTE <= used_bytes([tmp_path]) < 2.1 * MEBIBYTE
-    assert used_bytes([tmp_path / "one", tmp_path / "gone"]) == 0, "not folders"
+    assert 2 * MEBIBYTE <= usage([tmp_path]).size_bytes < 2.1 * MEBIBYTE
+    assert usage([tmp_path / "one", tmp_path / "gone"]).size_bytes == 0, "not folders"
 
 
 def test_a_sparse_file_counts_for_what_it_fills_and_a_hard_link_once(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_sparse_file_counts_for_what_it_fills_and_a_hard_link_once(tmp_path: P
     os.truncate(tmp_path / "sparse", 1 << 40)
     (tmp_path / "full").write_bytes(bytes(MEBIBYTE))
     (tmp_path / "same").hardlink_to(tmp_path / "full")
-    assert used_bytes([tmp_path]) < 1.1 * MEBIBYTE
+    assert usage([tmp_path]).size_bytes < 1.1 * MEBIBYTE
 
 
 def test_symlinks_are_not_followed(tmp_path: Path) -> None:
@@ -33,19 +33,19 @@ def test_symlinks_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "own" / "loop").symlink_to(tmp_path / "own")
-    assert used_bytes([tmp_path / "own"]) < MEBIBYTE
-    assert used_bytes([tmp_path / "own" / "link"]) == 0
+    assert usage([tmp_path / "own"]).size_bytes < MEBIBYTE
+    assert usage([tmp_path / "own" / "link"]).size_bytes == 0
 
 
 def test_names_alone_take_room_too(tmp_path: Path) -> None:
     for number in range(1_000):
         (tmp_path / str(number)).touch()
-    assert used_bytes([tmp_path]) >= 1_000 * 512
+    assert usage([tmp_path]).size_bytes >= 1_000 * 512
 
 
 def test_a_tree_too_deep_to_walk_is_measured_all_the_same(tmp_path: Path) -> None:
     build_deep(tmp_path, 3_000)
-    assert used_bytes([tmp_path]) >= 3_000 * 512
+    assert usage([tmp_path]).size_bytes >= 3_000 * 512
     subprocess.run(["rm", "-rf", "d"], cwd=tmp_path, check=True)
 
 
@@ -53,13 +53,13 @@ def test_a_folder_with_very_many_files_is_left_to_du(tmp_path: Path, monkeypatch
     (tmp_path / "file").write_bytes(bytes(MEBIBYTE))
     (tmp_path / "more").touch()
     monkeypatch.setattr(volume, "_MAX_ENTRIES", 1)
-    assert used_bytes([tmp_path]) >= MEBIBYTE
+    assert usage([tmp_path]).size_bytes >= MEBIBYTE
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    used_bytes([tmp_path])
+    usage([tmp_path])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

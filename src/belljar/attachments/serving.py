@@ -25,7 +25,6 @@ from belljar.control import listener
 from belljar.errors import BelljarError, SessionNotFound
 from belljar.sessions.registry import Registry
 
-SOCKET_NAME = "attach.sock"
 _CREDENTIALS = struct.Struct("3i")
 
 

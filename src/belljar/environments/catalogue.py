@@ -9,7 +9,7 @@ from belljar.environments.conda_making import WORK
 from belljar.environments.description import describe_interpreter
 from belljar.environments.installed import find_installed, inspect_recent
 from belljar.environments.managed import DEFAULT, SHARED, environments_folder, folder, interpreter_path, is_ready
-from belljar.environments.selection import KERNEL_PREFIX, kind_of, known_names, look_at, recipe_of
+from belljar.environments.selection import kind_of, look_at, recipe_of
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.settings import Settings
 
@@ -31,12 +31,6 @@ class Listed:
     size_bytes: int = 0
     problem: str = ""
     hint: str = ""
-
-
-def list_environments(settings: Settings) -> list[Listed]:
-    """All of them, in the order of the settings; blocks while interpreters answer and folders are measured."""
-    names = [name for name in known_names(settings) if not name.startswith(KERNEL_PREFIX)]
-    return [examine(settings, name) for name in names]
 
 
 def examine(settings: Settings, name: str) -> Listed:

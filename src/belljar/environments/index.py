@@ -42,13 +42,8 @@ class IndexHosts:
     is_complete: bool
 
 
-async def package_rules() -> list[Rule]:
-    """The hosts that pip and uv would fetch from: their indexes, and wherever those say that the files are."""
-    return (await find_index_hosts()).rules
-
-
 async def find_index_hosts() -> IndexHosts:
-    """The same, and whether every index has answered."""
+    """Find the hosts that pip and uv would fetch from: their indexes, and wherever those say that the files are."""
     told: list[str] = []
     chosen: list[str] = []
     is_complete = True

@@ -45,7 +45,6 @@ class CopyReport:
     skipped: tuple[Omission, ...]
     skipped_count: int
     changed: tuple[Omission, ...]
-    changed_count: int
 
 
 def copy_tree(source: Path, target: Path, *, owner: Owner | None, limit_bytes: int) -> CopyReport:
@@ -93,7 +92,6 @@ class _Copying:
             tuple(self._skipped.named),
             self._skipped.count,
             tuple(self._changed.named),
-            self._changed.count,
         )
 
     def fill(self, source: int, target: int) -> None:

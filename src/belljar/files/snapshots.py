@@ -37,9 +37,7 @@ class SnapshotReport:
     copied_files: int
     copied_bytes: int
     skipped: tuple[Omission, ...]
-    skipped_count: int
     changed: tuple[Omission, ...]
-    changed_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class RestoreReport:
     written_files: int
     removed: int
     skipped: tuple[Omission, ...]
-    skipped_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +207,10 @@ def _taken(label: str, taking: Taking, reason: str) -> SnapshotReport:
         copied_files=taking.copied_files,
         copied_bytes=taking.copied_bytes,
         skipped=tuple(taking.skipped.named),
-        skipped_count=taking.skipped.count,
         changed=tuple(taking.changed.named),
-        changed_count=taking.changed.count,
     )
 
 
 def _restored(label: str, restoring: Restoring) -> RestoreReport:
     skipped = restoring.skipped
-    return RestoreReport(
-        label, not skipped.count, restoring.written_files, restoring.removed, tuple(skipped.named), skipped.count
-    )
+    return RestoreReport(label, not skipped.count, restoring.written_files, restoring.removed, tuple(skipped.named))

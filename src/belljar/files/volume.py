@@ -49,11 +49,6 @@ def usage(folders: Sequence[Path]) -> Usage:
     return sum(map(_used, folders), Usage())
 
 
-def used_bytes(folders: Sequence[Path]) -> int:
-    """Return the room that all of them take."""
-    return usage(folders).size_bytes
-
-
 def _used(folder: Path) -> Usage:
     try:
         return _Walk().measure(folder)

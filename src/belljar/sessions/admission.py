@@ -12,8 +12,6 @@ from pathlib import Path
 
 from belljar.errors import Busy
 
-MEBIBYTE = 1024 * 1024
-
 
 class Admission:
     """One for the whole engine."""

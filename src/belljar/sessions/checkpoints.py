@@ -7,7 +7,6 @@ caller is the session's.
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable
@@ -32,8 +31,6 @@ TOO_FAST = (
     f"This cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
     f"every {SHORTEST_S:g} s"
 )
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

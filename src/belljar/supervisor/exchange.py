@@ -7,7 +7,6 @@ than they like. Knows nothing of what is asked.
 import contextlib
 import errno
 import json
-import logging
 import os
 import socket
 import threading
@@ -23,8 +22,6 @@ GONE = "the supervisor is gone"
 MOST_UNANSWERED = 1_000
 Answer = tuple[dict[str, Any], list[int]]
 """Words, and descriptors that are the reader's own."""
-
-log = logging.getLogger(__name__)
 
 
 class Exchange:

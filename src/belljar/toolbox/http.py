@@ -5,7 +5,6 @@ the error of that request alone. Knows HTTP, not what the messages say.
 """
 
 import json
-import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +16,6 @@ from mcp.client.streamable_http import streamable_http_client
 from belljar.toolbox.config import HttpServer
 from belljar.toolbox.faults import SESSION_GONE, TOO_LARGE, UNREACHABLE
 from belljar.toolbox.memory import LARGE_BYTES, Memory, Share
-
-log = logging.getLogger(__name__)
 
 _SESSION: Final = "mcp-session-id"
 _JSON: Final = "application/json"

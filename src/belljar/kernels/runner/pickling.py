@@ -43,11 +43,6 @@ def owner_of(array: Any) -> Any:
     return array
 
 
-def has_cloudpickle() -> bool:
-    """Whether this environment has it."""
-    return not issubclass(_base(), _PlainPickler)
-
-
 class _PlainPickler(pickle.Pickler):
     """The standard library alone: what it would write as a name in `__main__` it could not find again."""
 
