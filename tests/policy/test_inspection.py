@@ -119,6 +119,17 @@ def test_a_line_that_begins_with_a_magics_name_is_that_magic(code: str) -> None:
     assert found("run") == [(1, "the magic %run")]
 
 
+@pytest.mark.parametrize("before", ["shell = get_ipython()", "from IPython import get_ipython as g\nshell = g()"])
+def test_commands_through_a_variable_of_ipythons_shell_are_found(before: str) -> None:
+    assert found("shell.system('ls')", before) == [(1, "a shell command")]
+    assert found("shell.run_line_magic('run', 'x.py')", before) == [(1, "the magic %run")]
+
+
+def test_strict_refuses_a_magic_whose_name_is_not_written_there() -> None:
+    assert found("shell.run_line_magic(name, '')") == []
+    assert (1, "a magic by a name that is not written there") in found("shell.run_line_magic(name, '')", strict=True)
+
+
 def test_a_variable_that_is_called_like_a_magic_is_none() -> None:
     assert found("ls", "ls = [1]") == []
     assert found("rm = 3") == []

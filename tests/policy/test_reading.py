@@ -1,6 +1,8 @@
 """Cells as IPython would read them: what is a magic, what is a shell command, what is only text."""
 
 import ast
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -76,6 +78,72 @@ def test_what_cannot_be_read_is_told_with_its_line(code: str, line: int) -> None
 def test_magics_without_end_are_not_followed() -> None:
     with pytest.raises(Unreadable, match="more than 5,000 magics"):
         read_cell("!ls\n" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("get_ipython().system('ls')", [(1, "!")]),
+        ("x = get_ipython().getoutput('ls')", [(1, "!")]),
+        ("import IPython\nIPython.get_ipython().system('ls')", [(2, "!")]),
+        ("shell.run_line_magic('run', 'other.py')", [(1, "run")]),
+        ("shell.run_line_magic(magic_name='sx', line='ls')", [(1, "sx"), (1, "!")]),
+        ("shell.run_cell_magic('bash', '', 'ls')", [(1, "bash"), (1, "!")]),
+        ("get_ipython().magic('run other.py')", [(1, "run")]),
+        ("shell.run_line_magic(name, 'ls')", [(1, "")]),
+        ("%pinfo len\n", [(1, "pinfo")]),
+        ("len?\n", []),
+        ("?len\n", []),
+        ("%%time\n%%bash\nls\n", [(1, "time")]),
+    ],
+)
+def test_the_calls_that_commands_stand_for_are_commands_too(code: str, expected: list[tuple[int, str]]) -> None:
+    assert escapes(code) == expected
+
+
+def test_commands_in_the_bodies_of_magics_are_found() -> None:
+    (body, _) = read_cell("%%time\n%%bash\nls\n").bodies
+    assert body.escapes == [Escape(2, "bash"), Escape(2, "!")]
+    assert [body.escapes for body in read_cell("%time !ls\n").bodies] == [[Escape(1, "!")]]
+    assert bodies("get_ipython().run_cell('run(1)')") == ["run(1)"]
+    assert bodies("get_ipython().ex('run(1)')") == ["run(1)"]
+
+
+def test_code_behind_a_command_that_a_carriage_return_ends_is_read() -> None:
+    reading = read_cell("!echo \\\r\nrun(1)\r\n")
+    assert reading.escapes == [Escape(1, "!")]
+    assert "run" in names_in(reading.tree)
+    with pytest.raises(Unreadable, match="line separator"):
+        read_cell("x = 7 \\\r% run(1)\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "most_chars", "reason"),
+    [
+        ("!ls\n" * 6, 1_000_000, "IPython reads no more than 5 magics in a cell"),
+        ("%time " * 50 + "1", 1_000_000, "magics in magics without end"),
+        ("%%time\n>>> " * 50 + "1", 1_000_000, "magics in magics without end"),
+        ("if x:\n" + " pass\n" * 500 + " !ls\n" * 4, 1_000, "so many magics in so long a cell"),
+    ],
+)
+def test_reading_comes_to_an_end(code: str, most_chars: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.policy.reading._MOST_TRANSFORMS", 5)
+    monkeypatch.setattr("belljar.policy.reading._MOST_CHARS", most_chars)
+    with pytest.raises(Unreadable, match=reason):
+        read_cell(code)
+
+
+def test_ipython_is_loaded_with_the_first_cell_that_has_magics() -> None:
+    code = """if True:
+        import sys
+        import belljar.cli.serving
+        from belljar.policy.reading import is_quick, read_cell
+        read_cell("x = 1\\nprint(x)\\n")
+        assert "IPython" not in sys.modules and is_quick("x = 7 % 3 != 1") and not is_quick("%pwd")
+        read_cell("%pwd")
+        assert "IPython" in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 PIECES = [

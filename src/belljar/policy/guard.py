@@ -17,12 +17,13 @@ from belljar.policy.calls import OTHER_ARGUMENTS, WITHOUT, Call, CheckedRule, ch
 from belljar.policy.decisions import DecisionLog
 from belljar.policy.inspection import Inspection, Inspector
 from belljar.policy.memory import Memory
+from belljar.policy.reading import is_quick
 from belljar.policy.rules import Policy
 from belljar.policy.screen import FilterScreen
 
 KERNEL_MARK = "kernel:"
 READS_ONLY = "only tools that say they only read may be called"
-# Longer code is looked through in a thread: 1 MiB takes seconds.
+# Longer code is looked through in a thread, because 1 MiB takes seconds; so is code that IPython has to read.
 SHORT_CODE_CHARS = 4_000
 
 
@@ -165,7 +166,7 @@ class Guard:
             what = f"the rules read the Python of belljar's own kernel, and this is {environment}"
             return Inspection("deny", (Finding(1, 0, what, "other_kernels"),), ("",))
         names = self._memory.names.copy()
-        if len(code) <= SHORT_CODE_CHARS:
+        if len(code) <= SHORT_CODE_CHARS and is_quick(code):
             inspection = self._book.inspector.inspect(code, names)
         else:
             inspection = await asyncio.to_thread(self._book.inspector.inspect, code, names)

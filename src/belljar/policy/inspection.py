@@ -11,9 +11,9 @@ from fnmatch import translate
 from typing import Literal
 
 from belljar.policy.base import Finding
-from belljar.policy.names import ANY, Names
+from belljar.policy.names import ANY, IPYTHON, Names
 from belljar.policy.patterns import Template
-from belljar.policy.reading import SHELL, Escape, Reading, Unreadable, is_shell, read_cell
+from belljar.policy.reading import SHELL, Escape, Reading, Unreadable, is_shell, is_shell_method, read_cell
 from belljar.policy.rules import CodeRule
 
 MOST_FINDINGS = 20
@@ -85,17 +85,26 @@ class Inspector:
     def _findings(self, reading: Reading, names: Names, depth: int) -> Iterator[Finding]:
         names.learn(reading.tree)
         for escape in (*reading.escapes, *_automagic(reading, names)):
-            for checks in self._checks:
-                if escape.name == SHELL and checks.rule.shell:
-                    yield Finding(escape.line, 0, "a shell command", checks.name)
-                elif escape.name != SHELL and checks.magics and checks.magics.fullmatch(escape.name):
-                    yield Finding(escape.line, 0, f"the magic %{escape.name}", checks.name)
+            yield from self._in_escape(escape)
         for node in ast.walk(reading.tree):
             yield from self._in_node(node, names)
             if isinstance(node, ast.Call):
+                if _runs_command(node, names):
+                    yield from self._in_escape(Escape(node.lineno, SHELL))
                 yield from self._in_text(node, names, depth)
         for body in reading.bodies:
             yield from self._findings(body, names, depth)
+
+    def _in_escape(self, escape: Escape) -> Iterator[Finding]:
+        for checks in self._checks:
+            if escape.name == SHELL:
+                if checks.rule.shell:
+                    yield Finding(escape.line, 0, "a shell command", checks.name)
+            elif not escape.name:
+                if self._is_strict and (checks.magics or checks.rule.shell):
+                    yield Finding(escape.line, 0, "a magic by a name that is not written there", checks.name)
+            elif checks.magics and checks.magics.fullmatch(escape.name):
+                yield Finding(escape.line, 0, f"the magic %{escape.name}", checks.name)
 
     def _in_node(self, node: ast.AST, names: Names) -> Iterator[Finding]:
         match node:
@@ -157,6 +166,12 @@ def _automagic(reading: Reading, names: Names) -> list[Escape]:
     if not word or word in names.bound or word in names.origins:
         return []
     return [Escape(1, word), *([Escape(1, SHELL)] if is_shell(word) else [])]
+
+
+def _runs_command(node: ast.Call, names: Names) -> bool:
+    """Return whether a call is `get_ipython().system(...)` or one like it, under whatever name."""
+    methods = (name.rpartition(".") for name in names.of(node.func))
+    return any(owner == IPYTHON and is_shell_method(method) for owner, _, method in methods)
 
 
 def _prepared(number: int, rule: CodeRule) -> _Checks:

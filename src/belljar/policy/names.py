@@ -19,6 +19,9 @@ _BUILTIN = frozenset(dir(builtins))
 _IMPORTERS = frozenset({"__import__", "importlib.import_module", "importlib.__import__"})
 _MODULE_TABLES = frozenset({"sys.modules"})
 _NAMESPACES = frozenset({"vars", "globals", "locals"})
+_SHELLS = frozenset({"get_ipython", "IPython.get_ipython", "IPython.core.getipython.get_ipython"})
+IPYTHON = "get_ipython()"
+"""The dotted name of IPython's shell, whatever it is bound to."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,9 @@ class Names:
                         self.bound.add(name)
                 case _:
                     pass
-        roots = _BUILTIN | {origin.partition(".")[0] for origins in self.origins.values() for origin in origins}
+        roots = (
+            _BUILTIN | {IPYTHON} | {origin.partition(".")[0] for origins in self.origins.values() for origin in origins}
+        )
         for target, value in _assignments(tree):
             if isinstance(target, ast.Name):
                 for origin in self.of(value):
@@ -114,6 +119,8 @@ class Names:
         is_import, module = self.imported_by_call(node, levels)
         if is_import and module:
             return [module]
+        if _SHELLS & {*self.of(node.func, levels)}:
+            return [IPYTHON]
         if "getattr" in self.of(node.func, levels) and len(node.args) >= 2 and (name := _text(node.args[1])):
             return [_plain(f"{base}.{name}") for base in self.of(node.args[0], levels)]
         return [ANY]

@@ -1,18 +1,29 @@
-"""A cell as IPython reads it: Python, with magics and shell lines turned into the calls that they stand for.
+"""Reads a cell as IPython does: Python, with magics and shell lines turned into the calls that they stand for.
 
-It knows IPython's notation, not which of it is allowed. It reads on the safe side: what cannot be read as Python in the
-end is an error of the reader, so nothing passes unread.
+IPython's own transformer does the turning, and the calls are read from the syntax tree, so that no second parser can
+disagree with the one that runs the cell. The IPython of a session may be another version than the server's: where
+versions differ (prompts, indentation), the cell is read in each way, and everything that any of them shows counts.
+What cannot be read as Python in the end is an error of the reader, so nothing passes unread. This module knows
+IPython's notation, not which of it is allowed.
 """
 
 import ast
+import functools
 import re
+import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 MOST_ESCAPES = 5_000
 SHELL = "!"
+# IPython gives up on a cell with more.
+_MOST_TRANSFORMS = 500
+# IPython reads the rest of a cell again for each command, 250,000 characters a second.
+_MOST_CHARS = 1_000_000
+_MOST_NESTED = 20
 # Whose bodies are Python.
 _PYTHON_CELL_MAGICS = frozenset({"time", "timeit", "capture", "prun", "debug", "code_wrap"})
 _PYTHON_LINE_MAGICS = frozenset({"time", "timeit", "prun", "debug", "mprun", "memit", "lprun"})
@@ -24,16 +35,27 @@ _SHELL_MAGICS = frozenset(
     {"sx", "system", "bash", "sh", "script", "perl", "ruby", "python", "python2", "python3", "pypy", "cmd", "!"}
     | {"cat", "cp", "ldir", "less", "lf", "lk", "ll", "ls", "lx", "man", "mkdir", "more", "mv", "rep", "rm", "rmdir"}
 )
+# `x?` is `%pinfo x` to IPython. It runs nothing, so it is no magic to a policy unless somebody writes it as one.
+_HELP_MAGICS = frozenset({"pinfo", "pinfo2", "psearch"})
+_SHELL_METHODS = frozenset({"system", "system_raw", "system_piped", "getoutput"})
+_MAGIC_METHODS = frozenset({"run_line_magic", "run_cell_magic", "magic"})
+_CODE_METHODS = frozenset({"run_cell", "run_cell_async", "ex", "ev"})
+# No other class has methods of these names, so their object may be called anything.
+_TELLING_METHODS = frozenset({"run_line_magic", "run_cell_magic", "system_raw", "system_piped"})
 
-_PROMPT = re.compile(r"^\s*(?:>>>[ \t]?|\.\.\.+:?[ \t]?|(?:(?:\[nav\]|\[ins\])? )?In \[\d+\]: )")
+_PROMPT = re.compile(r"^\s*(?:>>>[ \t]?|\.\.\.+:?[ \t]?|(?:(?:\[nav\]|\[ins\])? )?In \[\d+\]: )", re.MULTILINE)
+# Without any of these a cell has no commands, and IPython leaves it as it is. With one, it may have.
+_MARKS = re.compile(r"^[ \t]*[!%,;/]|=[\s\\]*[!%]|[?\r]", re.MULTILINE)
+_MARKED_LINE = re.compile(r"^[ \t]*[!%?,;/]", re.MULTILINE)
 # Line ends to IPython, and none to Python: what one of them takes for text could be a command to the other.
 _ODD_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-_ESCAPED = re.compile(r"^(\s*)(%%|%|!!|!|\?\?|\?|,|;|/)(.*)$", re.DOTALL)
-_ASSIGNED = re.compile(r"^(\s*[^=!<>#]*?=\s*)(%|!)(?!=)(.*)$", re.DOTALL)
-_HELP = re.compile(r"^(\s*)([\w.*]+(?:\[[^\]]*\])*)\?{1,2}\s*$")
+# Whether the line goes on depends on the version of Python's tokenizer.
+_ODD_CONTINUATION = re.compile(r"\\\r(?!\n)")
 # A cell of one line that begins with the name of a magic is that magic, unless the name is a variable's.
 _AUTOMAGIC = re.compile(r"^\s*([A-Za-z_]\w*)(?!\w)\s*(?![=,])")
 _OPTIONS = re.compile(r"^(?:\s*-\w+(?:\s+\d+)?(?=\s|$))*\s*")
+# What IPython's transformer raises on hostile text, some of it by mistake. The session's raises too, and runs nothing.
+_TRANSFORMER_ERRORS = (SyntaxError, ValueError, IndexError, AssertionError, tokenize.TokenError)
 
 
 class Unreadable(Exception):
@@ -60,119 +82,181 @@ class Reading:
     tree: ast.Module
     escapes: list[Escape] = field(default_factory=list[Escape])
     bodies: list["Reading"] = field(default_factory=list["Reading"])
-    """Python inside of magics."""
+    """Python inside of magics, and the cell as other versions of IPython read it."""
     first_word: str = ""
     """Of a cell of one line: a magic, unless a variable is called so."""
 
 
-def read_cell(code: str, first_line: int = 1) -> Reading:
+def read_cell(code: str) -> Reading:
     """Read a cell, or raise `Unreadable`."""
-    if "\r" in code:
-        code = _with_plain_ends(code, first_line)
-    # IPython begins a cell with the first line that says something.
-    blank = code.rfind("\n", 0, len(code) - len(code.lstrip())) + 1
-    first_line, code = first_line + code.count("\n", 0, blank), code[blank:]
-    if odd := _ODD_LINE_ENDS.search(code):
-        number = first_line + code.count("\n", 0, odd.start())
-        raise Unreadable(number, f"the line separator {odd[0]!a} stands in the code; write it as an escape")
-    lines = _unindented(code.splitlines(keepends=True))
-    if not any(_PROMPT.match(line) for line in lines):
-        return _read(lines, first_line)
-    # Whether IPython takes prompts away depends on its version and on where they stand: read both ways.
-    bare = _unindented([_PROMPT.sub("", line, count=1) for line in lines])
-    try:
-        reading = _read(lines, first_line)
-    except Unreadable:
-        return _read(bare, first_line)
-    with suppress(Unreadable):
-        reading.bodies.append(_read(bare, first_line))
-    return reading
+    return _Reader(_MOST_CHARS + 4 * len(code)).read(code, 1, 0)
 
 
-def _with_plain_ends(code: str, first_line: int) -> str:
-    """Lines end at a carriage return too, but where one follows a backslash, no command goes on after it."""
-    plain = code.replace("\r\n", "\n").replace("\r", "\n")
-    for number, line in enumerate(_PROMPT.sub("", line) for line in plain.split("\n")):
-        if line.endswith("\\") and (_ESCAPED.match(line) or _ASSIGNED.match(line)):
-            raise Unreadable(first_line + number, "a command goes on after a carriage return; end lines with \\n alone")
-    return plain
-
-
-def _read(lines: list[str], first_line: int) -> Reading:
-    if lines and lines[0].startswith("%%"):
-        return _cell_magic(lines, first_line)
-    text = "".join(lines)
-    try:
-        tree = _parsed(text, first_line)
-        word = _AUTOMAGIC.match(text) if "\n" not in text.strip() else None
-        return Reading(tree, first_word=word[1] if word else "")
-    except Unreadable:
-        if not any(_ESCAPED.match(line) or _ASSIGNED.match(line) or _HELP.match(line) for line in lines):
-            raise
-    return _with_escapes(text, first_line)
+def is_quick(code: str) -> bool:
+    """Return whether the code is read without IPython, which takes 0.4 s to load and 4 ms for 1,000 characters."""
+    return not (_MARKS.search(code) or _PROMPT.search(code))
 
 
 def is_shell(magic: str) -> bool:
-    """Whether a magic runs a command of the shell."""
+    """Return whether a magic runs a command of the shell."""
     return magic in _SHELL_MAGICS
 
 
-def _cell_magic(lines: list[str], first_line: int) -> Reading:
-    name, _, rest = lines[0][2:].strip().partition(" ")
-    body = "".join(lines[1:])
-    tree = ast.Module(body=[], type_ignores=[])
-    if name in _SHELL_MAGICS:
-        return Reading(tree, [Escape(first_line, name), Escape(first_line, SHELL)])
-    if name in _TEXT_CELL_MAGICS:
-        return Reading(tree, [Escape(first_line, name)])
-    bodies = [read_cell(body, first_line + 1)]
-    if name in _PYTHON_CELL_MAGICS and name != "capture":
-        bodies.append(_statement(rest, first_line))
-    return Reading(tree, [Escape(first_line, name)], bodies)
+def is_shell_method(method: str) -> bool:
+    """Return whether a method of IPython's shell runs a command."""
+    return method in _SHELL_METHODS
 
 
-def _with_escapes(text: str, first_line: int) -> Reading:
-    escapes: list[Escape] = []
-    bodies: list[Reading] = []
-    plain: list[str] = []
-    for number, line in _logical_lines(text):
-        # As many lines as before, so that later ones keep their numbers.
-        ending = "\n" * line.count("\n")
-        if help_line := _HELP.match(line):
-            plain.append(f"{help_line[1]}pass{ending}")
-        elif found := _ESCAPED.match(line) or _ASSIGNED.match(line):
-            plain.append(f"{found[1]}{'None' if '=' in found[1] else 'pass'}{ending}")
-            _take(found[2], found[3].strip(), first_line + number, escapes, bodies)
-        else:
-            plain.append(line)
-        if len(escapes) > MOST_ESCAPES:
-            raise Unreadable(first_line + number, f"more than {MOST_ESCAPES:,} magics")
-    return Reading(_parsed("".join(plain), first_line), escapes, bodies)
+class _Transformer(Protocol):
+    """What is used here of IPython's `TransformerManager`, which has no types."""
+
+    cleanup_transforms: Sequence[Callable[[list[str]], list[str]]]
+    line_transforms: Sequence[Callable[[list[str]], list[str]]]
+
+    def do_one_token_transform(self, lines: list[str]) -> tuple[bool, list[str]]: ...
 
 
-def _take(mark: str, rest: str, line: int, escapes: list[Escape], bodies: list[Reading]) -> None:
-    """Note what one escaped line does."""
-    match mark:
-        case "!" | "!!":
-            escapes.append(Escape(line, SHELL))
-        case "%" | "%%":
-            name, _, argument = rest.partition(" ")
-            escapes.append(Escape(line, name))
+@functools.cache
+def _transformer() -> _Transformer:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    return cast("_Transformer", TransformerManager())
+
+
+class _Reader:
+    """Reads one cell with everything in it, for a bounded number of characters."""
+
+    def __init__(self, most_chars: int) -> None:
+        self._chars_left = most_chars
+
+    def read(self, code: str, first_line: int, depth: int) -> Reading:
+        """Read a cell, or the body of a magic."""
+        if depth > _MOST_NESTED:
+            raise Unreadable(first_line, "magics in magics without end")
+        # IPython begins a cell with the first line that says something.
+        blank = code.rfind("\n", 0, len(code) - len(code.lstrip())) + 1
+        first_line, code = first_line + code.count("\n", 0, blank), code[blank:]
+        if odd := _ODD_LINE_ENDS.search(code) or _ODD_CONTINUATION.search(code):
+            number = first_line + code.count("\n", 0, odd.start())
+            raise Unreadable(number, f"the line separator {odd[0][-1]!a} stands in the code; write it as an escape")
+        readings: list[Reading] = []
+        errors: list[Unreadable] = []
+        for text in _versions(code):
+            try:
+                readings.append(self._read(text, first_line, depth))
+            except Unreadable as error:
+                errors.append(error)
+        if not readings:
+            raise errors[0]
+        readings[0].bodies.extend(readings[1:])
+        return readings[0]
+
+    def _read(self, text: str, first_line: int, depth: int) -> Reading:
+        self._spend(len(text), first_line)
+        text = text if text.endswith("\n") else f"{text}\n"
+        plain = None
+        with suppress(Unreadable):
+            plain = _parsed(text, first_line)
+        if plain is None and len(_MARKED_LINE.findall(text)) > MOST_ESCAPES:
+            raise Unreadable(first_line, f"more than {MOST_ESCAPES:,} magics")
+        transformed = self._transformed(text, first_line) if _MARKS.search(text) else text
+        if plain is not None and transformed == text:
+            word = _AUTOMAGIC.match(text) if "\n" not in text.strip() else None
+            return self._with_calls(Reading(plain, first_word=word[1] if word else ""), text, depth)
+        reading = self._with_calls(Reading(_parsed(transformed, first_line)), text, depth)
+        if plain is not None:
+            # Another version of IPython may find nothing to turn into a call.
+            reading.bodies.append(Reading(plain))
+        return reading
+
+    def _spend(self, chars: int, first_line: int) -> None:
+        self._chars_left -= chars
+        if self._chars_left < 0:
+            raise Unreadable(first_line, "so many magics in so long a cell take too long to read")
+
+    def _transformed(self, text: str, first_line: int) -> str:
+        """Return the text with calls in place of commands, each on the line on which its command began."""
+        transformer = _transformer()
+        lines = text.splitlines(keepends=True)
+        for transform in transformer.line_transforms:
+            lines = transform(lines)
+        done: list[str] = []
+        for _ in range(_MOST_TRANSFORMS):
+            self._spend(sum(map(len, lines)), first_line)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    has_changed, changed = transformer.do_one_token_transform(lines)
+            except _TRANSFORMER_ERRORS as error:
+                raise Unreadable(first_line, f"IPython cannot read it: {error}") from None
+            if not has_changed:
+                return "".join((*done, *lines))
+            place = next(at for at, line in enumerate(changed) if at >= len(lines) or line != lines[at])
+            # As many lines as before, so that later ones keep their numbers.
+            lines = [*changed[: place + 1], *["\n"] * (len(lines) - len(changed)), *changed[place + 1 :]]
+            if not lines[place].startswith((" ", "\t")):
+                # Nothing is open behind a command that is not indented, so IPython need not read again what is before.
+                done += lines[: place + 1]
+                lines = lines[place + 1 :]
+        raise Unreadable(first_line, f"IPython reads no more than {_MOST_TRANSFORMS} magics in a cell")
+
+    def _with_calls(self, reading: Reading, text: str, depth: int) -> Reading:
+        """Read the calls that magics and commands have become, and those that were written so."""
+        for node in ast.walk(reading.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                method = node.func.attr
+                if method in _TELLING_METHODS or _is_shell_object(node.func.value):
+                    self._take(node, method, text, reading, depth)
+        reading.escapes.sort(key=lambda escape: escape.line)
+        return reading
+
+    def _take(self, node: ast.Call, method: str, text: str, reading: Reading, depth: int) -> None:
+        """Note what one call of IPython's shell does."""
+        words = [_text(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
+        if method in _SHELL_METHODS:
+            reading.escapes.append(Escape(node.lineno, SHELL))
+        elif method in _CODE_METHODS and words and words[0]:
+            reading.bodies.append(self.read(words[0], node.lineno, depth + 1))
+        elif method in _MAGIC_METHODS and words:
+            body = (words[2] or "") if method == "run_cell_magic" and len(words) > 2 else None
+            name, argument = _magic(words[:2])
+            if name in _HELP_MAGICS and name not in text:
+                return
+            reading.escapes.append(Escape(node.lineno, name))
             if name in _SHELL_MAGICS:
-                escapes.append(Escape(line, SHELL))
-            if name in _PYTHON_LINE_MAGICS:
-                bodies.append(_statement(argument, line))
-        case "," | ";" | "/":
-            # `/f a b` is f(a, b), `,f a` and `;f a` are f("a").
-            name, _, given = rest.partition(" ")
-            bodies.append(Reading(_parsed(f"{name}({', '.join(given.split()) if mark == '/' else ''})", line)))
-        case _:
-            pass
+                reading.escapes.append(Escape(node.lineno, SHELL))
+            else:
+                reading.bodies.extend(self._code_of(name, argument, body, node.lineno, depth))
+
+    def _code_of(self, name: str, argument: str, body: str | None, line: int, depth: int) -> Iterator[Reading]:
+        """Read the Python in a magic: its body, and what stands behind the options in its own line."""
+        if body is not None and name not in _TEXT_CELL_MAGICS:
+            yield self.read(body, line + 1, depth + 1)
+        if name in _PYTHON_LINE_MAGICS if body is None else name in _PYTHON_CELL_MAGICS and name != "capture":
+            options = _OPTIONS.match(argument)
+            yield self.read(argument[options.end() if options else 0 :], line, depth + 1)
 
 
-def _statement(text: str, line: int) -> Reading:
-    """The Python in a magic's own line, behind its options."""
-    return read_cell(text[len(match[0]) if (match := _OPTIONS.match(text)) else 0 :], line)
+def _versions(code: str) -> Iterator[str]:
+    """Yield the cell as versions of IPython begin to read it: with its prompts or without."""
+    lines = _unindented(code.splitlines(keepends=True))
+    plain = "".join(lines)
+    if not any(map(_PROMPT.match, lines)):
+        yield plain
+        return
+    cleaned = lines
+    for transform in _transformer().cleanup_transforms:
+        cleaned = transform(cleaned)
+    stripped = _unindented([_PROMPT.sub("", line, count=1) for line in lines])
+    yield from dict.fromkeys(("".join(cleaned), plain, "".join(stripped)))
+
+
+def _unindented(lines: list[str]) -> list[str]:
+    """Return the lines without the indentation of the first one, as IPython 8 does; later ones refuse what differs."""
+    if not lines or not lines[0].strip():
+        return lines
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
+    return [line.removeprefix(indent) for line in lines] if indent else lines
 
 
 def _parsed(text: str, first_line: int) -> ast.Module:
@@ -187,78 +271,20 @@ def _parsed(text: str, first_line: int) -> ast.Module:
     return ast.increment_lineno(tree, first_line - 1) if first_line > 1 else tree
 
 
-def _unindented(lines: list[str]) -> list[str]:
-    """IPython takes the first line's indentation away from all."""
-    if not lines or not lines[0].strip():
-        return lines
-    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
-    return [line.removeprefix(indent) for line in lines] if indent else lines
+def _magic(words: list[str | None]) -> tuple[str, str]:
+    """Return the name of a magic and its argument; no name, if it is not written there."""
+    if words[0] is None:
+        return "", ""
+    # `% run x` names no magic to IPython; a policy takes it for `%run x`.
+    name, *rest = " ".join(word or "" for word in words).split(maxsplit=1) or [""]
+    return name.lstrip("%"), "".join(rest)
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines, with those that continue them in strings, brackets or after a backslash; and their numbers from 0."""
-    start = position = number = 0
-    depth = 0
-    while position < len(text):
-        is_escape = (
-            depth == 0
-            and position == start
-            and (_ESCAPED.match(_line_at(text, start)) or _ASSIGNED.match(_line_at(text, start)))
-        )
-        position, depth = (_end_of_command(text, start), 0) if is_escape else _step(text, position, depth)
-        is_end = position >= len(text) or (
-            text[position - 1] == "\n" and depth == 0 and not _is_continued(text, position)
-        )
-        if is_end:
-            yield number, text[start:position]
-            number += text.count("\n", start, position)
-            start = position
+def _is_shell_object(node: ast.expr) -> bool:
+    """Return whether an expression is `get_ipython()`, from wherever that was imported."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return "get_ipython" in (getattr(called, "id", ""), getattr(called, "attr", ""))
 
 
-def _line_at(text: str, start: int) -> str:
-    end = text.find("\n", start)
-    return text[start : len(text) if end < 0 else end + 1]
-
-
-def _end_of_command(text: str, start: int) -> int:
-    """A command goes on after a backslash at the end of its line."""
-    end = start
-    while end < len(text):
-        line = _line_at(text, end)
-        end += len(line)
-        if not line.rstrip("\n").endswith("\\"):
-            break
-    return end
-
-
-def _step(text: str, position: int, depth: int) -> tuple[int, int]:
-    """Past the next string, comment or character."""
-    character = text[position]
-    if character == "#":
-        end = text.find("\n", position)
-        return (len(text) if end < 0 else end), depth
-    if character in "'\"":
-        return _end_of_string(text, position), depth
-    depth += (character in "([{") - (character in ")]}")
-    return position + 1, max(depth, 0)
-
-
-def _end_of_string(text: str, position: int) -> int:
-    quote = text[position]
-    if text.startswith(quote * 3, position):
-        quote *= 3
-    position += len(quote)
-    while position < len(text):
-        if text[position] == "\\":
-            position += 2
-        elif text.startswith(quote, position):
-            return position + len(quote)
-        elif text[position] == "\n" and len(quote) == 1:
-            return position
-        else:
-            position += 1
-    return len(text)
-
-
-def _is_continued(text: str, position: int) -> bool:
-    return text[position - 2 : position - 1] == "\\"
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
