@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     ] = Field(
         "namespace",
         description="How sessions are sealed off: Linux namespaces, containers of docker or podman, gVisor's own "
-        "kernel, virtual machines of microsandbox, plain processes that isolate nothing, or by a provider that an "
+        "kernel, virtual machines of microsandbox, plain processes that isolate nothing, or a provider that an "
         "installed package brings.",
         json_schema_extra={"allowed": f"{' or '.join(map(json.dumps, OWN))}, or the name of an installed provider"},
     )
