@@ -5,7 +5,7 @@ from belljar.sandboxes.base import Provider
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.gvisor.provider import GVisorProvider
 from belljar.sandboxes.installed import ask_checks, load_provider
-from belljar.sandboxes.microvm.provider import MicroVMProvider
+from belljar.sandboxes.microvm import MicroVMProvider
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import Settings
