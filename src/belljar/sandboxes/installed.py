@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from belljar.errors import BelljarError, SandboxUnavailable
-from belljar.sandboxes.base import CONTRACT, Check, Provider
+from belljar.sandboxes.base import CONTRACT, Check, InstalledProvider, Provider
 from belljar.settings.sandboxes import InstalledSandbox, find_installed
 
 _ATTRIBUTES = {"name": str, "isolates": bool, "warning": str}
@@ -18,7 +18,7 @@ _METHODS = ("check", "take_identity", "release_identity", "open")
 log = logging.getLogger(__name__)
 
 
-def load_provider(name: str) -> Provider:
+def load_provider(name: str) -> InstalledProvider:
     """Import the package that brings this provider and make it."""
     try:
         installed = find_installed(name)
