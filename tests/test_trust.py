@@ -12,6 +12,7 @@ from belljar.settings import Settings, explain, load_settings
 from belljar.settings.sources import ALIASES
 from belljar.settings.tightening import FEWER, HIGHER, MORE, NEVER, OFF, ON, rule_of
 from belljar.settings.words import kind
+from brought_sandboxes import shelf_on_path
 from trusted_settings import write_trusted
 
 HOSTILE = 'sandbox = "process"\negress = ["evil.example:443"]\n[mcp_servers.x]\ncommand = "/bin/sh"\n'
@@ -95,6 +96,8 @@ def test_every_setting_has_decided_what_an_untrusted_file_may_do_and_is_not_loos
         ("sandbox = 'process'", "sandbox = 'namespace'", "sandbox", "namespace", False),
         ("", "sandbox = 'container'", "sandbox", "namespace", True),
         ("", "sandbox = 'gvisor'", "sandbox", "gvisor", False),
+        ("", "sandbox = 'acme'", "sandbox", "namespace", True),
+        ("sandbox = 'process'", "sandbox = 'acme'", "sandbox", "process", True),
         ("egress = ['a.example:443', 'b.example:443']", "egress = []", "egress", [], False),
         (
             "egress = ['a.example:443']",
@@ -124,6 +127,19 @@ def test_an_untrusted_file_tightens_what_the_users_own_says_and_loosens_nothing(
     Path("belljar.toml").write_text(theirs)
     assert getattr(load_settings(), name) == value
     assert ignored() == ([name] if is_ignored else [])
+
+
+@pytest.mark.parametrize("theirs", ["process", "namespace", "microvm", "other"])
+def test_an_untrusted_file_neither_chooses_nor_leaves_a_sandbox_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
+) -> None:
+    shelf = shelf_on_path(tmp_path / "shelf", monkeypatch)
+    shelf.bring("acme")
+    shelf.bring("other")
+    own_file("sandbox = 'acme'")
+    Path("belljar.toml").write_text(f"sandbox = '{theirs}'")
+    assert load_settings().sandbox == "acme"
+    assert ignored() == ["sandbox"]
 
 
 def test_what_is_ignored_is_named_once_with_the_command_that_changes_it(

@@ -13,6 +13,7 @@ from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import Check, Sandbox, SandboxSpec
 from belljar.sandboxes.namespace.provider import NamespaceProvider
+from brought_sandboxes import shelf_on_path
 
 Run = Callable[..., Any]
 
@@ -205,3 +206,17 @@ def test_a_policy_and_servers_that_are_not_in_order_fail(
     found = findings()
     assert (found["code"], found["guardrails/guardrails"]["status"]) == (1, "fail")
     assert found["toolbox/servers"]["detail"].startswith("time; ")
+
+
+def test_providers_of_packages_are_named_but_not_imported_unless_they_are_configured(
+    findings: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = shelf_on_path(tmp_path / "shelf", monkeypatch)
+    shelf.bring("acme", "raise AssertionError('it was imported')")
+    shelf.bring("gvisor", "raise AssertionError('it was imported')", package="false-friend")
+    found = findings()
+    assert found["code"] == 0
+    assert found["sandbox/acme"]["status"] == "ok"
+    assert found["sandbox/acme"]["detail"].startswith("brought by the package acme-sandbox 1.2; not checked")
+    assert found["sandbox/gvisor"]["status"] == "warn"
+    assert "false-friend 1.2 brings one of this name; it is ignored" in found["sandbox/gvisor"]["detail"]

@@ -1,5 +1,10 @@
-"""Sandboxes to try things in: one of every provider this host can run."""
+"""Sandboxes to try things in: one of every provider this host can run.
 
+`SANDBOX_UNDER_TEST=NAME pytest tests/sandboxes/test_contract.py` runs the contract for a provider that an installed
+package brings, and for that one only.
+"""
+
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -9,12 +14,14 @@ from trials import READABLE, Opener, tight, usable
 
 from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
 
+FOREIGN = os.environ.get("SANDBOX_UNDER_TEST", "")
+
 
 def _usable(name: str) -> Provider:
     return BranchedProvider(branching_provider()) if name == "branch" else usable(name)
 
 
-@pytest.fixture(params=["process", "namespace", "branch", "gvisor", "container"])
+@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "branch", "gvisor", "container"])
 def provider(request: pytest.FixtureRequest) -> Provider:
     return _usable(request.param)
 

@@ -20,11 +20,9 @@ import pytest
 from trials import DEADLINE_S, PYTHON, Outcome, run
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import guest_init, microvm, open_provider
 from belljar.sandboxes.base import Interruptible, Limits, SandboxSpec
-from belljar.sandboxes.microvm import provider as microvm
-from belljar.sandboxes.microvm import threshold
-from belljar.sandboxes.microvm.provider import MicroVMProvider, find_obstacle, interpreter_for, make_root
+from belljar.sandboxes.microvm import MicroVMProvider, find_obstacle, interpreter_for, make_root
 from belljar.settings import Settings
 
 pytestmark = [
@@ -52,7 +50,7 @@ class Command:
         addresses = told["descriptors"].items()
         told["descriptors"] = {number: f"unix:{routes[int(address[6:])]}" for number, address in addresses}
         told["folder"] = "/"
-        self.process = subprocess.Popen([sys.executable, "-IS", threshold.__file__, json.dumps(told)])
+        self.process = subprocess.Popen([sys.executable, "-IS", guest_init.__file__, json.dumps(told)])
 
     async def wait(self) -> tuple[int, bool]:
         status = await asyncio.to_thread(self.process.wait)
@@ -240,10 +238,10 @@ def test_the_root_has_a_place_for_everything_shown(tmp_path: Path) -> None:
     root = tmp_path / "root"
     assert all((root / name).is_dir() for name in ("usr", "mnt/data", "run/belljar", "opt/science", "proc", "tmp"))
     assert (root / "bin").is_symlink() == Path("/bin").is_symlink()
-    assert (root / "run/threshold.py").read_bytes() == Path(threshold.__file__).read_bytes()
+    assert (root / "run/guest_init.py").read_bytes() == Path(guest_init.__file__).read_bytes()
     assert "hunter2" not in (root / "etc/passwd").read_text()
 
 
-def test_the_threshold_runs_on_the_commands_python_or_the_systems() -> None:
+def test_guest_init_runs_on_the_commands_python_or_the_systems() -> None:
     assert interpreter_for(["/opt/science/bin/python3.12", "-c", ""]) == "/opt/science/bin/python3.12"
     assert interpreter_for(["true"]).endswith("python3")

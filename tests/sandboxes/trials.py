@@ -57,7 +57,7 @@ def tight(name: str) -> Provider:
 @cache
 def _provider(name: str) -> Provider:
     # One for all tests: each tries the host once, which for some takes a quarter of a second.
-    settings = Settings(container_image=import_image()) if name == "container" else Settings()
+    settings = Settings(container_image=import_image()) if name == "container" else Settings(sandbox=name)
     return providers(settings)[name]
 
 

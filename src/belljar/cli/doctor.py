@@ -134,6 +134,7 @@ def _sandboxes(settings: "Settings") -> Iterator[Finding]:
 
     known = providers(settings)
     yield from examine_providers(known, settings.sandbox)
+    yield from _installed_sandboxes(settings.sandbox)
     yield _keep_alive(settings, known[settings.sandbox])
 
 
@@ -150,12 +151,29 @@ def _keep_alive(settings: "Settings", provider: "Provider") -> Finding:
 
 def examine_providers(providers: "Mapping[str, Provider]", configured: str) -> Iterator[Finding]:
     """What each provider says of this host, the configured one first: it is the one that matters."""
+    from belljar.sandboxes.installed import ask_checks
+
     warning = providers[configured].warning
     detail = f"{configured}. {warning}" if warning else configured
     yield Finding("sandbox", "warn" if warning else "ok", "configured", detail)
     for name in sorted(providers, key=lambda name: name != configured):
-        for check in providers[name].check():
+        for check in ask_checks(providers[name]):
             yield _finding("sandbox", f"{name}, {check.name}", check, is_needed=name == configured)
+
+
+def _installed_sandboxes(configured: str) -> Iterator[Finding]:
+    """Which packages bring a provider. Only the configured one has been imported: the others are just named."""
+    from belljar.settings.sandboxes import installed_sandboxes
+
+    for one in installed_sandboxes():
+        if one.is_shadowed:
+            detail = f"the package {one.package} brings one of this name; it is ignored, because belljar has its own"
+            yield Finding("sandbox", "warn", one.name, detail, f"Remove {one.package.partition(' ')[0]}")
+        elif one.name == configured:
+            yield Finding("sandbox", "ok", one.name, f"brought by the package {one.package}")
+        else:
+            detail = f"brought by the package {one.package}; not checked, because it is not configured"
+            yield Finding("sandbox", "ok", one.name, detail)
 
 
 def _finding(section: str, name: str, check: "Check", *, is_needed: bool) -> Finding:

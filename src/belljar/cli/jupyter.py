@@ -19,7 +19,10 @@ def command(
     prefix: Annotated[Path | None, typer.Option(help="Into PREFIX/share/jupyter/kernels.")] = None,
     display_name: Annotated[str, typer.Option(help="What people see.")] = "Python (belljar)",
     environment: Annotated[str | None, typer.Option(help="Environment that its sessions run in.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(help="namespace, container, gvisor, microvm, process, or one of an installed package."),
+    ] = None,
     on_server: Annotated[
         bool, typer.Option("--on-server", help="Open sessions on a running server, where there is one.")
     ] = False,

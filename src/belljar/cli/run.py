@@ -16,7 +16,10 @@ def command(
         ),
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Interrupt the code after this many seconds.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(help="namespace, container, gvisor, microvm, process, or one of an installed package."),
+    ] = None,
     environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:

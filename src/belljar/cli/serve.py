@@ -7,7 +7,10 @@ import typer
 
 def command(
     http: Annotated[str | None, typer.Option(help="HOST:PORT to serve over HTTP; stdio without it.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(help="namespace, container, gvisor, microvm, process, or one of an installed package."),
+    ] = None,
     environment: Annotated[str | None, typer.Option(help="Environment of sessions.")] = None,
     surface: Annotated[list[str] | None, typer.Option(help="Surface to serve; repeatable.")] = None,
     mcp_config: Annotated[str | None, typer.Option(help="File that lists the MCP servers of the toolbox.")] = None,

@@ -4,6 +4,7 @@ Nothing here knows where values come from or what a setting is for. Each says wh
 directory that the user does not trust may do to it: see `tightening.py`.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -30,6 +31,7 @@ from belljar.settings.kinds import (
     with_checkpoints,
     within_sessions,
 )
+from belljar.settings.sandboxes import OWN, checked_sandbox
 from belljar.settings.sources import PREFIX, layers
 from belljar.settings.tightening import FEWER, HIGHER, LOWER, MORE, NEVER, OFF, ON, towards
 
@@ -44,12 +46,16 @@ class Settings(BaseSettings):
     )
 
     sandbox: Annotated[
-        Literal["namespace", "container", "gvisor", "microvm", "process"],
+        str,
+        AfterValidator(checked_sandbox),
+        # A provider of another package has no place in this order, so such a file can neither choose nor leave one.
         towards("process", ("namespace", "container"), "gvisor", "microvm"),
     ] = Field(
         "namespace",
         description="How sessions are sealed off: Linux namespaces, containers of docker or podman, gVisor's own "
-        "kernel, virtual machines of microsandbox, or plain processes that isolate nothing.",
+        "kernel, virtual machines of microsandbox, plain processes that isolate nothing, or a provider that an "
+        "installed package brings.",
+        json_schema_extra={"allowed": f"{' or '.join(map(json.dumps, OWN))}, or the name of an installed provider"},
     )
     runsc: Annotated[str, NEVER] = Field(
         "runsc", description="gVisor's program for the `gvisor` sandbox: a name on the PATH, or a path."

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.sandboxes.microvm import threshold
-from belljar.sandboxes.microvm.crossing import Crossing
+from belljar.sandboxes import guest_init
+from belljar.sandboxes.microvm import DescriptorBridge
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="descriptors are passed by exec")
 
@@ -28,7 +28,7 @@ sys.exit(7)
 
 
 class Trial:
-    """A command behind the threshold, and the host's ends of its three streams."""
+    """A command behind guest_init, and the host's ends of its three streams."""
 
     def __init__(self, folder: Path, stack: ExitStack, code: str = ECHO) -> None:
         out, out_end = os.pipe()
@@ -39,7 +39,7 @@ class Trial:
         self.ours.settimeout(20)
         number = theirs.fileno()
         given = {1: out_end, 2: err_end, number: number}
-        self.crossings = {n: Crossing(folder / str(n), descriptor) for n, descriptor in given.items()}
+        self.bridges = {n: DescriptorBridge(folder / str(n), descriptor) for n, descriptor in given.items()}
         for descriptor in (out_end, err_end):
             os.close(descriptor)
         theirs.close()
@@ -47,11 +47,11 @@ class Trial:
             "command": [sys.executable, "-ISc", code, str(number)],
             "environment": {"LC_ALL": "C.UTF-8", "ONLY": "1"},
             "folder": "/",
-            "descriptors": {n: f"unix:{crossing.path}" for n, crossing in self.crossings.items()},
+            "descriptors": {n: f"unix:{bridge.path}" for n, bridge in self.bridges.items()},
         }
         # Its own streams go nowhere: whatever is heard came over a connection.
         self.process = subprocess.Popen(
-            [sys.executable, "-IS", threshold.__file__, json.dumps(order)],
+            [sys.executable, "-IS", guest_init.__file__, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -61,9 +61,9 @@ class Trial:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        for crossing in self.crossings.values():
-            crossing.close()
-            crossing.close()
+        for bridge in self.bridges.values():
+            bridge.close()
+            bridge.close()
 
 
 def test_three_streams_cross_with_their_order_and_their_ends(tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_command_that_is_killed_ends_its_streams(tmp_path: Path) -> None:
         assert (trial.out.read(), trial.ours.recv(1)) == ("", b"")
 
 
-def test_a_crossing_that_nobody_came_to_closes(tmp_path: Path) -> None:
+def test_a_bridge_that_nobody_came_to_closes(tmp_path: Path) -> None:
     before = _descriptors()
     reading, writing = os.pipe()
-    crossing = Crossing(tmp_path / "socket", writing)
+    bridge = DescriptorBridge(tmp_path / "socket", writing)
     os.close(writing)
-    crossing.close()
+    bridge.close()
     assert os.read(reading, 1) == b""
     os.close(reading)
     assert _descriptors() == before
@@ -117,7 +117,7 @@ def test_an_address_that_is_taken_is_refused_and_leaves_nothing_open(tmp_path: P
     (tmp_path / "taken").write_text("")
     reading, writing = os.pipe()
     with pytest.raises(OSError, match="in use"):
-        Crossing(tmp_path / "taken", writing)
+        DescriptorBridge(tmp_path / "taken", writing)
     os.close(writing)
     assert os.read(reading, 1) == b""
     os.close(reading)

@@ -1,0 +1,72 @@
+"""Providers that installed packages bring: imports the chosen one, and refuses what does not fulfil the contract.
+
+Everything here runs code of others, so every error of theirs becomes a SandboxUnavailable that names the package.
+`belljar.settings.sandboxes` says which packages bring one; docs/guides/sandbox-providers.md is for their authors.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from belljar.errors import BelljarError, SandboxUnavailable
+from belljar.sandboxes.base import CONTRACT, Check, InstalledProvider, Provider
+from belljar.settings.sandboxes import InstalledSandbox, find_installed
+
+_ATTRIBUTES = {"name": str, "isolates": bool, "warning": str}
+_METHODS = ("check", "take_identity", "release_identity", "open")
+
+log = logging.getLogger(__name__)
+
+
+def load_provider(name: str) -> InstalledProvider:
+    """Import the package that brings this provider and make it."""
+    try:
+        installed = find_installed(name)
+    except ValueError as error:
+        raise SandboxUnavailable(f"There is no sandbox {name}: {error}") from None
+    try:
+        # A class, or a function: called without arguments, it returns the provider.
+        provider: Any = installed.entry_point.load()()
+        breaches = list(_breaches(provider, name))
+    except Exception as error:
+        raise _refusal(installed, f"it does not load: {type(error).__name__}: {error}") from error
+    if breaches:
+        raise _refusal(installed, "; ".join(breaches))
+    log.info("sandbox %s is made by the package %s, not by belljar", name, installed.package)
+    return provider
+
+
+def _breaches(provider: Any, name: str) -> Iterator[str]:
+    """What of the contract a provider does not fulfil, as far as that can be told before a sandbox is opened."""
+    contract = getattr(provider, "contract", None)
+    if contract is None:
+        yield f"it does not say which version of the contract it was written for: it needs `contract = {CONTRACT}`"
+        return
+    if contract != CONTRACT:
+        yield f"it was written for version {contract!r} of the contract, and this belljar has version {CONTRACT}"
+        return
+    for attribute, kind in _ATTRIBUTES.items():
+        if not isinstance(getattr(provider, attribute, None), kind):
+            yield f"it has no `{attribute}` that is a {kind.__name__}"
+    for method in _METHODS:
+        if not callable(getattr(provider, method, None)):
+            yield f"it has no method `{method}`"
+    if isinstance(own := getattr(provider, "name", None), str) and own != name:
+        yield f"it calls itself {own!r}"
+
+
+def _refusal(installed: InstalledSandbox, reason: str) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"Sandbox {installed.name} of the package {installed.package} cannot be used: {reason}",
+        hint="Install a version of the package that fits this belljar, or choose another sandbox",
+    )
+
+
+def ask_checks(provider: Provider) -> list[Check]:
+    """Return what a provider says of this host; one that raises has failed."""
+    try:
+        return provider.check()
+    except BelljarError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a provider may be another package's
+        return [Check("check", is_ok=False, detail=f"it raised {type(error).__name__}: {error}")]
