@@ -26,6 +26,22 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 log = logging.getLogger(__name__)
 
 
+class StopRequest:
+    """Whether the operator told the server to stop: the first signal ends it in order, later ones change nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.has_started = False
+        """Set once the runtime is open; from then on the serving code waits for `asked`."""
+        self._main = asyncio.current_task()
+
+    def on_signal(self) -> None:
+        """Set `asked`; on a second signal while the server is still starting, cancel the start."""
+        if self.asked.is_set() and not self.has_started and self._main is not None:
+            self._main.cancel()
+        self.asked.set()
+
+
 def command(
     http: Annotated[str | None, typer.Option(help="HOST:PORT to serve over HTTP; stdio without it.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="namespace, container, gvisor, microvm or process.")] = None,
@@ -63,14 +79,14 @@ async def _serve(settings: Settings) -> None:
                 raise
 
 
-async def _serve_stdio(settings: Settings, stop: "StopRequest") -> None:
+async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
     async with open_runtime(settings) as runtime:
         stop.has_started = True
         server = build_server(runtime, settings.surfaces)
         await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
 
 
-async def _serve_http(settings: Settings, stop: "StopRequest") -> None:
+async def _serve_http(settings: Settings, stop: StopRequest) -> None:
     host, port = parse_bind(settings.http)
     async with open_runtime(settings) as runtime:
         stop.has_started = True
@@ -93,22 +109,6 @@ def _print_ready(url: str) -> None:
 def _log_ready(url: str) -> None:
     # With JSON logs a program reads stderr, and every line has to be JSON.
     log.info("belljar serves MCP at %s/mcp", url)
-
-
-class StopRequest:
-    """Whether the operator told the server to stop: the first signal ends it in order, later ones change nothing."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.has_started = False
-        """Set once the runtime is open; from then on the serving code waits for `asked`."""
-        self._main = asyncio.current_task()
-
-    def on_signal(self) -> None:
-        """Set `asked`; on a second signal while the server is still starting, cancel the start."""
-        if self.asked.is_set() and not self.has_started and self._main is not None:
-            self._main.cancel()
-        self.asked.set()
 
 
 @contextmanager

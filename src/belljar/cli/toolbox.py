@@ -248,7 +248,7 @@ def _print_progress(progress: float, total: float | None, message: str) -> None:
 
 
 def _print_answer(answer: Answer, out: Path | None, *, as_json: bool) -> None:
-    saved = [(block, _saved(block, out, number)) for number, block in enumerate(answer.blocks)]
+    saved = [(block, _save(block, out, number)) for number, block in enumerate(answer.blocks)]
     if as_json:
         blocks = [
             {"kind": one.kind, "text": one.text, "mime": one.mime, "uri": one.uri, "name": one.name, "file": file}
@@ -273,7 +273,7 @@ def _description(block: Block) -> str:
     return one_line(f"[{block.kind} {block.mime} of {len(block.data):,} bytes; --out FOLDER keeps it]")
 
 
-def _saved(block: Block, out: Path | None, number: int) -> str:
+def _save(block: Block, out: Path | None, number: int) -> str:
     """Save the data of a block and return its file; return an empty string if nothing is saved."""
     if out is None or not block.data:
         return ""
