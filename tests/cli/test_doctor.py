@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from belljar.cli import doctor
-from belljar.cli.doctor import Finding, examine_providers, report
+from belljar.cli.doctor import HostFinding, examine_providers, report
 from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import Check, Sandbox, SandboxSpec
@@ -89,9 +89,9 @@ def test_the_text_has_a_line_a_finding_and_what_to_do(belljar: Run, monkeypatch:
 def test_a_check_fails_for_the_configured_provider_and_warns_for_another() -> None:
     known = {name: BrokenProvider(name) for name in ("one", "two")}
     assert list(examine_providers(known, "two")) == [
-        Finding("sandbox", "ok", "configured", "two"),
-        Finding("sandbox", "fail", "two, kernel", "too old", "Get a newer one"),
-        Finding("sandbox", "warn", "one, kernel", "too old", "Get a newer one"),
+        HostFinding("sandbox", "ok", "configured", "two"),
+        HostFinding("sandbox", "fail", "two, kernel", "too old", "Get a newer one"),
+        HostFinding("sandbox", "warn", "one, kernel", "too old", "Get a newer one"),
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_section_that_breaks_is_a_finding_and_the_others_go_on(
     def broken(_: object) -> None:
         raise EnvironmentBroken("it is gone", hint="Make it anew")
 
-    monkeypatch.setattr(doctor, "_environments", broken)
+    monkeypatch.setattr(doctor, "_check_environments", broken)
     found = findings()
     assert found["environments/environments"] == {
         "section": "environments",
@@ -182,7 +182,13 @@ def test_node_is_asked_for_its_version_and_is_never_needed(
 
 
 def test_report_groups_by_section() -> None:
-    text = report([Finding("a", "ok", "x", "1"), Finding("a", "warn", "y", "2", "act"), Finding("b", "fail", "z", "3")])
+    text = report(
+        [
+            HostFinding("a", "ok", "x", "1"),
+            HostFinding("a", "warn", "y", "2", "act"),
+            HostFinding("b", "fail", "z", "3"),
+        ]
+    )
     assert text == "a\n  ok    x: 1\n  warn  y: 2\n        do: act\nb\n  fail  z: 3"
 
 

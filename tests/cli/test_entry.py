@@ -1,3 +1,5 @@
+import gc
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -6,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar import cli
+from belljar.cli import COMMANDS, GROUPS, CommandEntry, config, load_command, uncollected_imports
 from belljar.errors import KernelDied, SessionNotFound
 
 Run = Callable[..., Any]
@@ -24,10 +26,50 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
     assert heavy & set(answer.stdout.split()) == set()
 
 
+def test_the_help_of_all_commands_imports_none_of_them() -> None:
+    probe = (
+        "import sys, belljar.cli\nfor words in [[], *([group] for group in belljar.cli.GROUPS)]:\n"
+        "    belljar.cli.application().main([*words, '--help'], standalone_mode=False)\n"
+        "print('imported', *sorted(name for name in sys.modules if name.startswith('belljar.cli.')))"
+    )
+    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "imported belljar.cli.streams"
+
+
+def test_the_help_of_a_command_imports_that_command_only() -> None:
+    probe = (
+        "import sys, belljar.cli\nbelljar.cli.application().main(['key', '--help'], standalone_mode=False)\n"
+        "print('imported', *sorted(name for name in sys.modules if name.startswith('belljar.cli.')))"
+    )
+    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert "Make a bearer key for HTTP." in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "imported belljar.cli.key belljar.cli.streams"
+
+
+ENTRIES = [*COMMANDS.values(), *(entry for group in GROUPS.values() for entry in group.commands.values())]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.target)
+def test_the_table_has_the_first_paragraph_of_each_commands_help(entry: CommandEntry) -> None:
+    paragraph, _, _ = (inspect.getdoc(load_command(entry)) or "").partition("\n\n")
+    assert entry.help == " ".join(paragraph.split())
+
+
+def test_the_collector_rests_during_imports_and_passes_over_them_afterwards() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with uncollected_imports():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize(
     ("module", "spared"),
     [
-        ("belljar.cli.running", {"mcp", "httpx2", "starlette", "h11", "jupyter_client", "phonenumbers", "jsonschema"}),
+        ("belljar.cli.run", {"mcp", "httpx2", "starlette", "h11", "jupyter_client", "phonenumbers", "jsonschema"}),
         ("belljar.control", {"belljar.sessions", "belljar.kernels", "belljar.settings"}),
     ],
 )
@@ -47,7 +89,7 @@ def test_an_error_of_ours_is_two_lines_on_stderr_and_an_exit_code(
     def command() -> None:
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "config", command)
+    monkeypatch.setattr(config, "command", command)
     outcome = belljar("config")
     assert (outcome.code, outcome.out) == (code, "")
     assert outcome.err == f"error: {error.args[0]}\nhint: Make one\n"

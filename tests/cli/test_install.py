@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import client_files
-from belljar.cli.clients import launch_command
+from belljar.cli import install
+from belljar.cli.install import launch_command
 
 Run = Callable[..., Any]
 
@@ -155,9 +155,9 @@ def test_what_the_client_wrote_meanwhile_is_not_undone(place: Path, monkeypatch:
     def client_writes_now(_: int) -> None:
         path.write_text('{"new": 1}')
 
-    monkeypatch.setattr(client_files.os, "fsync", client_writes_now)
-    with pytest.raises(client_files.UsageError, match="changed by another program"):
-        client_files.add_server(path, "servers", "belljar", {"command": "x"})
+    monkeypatch.setattr(install.os, "fsync", client_writes_now)
+    with pytest.raises(install.UsageError, match="changed by another program"):
+        install.add_server(path, "servers", "belljar", {"command": "x"})
     assert path.read_text() == '{"new": 1}'
     assert sorted(file.name for file in place.iterdir()) == ["mcp.json", "mcp.json.bak"]
 
@@ -167,7 +167,7 @@ def test_root_leaves_the_file_to_its_owner(place: Path) -> None:
     path = place / "mcp.json"
     path.write_text("{}")
     os.chown(path, 12345, 12345)
-    backup = client_files.add_server(path, "servers", "belljar", {"command": "x"})
+    backup = install.add_server(path, "servers", "belljar", {"command": "x"})
     assert backup is not None
     assert [(file.stat().st_uid, file.stat().st_gid) for file in (path, backup)] == [(12345, 12345)] * 2
 

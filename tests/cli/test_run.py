@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import running
+from belljar.cli import run as run_command
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.settings import Settings
@@ -364,11 +364,11 @@ def test_nothing_is_made_ready_for_later_unless_it_was_asked_for(
 ) -> None:
     chosen: list[Settings] = []
 
-    def run(settings: Settings, job: running.Job) -> int:
+    def run(settings: Settings, request: run_command.RunRequest) -> int:
         chosen.append(settings)
         return 0
 
-    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(run_command, "run", run)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert belljar("run", "-c", "1").code == 0

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import belljar as package
-from belljar.cli.board import Board, Look
+from belljar.cli.session_table import ServersSnapshot, SessionTable
 from belljar.control import ServerAnswer, SessionLine
 from belljar.environments import Environment
 from belljar.models import SessionInfo
@@ -50,7 +50,7 @@ def line(session_id: str = "a" * 32, *, cpu_s: float = 0.0, read_at_s: float = 0
     return SessionLine("key:ada", cpu_s, read_at_s, SessionInfo(**told))
 
 
-def shown(board: Board, width: int = 160, height: int = 20) -> str:
+def shown(board: SessionTable, width: int = 160, height: int = 20) -> str:
     written = io.StringIO()
     Console(width=width, height=height, file=written).print(board)
     return written.getvalue()
@@ -121,8 +121,10 @@ def test_a_server_that_hangs_is_named(once: Run, tmp_path: Path) -> None:
 
 
 def test_cpu_is_what_was_used_between_two_looks() -> None:
-    before = Look([ServerAnswer(1, [line("a" * 32, cpu_s=5, read_at_s=100), line("b" * 32, cpu_s=5, read_at_s=100)])])
-    look = Look(
+    before = ServersSnapshot(
+        [ServerAnswer(1, [line("a" * 32, cpu_s=5, read_at_s=100), line("b" * 32, cpu_s=5, read_at_s=100)])]
+    )
+    look = ServersSnapshot(
         [
             ServerAnswer(
                 1,
@@ -134,20 +136,24 @@ def test_cpu_is_what_was_used_between_two_looks() -> None:
             )
         ]
     )
-    board = Board("/data", look, before).text()
+    board = SessionTable("/data", look, before).text()
     titles, *rows = board.splitlines()
     assert [row[titles.index("cpu") :].split()[0] for row in rows] == ["25%", "-", "-"]
-    assert all(row[titles.index("cpu") :].split()[0] == "-" for row in Board("/data", look).text().splitlines()[1:])
+    assert all(
+        row[titles.index("cpu") :].split()[0] == "-" for row in SessionTable("/data", look).text().splitlines()[1:]
+    )
 
 
 def test_a_frame_fits_its_screen() -> None:
-    look = Look([ServerAnswer(9, [line(f"{number:032x}", last_cause="cause " * 20) for number in range(50)])])
+    look = ServersSnapshot(
+        [ServerAnswer(9, [line(f"{number:032x}", last_cause="cause " * 20) for number in range(50)])]
+    )
     for width, height in ((160, 20), (80, 10), (40, 6)):
-        lines = shown(Board("/data", look), width, height).splitlines()
+        lines = shown(SessionTable("/data", look), width, height).splitlines()
         assert len(lines) <= height
         assert max(map(len, lines)) <= width
         assert lines[-1].startswith("… and ")
-    wide, narrow = shown(Board("/data", look)), shown(Board("/data", look), 80)
+    wide, narrow = shown(SessionTable("/data", look)), shown(SessionTable("/data", look), 80)
     assert "science" in wide
     assert "checkpoints" in wide
     assert "cause" in narrow
@@ -156,16 +162,16 @@ def test_a_frame_fits_its_screen() -> None:
 
 @pytest.mark.parametrize("width", [36, 40, 44, 52, 60, 72, 80, 96, 118])
 def test_on_a_narrow_screen_columns_are_left_out_and_not_cut(width: int) -> None:
-    look = Look([ServerAnswer(123456, [line("a" * 32, state="running", executions=12345)])])
-    _, _, titles, row = shown(Board("/data", look), width).splitlines()
+    look = ServersSnapshot([ServerAnswer(123456, [line("a" * 32, state="running", executions=12345)])])
+    _, _, titles, row = shown(SessionTable("/data", look), width).splitlines()
     assert titles.split()[:2] in (["session", "state"], ["server", "session"])
     assert {"a" * 12, "running", "1,234"} <= set(row.split())
     assert "…" not in titles + row
 
 
 def test_what_a_session_chose_cannot_move_the_cursor() -> None:
-    look = Look([ServerAnswer(9, [line(environment="kernel:\x1b[2J", last_cause="[red]\x1b]0;title\x07")])])
-    board = Board("/data", look)
+    look = ServersSnapshot([ServerAnswer(9, [line(environment="kernel:\x1b[2J", last_cause="[red]\x1b]0;title\x07")])])
+    board = SessionTable("/data", look)
     for text in (board.text(), shown(board)):
         assert "\x1b" not in text
         assert "\x07" not in text
@@ -173,9 +179,9 @@ def test_what_a_session_chose_cannot_move_the_cursor() -> None:
 
 
 def test_servers_without_sessions_and_no_servers_say_so() -> None:
-    assert Board("/data", Look([])).notes() == ["no running server uses /data"]
-    assert "no session is open" in shown(Board("/data", Look([ServerAnswer(9, [])])))
-    assert "did not answer" in shown(Board("/data", Look([ServerAnswer(9, None)])))
+    assert SessionTable("/data", ServersSnapshot([])).notes() == ["no running server uses /data"]
+    assert "no session is open" in shown(SessionTable("/data", ServersSnapshot([ServerAnswer(9, [])])))
+    assert "did not answer" in shown(SessionTable("/data", ServersSnapshot([ServerAnswer(9, None)])))
 
 
 # Live

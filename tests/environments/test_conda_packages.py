@@ -24,7 +24,7 @@ from mcp import Client
 from packaging.requirements import Requirement
 
 from belljar.api import LocalSession, open_engine
-from belljar.cli import environments
+from belljar.cli import env
 from belljar.environments import open_environment
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.catalogue import examine, managed_folder, unused_folders
@@ -361,7 +361,7 @@ async def test_sessions_use_them_sealed_off_and_their_forks_too(
         fork = await session.fork()
         forked = await fork.execute(_LOOK, timeout_s=60)
         layers = [data / "sessions" / each.id / "layer" for each in (session, fork)]
-        assert await to_thread.run_sync(environments.lock, settings, session.id) == 0
+        assert await to_thread.run_sync(env.lock, settings, session.id) == 0
 
     assert [(each.name, each.imported, each.import_error) for each in outcomes] == [
         ("pond", True, None),
@@ -475,7 +475,7 @@ def test_the_command_makes_one_of_a_file_and_prints_its_table(
     monkeypatch.setenv("CONDA_CHANNEL_ALIAS", town.mirror)
     monkeypatch.delenv("UV_DEFAULT_INDEX")
 
-    status = environments.create_from(settings_with(), ["big"], file)
+    status = env.create_from(settings_with(), ["big"], file)
 
     said = capsys.readouterr()
     if "could not be fetched" in said.err:

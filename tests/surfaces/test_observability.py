@@ -426,5 +426,5 @@ def test_counting_costs_less_than_two_microseconds() -> None:
 
 
 def test_what_shows_the_numbers_is_not_loaded_at_start_up() -> None:
-    code = "import sys, belljar.cli.serving; sys.exit('prometheus_client' in sys.modules)"
+    code = "import sys, belljar.cli.serve; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

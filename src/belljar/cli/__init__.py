@@ -1,67 +1,141 @@
 """The `belljar` command: its table of commands, and how errors become exit codes.
 
-One file a command; each has a `command` function that imports what it needs when it is called, so that starting
-`belljar serve` does not pay for the others. Data goes to stdout, everything else to stderr.
+One file a command. The table names each command's function, and a command's module is imported only when the command
+runs or prints its own help, so that `belljar --help` imports none of them and `belljar serve` does not pay for the
+others. Commands print data to stdout and everything else to stderr.
 """
 
+import gc
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, cast
 
 import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
-from belljar.cli import (
-    attach,
-    config,
-    doctor,
-    env,
-    export,
-    install,
-    jupyter,
-    kernel,
-    key,
-    policy,
-    reference,
-    replay,
-    run,
-    serve,
-    sessions,
-    toolbox,
-    top,
-    trust,
-)
 from belljar.cli.streams import guard_streams, indented, reset_colours
 from belljar.errors import BelljarError, UsageError
 
-# A new command is a file here and a line in this table.
-COMMANDS: dict[str, Callable[..., None]] = {
-    "serve": serve.command,
-    "run": run.command,
-    "sessions": sessions.command,
-    "top": top.command,
-    "export": export.command,
-    "replay": replay.command,
-    "attach": attach.command,
-    "jupyter": jupyter.command,
-    "kernel": kernel.command,
-    "config": config.command,
-    "trust": trust.command,
-    "doctor": doctor.command,
-    "install": install.command,
-    "key": key.command,
-    "reference": reference.command,
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """One line of the command table."""
+
+    target: str
+    """The command's function, as `module:function` with a module of this package."""
+    help: str
+    """The line that lists of commands show: the first paragraph of the function's docstring."""
+    is_hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGroup:
+    """A command that has commands of its own."""
+
+    help: str
+    commands: Mapping[str, CommandEntry]
+
+
+# A new command is a file in this package and a line in this table.
+COMMANDS: dict[str, CommandEntry] = {
+    "serve": CommandEntry("serve:command", "Serve MCP over stdio, or over HTTP with --http HOST:PORT."),
+    "run": CommandEntry(
+        "run:command",
+        "Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.",
+    ),
+    "sessions": CommandEntry("sessions:command", "List the sessions of all running servers of this data directory."),
+    "top": CommandEntry(
+        "top:command", "Watch the sessions of all running servers of this data directory; q or Ctrl-C ends."
+    ),
+    "export": CommandEntry("export:command", "Save everything a session ran, with its output."),
+    "replay": CommandEntry(
+        "replay:command", "Run a notebook in a fresh session and compare what it says with what is stored in it."
+    ),
+    "attach": CommandEntry(
+        "attach:command",
+        "Share a live session: its variables and files, and what others run in it while you look on.",
+    ),
+    "jupyter": CommandEntry(
+        "jupyter:command", "Add belljar to the kernels of JupyterLab, VS Code, papermill and nbclient, or remove it."
+    ),
+    "kernel": CommandEntry("kernel:command", "Be a Jupyter kernel with a session of its own.", is_hidden=True),
+    "config": CommandEntry(
+        "config:command",
+        "Show every setting and where its value comes from, and which ones of an untrusted file are ignored.",
+    ),
+    "trust": CommandEntry(
+        "trust:command", "Obey all settings of the belljar.toml in a folder when belljar is started there."
+    ),
+    "doctor": CommandEntry("doctor:command", "Check what this host can do."),
+    "install": CommandEntry("install:command", "Tell an MCP client how to start belljar."),
+    "key": CommandEntry("key:command", "Make a bearer key for HTTP."),
+    "reference": CommandEntry("reference:command", "Print a page of the reference as Markdown.", is_hidden=True),
 }
-# Commands with commands of their own: what the group is for, and its table.
-GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "env": (env.ABOUT, env.COMMANDS),
-    "toolbox": (toolbox.ABOUT, toolbox.COMMANDS),
-    "policy": (policy.ABOUT, policy.COMMANDS),
+GROUPS: dict[str, CommandGroup] = {
+    "env": CommandGroup(
+        "The environments of sessions: list, create, check, remove, lock.",
+        {
+            "list": CommandEntry(
+                "env:list_command",
+                "List the environments that sessions can ask for: kind, Python, packages, size and state.",
+            ),
+            "create": CommandEntry(
+                "env:create_command",
+                "Make managed environments now rather than for the first session, and what others lack to run"
+                " sessions.",
+            ),
+            "check": CommandEntry(
+                "env:check_command",
+                "See whether environments are there and can run sessions; exits with 1 if one cannot. Makes nothing.",
+            ),
+            "remove": CommandEntry(
+                "env:remove_command",
+                "Remove managed environments from the disk; the next session that asks for one makes it again.",
+            ),
+            "lock": CommandEntry(
+                "env:lock_command",
+                "Print the packages of a session at their versions, its own included, to make the same environment"
+                " again.",
+            ),
+        },
+    ),
+    "toolbox": CommandGroup(
+        "The MCP servers that sessions can call: list, search, call, sync.",
+        {
+            "list": CommandEntry("toolbox:list_command", "Connect to the servers and list them, or the tools of one."),
+            "search": CommandEntry("toolbox:search_command", "Find tools, as search_tools does for a model."),
+            "call": CommandEntry(
+                "toolbox:call_command",
+                "Call one tool and print what it answers; exits with 1 when the tool reports an error.",
+            ),
+            "sync": CommandEntry(
+                "toolbox:sync_command", "Write the tools as Python, as sessions see them, into the folder servers."
+            ),
+        },
+    ),
+    "policy": CommandGroup(
+        "Check a policy file, and try what it decides.",
+        {
+            "check": CommandEntry(
+                "policy:check_command",
+                "Check a policy file; exits with 2 and tells line and reason if it is not in order.",
+            ),
+            "test": CommandEntry(
+                "policy:try_command",
+                "Tell what a policy decides on a call or on code; exits with 0 for what is allowed, with 1 for the"
+                " rest.",
+            ),
+        },
+    ),
 }
-HIDDEN = {"kernel", "reference"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exits with 2 when the caller can mend it, with 1 when not."""
+    """Run one command; exit with 2 for an error that the caller can mend, with 1 for any other."""
     guard_streams()
     try:
         application()(arguments, prog_name="belljar")
@@ -74,27 +148,72 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reset_colours()
 
 
-def application() -> typer.Typer:
-    """The command as typer sees it."""
-    application = _table_of_commands(COMMANDS)
-    application.callback()(_belljar)
-    for name, (about, commands) in GROUPS.items():
-        application.add_typer(_table_of_commands(commands), name=name, help=about)
-    return application
+def application() -> TyperGroup:
+    """Return the group of all commands, none of which is imported yet."""
+    root = _typer()
+    root.callback()(_belljar)
+    group = cast("TyperGroup", typer.main.get_command(root))
+    _add_commands(group, COMMANDS)
+    for name, entry in GROUPS.items():
+        subgroup = TyperGroup(name=name, help=entry.help, no_args_is_help=True, rich_markup_mode=None)
+        _add_commands(subgroup, entry.commands)
+        group.add_command(subgroup)
+    return group
 
 
-def _table_of_commands(commands: dict[str, Callable[..., None]]) -> typer.Typer:
-    # No markup mode: with one, typer imports rich to draw boxes around its help and its errors.
-    table = typer.Typer(
+def load_command(entry: CommandEntry) -> Callable[..., None]:
+    """Import the function of a command."""
+    module, _, function = entry.target.partition(":")
+    path = f"{__name__}.{module}"
+    if path not in sys.modules:
+        with uncollected_imports():
+            import_module(path)
+    return getattr(sys.modules[path], function)
+
+
+@contextmanager
+def uncollected_imports() -> Generator[None]:
+    """Import without the garbage collector, which takes 0.4 s of the 1.5 s that importing the server takes otherwise.
+
+    Modules stay until the process ends, so what was imported is also kept out of later collections.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+class LazyCommand(TyperCommand):
+    """A command that is listed from the table, and imported when its arguments are parsed."""
+
+    def __init__(self, name: str, entry: CommandEntry) -> None:
+        super().__init__(name, help=entry.help, hidden=entry.is_hidden, rich_markup_mode=None)
+        self._entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return a context of the imported command, which the group then invokes instead of this one."""
+        table = _typer()
+        table.command(self.name)(load_command(self._entry))
+        return typer.main.get_command(table).make_context(info_name, args, parent, **extra)
+
+
+def _add_commands(group: TyperGroup, entries: Mapping[str, CommandEntry]) -> None:
+    for name, entry in entries.items():
+        group.add_command(LazyCommand(name, entry))
+
+
+def _typer() -> typer.Typer:
+    # With a markup mode, typer would import rich to draw boxes around its help and its errors.
+    return typer.Typer(
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    for name, command in commands.items():
-        table.command(name, hidden=name in HIDDEN)(command)
-    return table
 
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
+        # Only --version needs it, and with it come the packages `email` and `zipfile`.
         from importlib.metadata import version
 
         print(f"belljar {version('belljar')}")

@@ -1,9 +1,13 @@
-"""`belljar attach`: a person shares the live session of an agent, here or from a Jupyter front end."""
+"""`belljar attach`: a person shares the live session of an agent, in this terminal or from a Jupyter front end."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from belljar.cli.console import run_console
+from belljar.jupyter import require_ipykernel
+from belljar.settings import load_settings
 
 
 def command(
@@ -21,16 +25,11 @@ def command(
 
     Your cells take their turn like everyone's, and are on record as yours. The session goes on when you leave.
     """
-    from belljar.settings import load_settings
-
     folder = load_settings({"data_directory": data_directory}).data_directory
     if connection is None:
-        from belljar.cli.sharing import share
-
-        raise typer.Exit(share(folder, session))
-    from belljar.jupyter import require_ipykernel
-
+        raise typer.Exit(run_console(folder, session))
     require_ipykernel()
+    # Imports ipykernel, which is optional and which the console does not need.
     from belljar.jupyter.existing import serve_existing
 
     serve_existing(folder, session, connection.expanduser().absolute(), transport)

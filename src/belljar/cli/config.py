@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli.columns import columns
+from belljar import settings
+from belljar.cli.streams import columns
 
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, descriptions included.")] = False,
 ) -> None:
     """Show every setting and where its value comes from, and which ones of an untrusted file are ignored."""
-    from belljar import settings
-
     lines = settings.explain()
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))

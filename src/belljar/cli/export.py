@@ -1,9 +1,50 @@
-"""`belljar export`: everything a session ran, as a notebook, a page, a script or a text."""
+"""`belljar export`: everything a session ran, from its journal to a notebook, a page, a script or a text.
 
+The command starts no session and changes nothing but the files it writes.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from belljar.cli.saved_outputs import write_file
+from belljar.cli.streams import print_output
+from belljar.control import ask_sessions
+from belljar.errors import InvalidArgument
+from belljar.outputs.markdown import Album, markdown_of
+from belljar.outputs.notebook import notebook_of, written
+from belljar.outputs.pages import page_of
+from belljar.outputs.percent import script_of
+from belljar.sessions.archive import Archive, open_archive
+from belljar.settings import load_settings
+
+_KERNEL = "kernel:"
+_FORMS = {".ipynb": "ipynb", ".html": "html", ".htm": "html", ".py": "py", ".md": "md", ".markdown": "md"}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What to export, and in which format."""
+
+    session: str
+    output: str
+    form: str | None = None
+    has_outputs: bool | None = None
+    limit_chars: int = 0
+    runs_scripts: bool = False
+    force: bool = False
+
+    @property
+    def path(self) -> Path | None:
+        """Return the file to write; None for stdout."""
+        return None if self.output == "-" else Path(self.output)
 
 
 def command(
@@ -34,10 +75,7 @@ def command(
     Works for sessions of running servers, for sleeping ones, and for those of a server that died. Outputs are on in
     every format but .py.
     """
-    from belljar.cli.exporting import Export, export
-    from belljar.settings import load_settings
-
-    chosen = Export(
+    request = ExportRequest(
         session=session,
         output=output,
         form=form,
@@ -46,4 +84,92 @@ def command(
         runs_scripts=runs_scripts,
         force=force,
     )
-    raise typer.Exit(export(load_settings({"data_directory": data_directory}).data_directory, chosen))
+    raise typer.Exit(_export(load_settings({"data_directory": data_directory}).data_directory, request))
+
+
+def _export(data_directory: Path, request: ExportRequest) -> int:
+    """Write the file and return the exit status."""
+    form = _form_of(request)
+    album = Album(f"{request.path.stem}_files" if request.path and form == "md" else "")
+    _check_free(request, album)
+    missing: list[str] = []
+    with open_archive(data_directory) as archive:
+        notebook = _notebook(archive, data_directory, request, missing)
+    text = _rendered(notebook, form, request, album)
+    if missing:
+        print(f"warning: {len(missing)} displays are no longer on disk and left out", file=sys.stderr)
+    if request.path is None:
+        return print_output(text)
+    write_file(request.path, text.encode(errors="replace"), force=request.force)
+    _write_album(request.path.parent / album.folder, album, force=request.force)
+    count = len(notebook.cells)
+    print(f"saved {request.path}: {count} execution{'' if count == 1 else 's'}", file=sys.stderr)
+    return 0
+
+
+def _form_of(request: ExportRequest) -> str:
+    if request.form is not None:
+        return request.form
+    if request.path is None:
+        raise InvalidArgument("stdout has no name that says a format", hint="Add --format ipynb, html, py or md")
+    suffix = request.path.suffix.lower()
+    if suffix not in _FORMS:
+        raise InvalidArgument(
+            f"{request.path} has no ending that says a format", hint="Use .ipynb, .html, .py or .md, or add --format"
+        )
+    return _FORMS[suffix]
+
+
+def _check_free(request: ExportRequest, album: Album) -> None:
+    """Refuse to overwrite files before the session is read rather than after it."""
+    if request.path is None or request.force:
+        return
+    taken = [request.path, *([request.path.parent / album.folder] if album.folder else [])]
+    for path in taken:
+        if os.path.lexists(path):
+            raise InvalidArgument(f"{path} exists already", hint="Name another file, or add --force")
+
+
+def _notebook(archive: Archive, data_directory: Path, request: ExportRequest, missing: list[str]) -> Any:
+    entry = archive.find(request.session)
+    read = archive.display_reader(entry.id)
+
+    def read_display(uri: str) -> bytes | None:
+        content = read(uri)
+        if content is None:
+            missing.append(uri)
+        return content
+
+    cells = archive.cells(entry.id, is_live=cache(partial(_is_live, data_directory, entry.id)))
+    kernel = entry.environment.removeprefix(_KERNEL) if entry.environment.startswith(_KERNEL) else ""
+    return notebook_of(entry.id, cells, read_display, kernel=kernel, limit_chars=request.limit_chars)
+
+
+def _is_live(data_directory: Path, session_id: str) -> bool:
+    """Return whether a running server has the session; a server that does not answer may have it."""
+    found, silent = asyncio.run(ask_sessions(data_directory))
+    return bool(silent) or any(info.session_id == session_id for _, _, info in found)
+
+
+def _rendered(notebook: Any, form: str, request: ExportRequest, album: Album) -> str:
+    has_outputs = request.has_outputs if request.has_outputs is not None else form != "py"
+    if not has_outputs:
+        for cell in notebook.cells:
+            cell.outputs = []
+    renderers: dict[str, Callable[[], str]] = {
+        "ipynb": partial(written, notebook),
+        "html": partial(page_of, notebook, runs_scripts=request.runs_scripts),
+        "py": partial(script_of, notebook),
+        "md": partial(markdown_of, notebook, album),
+    }
+    return renderers[form]()
+
+
+def _write_album(folder: Path, album: Album, *, force: bool) -> None:
+    if album.files:
+        try:
+            folder.mkdir(exist_ok=force)
+        except OSError as error:
+            raise InvalidArgument(f"{folder} cannot be made: {error.strerror}", hint="Name another file") from error
+    for name, content in album.files.items():
+        write_file(folder / name, content, force=force)

@@ -1,7 +1,7 @@
-"""Whether sessions start as forks here: tried with the configured sandbox and environment, and timed.
+"""The check of `belljar doctor` whether sessions start as forks on this host, and how long that takes.
 
-Makes a process that everything is imported in, forks one session from it, and asks that session what it finds. Changes
-nothing: an environment that is not there yet is not made for it.
+It starts a zygote with the configured sandbox and environment, forks one session from it, and asks that session which
+modules are imported. It changes nothing: an environment that does not exist yet is not made for it.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ import logging
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from belljar.environments.selection import is_prepared
 from belljar.errors import BelljarError
+from belljar.kernels.base import Kernel
+from belljar.kernels.starting import KernelStarter
+from belljar.outputs.events import Stream
 from belljar.sandboxes.base import Branching, Check, Provider
-
-if TYPE_CHECKING:
-    from belljar.kernels.base import Kernel
-    from belljar.kernels.starting import KernelStarter
-    from belljar.settings import Settings
+from belljar.sessions.pool import new_folders
+from belljar.settings import Settings
 
 _NAME = "sessions"
 _COLD = "they start cold, which takes about half a second and the imports of each"
@@ -26,8 +26,8 @@ _WARM_HINT = "See whether it does with fewer modules in preload"
 _ASK = "import sys; print(*[name for name in {names!r} if name not in sys.modules], sep='\\n')"
 
 
-def check_forks(settings: "Settings", provider: Provider) -> list[Check]:
-    """What there is to say; one that is not ok costs time, never a session."""
+def check_forks(settings: Settings, provider: Provider) -> list[Check]:
+    """Return the checks; one that is not ok makes sessions start more slowly, and never prevents one."""
     if not settings.fork_start:
         return [Check(_NAME, True, f"not forked, as fork_start says: {_COLD}")]
     if settings.environment.startswith("kernel:"):
@@ -41,38 +41,34 @@ def check_forks(settings: "Settings", provider: Provider) -> list[Check]:
     if not _is_prepared(settings):
         return [Check(_NAME, True, "forking works; not timed, because the environment is not prepared yet")]
     with tempfile.TemporaryDirectory(prefix="belljar-doctor-") as folder:
-        return asyncio.run(_try(settings, provider, _grounds(Path(folder))))
+        return asyncio.run(_time_fork(settings, provider, _sessions_folder(Path(folder))))
 
 
-def _grounds(folder: Path) -> Path:
-    """Closed to others from above, and open below, as a server's are: the users of sessions pass through it."""
-    grounds = folder / "sessions"
-    grounds.mkdir()
-    grounds.chmod(0o711)
-    return grounds
+def _sessions_folder(folder: Path) -> Path:
+    """Make a folder for sessions with the permissions of a server's, which the users of sessions must pass through."""
+    sessions = folder / "sessions"
+    sessions.mkdir()
+    sessions.chmod(0o711)
+    return sessions
 
 
-def _is_prepared(settings: "Settings") -> bool:
-    from belljar.environments.selection import is_prepared
-
+def _is_prepared(settings: Settings) -> bool:
     try:
         return is_prepared(settings, settings.environment)
     except BelljarError:
-        return True  # what is wrong with it is said when it is tried
+        return True  # starting a session will report what is wrong with it
 
 
-async def _try(settings: "Settings", provider: Provider, folder: Path) -> list[Check]:
-    from belljar.kernels.starting import KernelStarter
-
+async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> list[Check]:
     starter = KernelStarter(settings, provider, folder)
-    logging.disable(logging.WARNING)  # what it would warn of is in the findings
+    logging.disable(logging.WARNING)  # the checks report what it would warn of
     try:
         nursery = await starter.nursery(await starter.environment(settings.environment))
-        began = time.monotonic()
+        started_s = time.monotonic()
         if nursery is None or not await nursery.warm():
             why = nursery.complaint if nursery is not None else "no zygote"
             return [Check(_NAME, False, f"the process to fork from does not get ready ({why}): {_COLD}", _WARM_HINT)]
-        warm_s = time.monotonic() - began
+        warm_s = time.monotonic() - started_s
         fork_s, missing = await _fork_one(settings, starter, folder)
     except (BelljarError, TimeoutError) as error:
         return [Check(_NAME, False, f"none could be started: {error or 'no answer'}")]
@@ -83,26 +79,24 @@ async def _try(settings: "Settings", provider: Provider, folder: Path) -> list[C
     return [Check(_NAME, True, detail), _check_preload(settings, missing, nursery.complaint)]
 
 
-def _check_preload(settings: "Settings", missing: list[str], complaint: str) -> Check:
-    """What of it is not there in a fork. Not installed is worth a warning where it was asked for by name."""
+def _check_preload(settings: Settings, missing: list[str], complaint: str) -> Check:
+    """Check which modules of `preload` a fork has; one that is not installed counts only if `preload` was set."""
     absent = [name for name in missing if f"{name} does not import" not in complaint]
     loaded = ", ".join(name for name in settings.preload if name not in missing) or "nothing"
-    said = [loaded, *([complaint] if complaint else []), *(f"{name} is not installed" for name in absent)]
+    details = [loaded, *([complaint] if complaint else []), *(f"{name} is not installed" for name in absent)]
     is_ok = not complaint and (not absent or "preload" not in settings.model_fields_set)
-    return Check("preload", is_ok, "; ".join(said), "" if is_ok else _PRELOAD_HINT)
+    return Check("preload", is_ok, "; ".join(details), "" if is_ok else _PRELOAD_HINT)
 
 
-async def _fork_one(settings: "Settings", starter: "KernelStarter", folder: Path) -> tuple[float, list[str]]:
-    """How long a session takes to be there, and what of `preload` it lacks."""
-    from belljar.sessions.pool import new_folders
-
+async def _fork_one(settings: Settings, starter: KernelStarter, folder: Path) -> tuple[float, list[str]]:
+    """Start one session; return the seconds that took, and the modules of `preload` that it lacks."""
     folders = new_folders(folder, starter)
     try:
-        began = time.monotonic()
+        started_s = time.monotonic()
         kernel = await starter.start(settings.environment, folders)
-        took_s = time.monotonic() - began
+        took_s = time.monotonic() - started_s
         try:
-            return took_s, await _lacking(kernel, settings.preload)
+            return took_s, await _missing_modules(kernel, settings.preload)
         finally:
             await kernel.aclose()
     finally:
@@ -110,12 +104,10 @@ async def _fork_one(settings: "Settings", starter: "KernelStarter", folder: Path
             starter.release_identity(folders.identity)
 
 
-async def _lacking(kernel: "Kernel", names: list[str]) -> list[str]:
-    from belljar.outputs.events import Stream
-
-    said = [
+async def _missing_modules(kernel: Kernel, names: list[str]) -> list[str]:
+    printed = [
         event.text
         async for event in kernel.execute(_ASK.format(names=names), allow_input=False)
         if isinstance(event, Stream) and event.name == "stdout"
     ]
-    return [name for name in "".join(said).split() if name in names]
+    return [name for name in "".join(printed).split() if name in names]

@@ -1,4 +1,4 @@
-"""`belljar jupyter`: makes belljar a kernel of Jupyter's front ends, or takes it away again."""
+"""`belljar jupyter`: add belljar to the kernels of Jupyter's front ends, or remove it."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from belljar.errors import InvalidArgument
+from belljar.jupyter import require_ipykernel, specs
+from belljar.settings import load_settings
 
 
 def command(
@@ -31,9 +33,6 @@ def command(
 
     Every notebook then runs in a sealed session of its own, which ends with its kernel.
     """
-    from belljar.jupyter import require_ipykernel, specs
-    from belljar.settings import load_settings
-
     if action == "remove":
         print(f"removed {specs.remove(name)}", file=sys.stderr)
         return
@@ -41,9 +40,9 @@ def command(
     if user + sys_prefix + (prefix is not None) > 1:
         raise InvalidArgument("--user, --sys-prefix and --prefix exclude each other", hint="Give one of them")
     chosen = {key: value for key, value in (("environment", environment), ("sandbox", sandbox)) if value is not None}
-    # One that cannot be meant is refused now, not when a notebook opens; and paths are made whole.
+    # Loading the settings refuses a wrong value now rather than when a notebook opens, and makes paths absolute.
     settings = load_settings(chosen)
-    kept = {key: str(getattr(settings, key)) for key in chosen}
-    told = specs.kernel_file(display_name, settings=kept, on_server=on_server)
+    values = {key: str(getattr(settings, key)) for key in chosen}
+    content = specs.kernel_file(display_name, settings=values, on_server=on_server)
     place = str(prefix.expanduser().absolute()) if prefix else sys.prefix if sys_prefix else None
-    print(f"installed {specs.install(name, told, user=place is None, prefix=place)}", file=sys.stderr)
+    print(f"installed {specs.install(name, content, user=place is None, prefix=place)}", file=sys.stderr)

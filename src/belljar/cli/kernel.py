@@ -1,9 +1,14 @@
-"""`belljar kernel`: the process that Jupyter starts for a notebook; not for people."""
+"""`belljar kernel`: the process that Jupyter starts for a notebook. People do not call it, so it is hidden."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from belljar import logs
+from belljar.jupyter import require_ipykernel
+from belljar.settings import load_settings
 
 
 def command(
@@ -11,18 +16,13 @@ def command(
     on_server: Annotated[bool, typer.Option("--on-server", help="Open the session on a running server.")] = False,
 ) -> None:
     """Be a Jupyter kernel with a session of its own."""
-    from belljar.jupyter import require_ipykernel
-
     require_ipykernel()
-    import os
-
-    from belljar import logs
+    # Both import ipykernel, which is optional: without it the line above says what to install.
     from belljar.jupyter.application import serve
     from belljar.jupyter.sessions import open_own, open_somewhere
-    from belljar.settings import load_settings
 
     connection_file = connection_file.absolute()
-    # It is started in the notebook's folder, whose belljar.toml is whoever's the notebook is.
+    # Jupyter starts us in the notebook's folder; its belljar.toml may come from whoever wrote the notebook.
     os.chdir("/")
     settings = load_settings({})
     logs.configure("WARNING", settings.log_format)

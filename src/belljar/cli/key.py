@@ -1,12 +1,14 @@
-"""`belljar key`: a new bearer key, and the line that lets a server accept it without knowing it."""
+"""`belljar key`: make a bearer key, and the hashed line with which a server accepts it without storing it."""
 
 import json
+import secrets
 import sys
 from typing import Annotated
 
 import typer
 
 from belljar.errors import InvalidArgument
+from belljar.settings import hash_key, is_key_name, parse_key
 
 
 def command(
@@ -17,10 +19,6 @@ def command(
 
     Prints the key itself, shown only now, then its hashed line for belljar.toml.
     """
-    import secrets
-
-    from belljar.settings import hash_key, is_key_name, parse_key
-
     if name and not is_key_name(name):
         raise InvalidArgument(
             f"{name!r} cannot name a key", hint="Use up to 64 letters, digits and . _ @ -, and not sha256"

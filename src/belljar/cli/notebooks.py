@@ -1,6 +1,6 @@
-"""Notebook files, whoever wrote them: the parts that a replay needs, checked; everything else is passed on as it is.
+"""Notebook files that anybody may have written: checks the parts that a replay needs, and keeps the others as they are.
 
-Not validated by the schema: notebooks that Jupyter opens are run, however untidy they are.
+Files are not validated against the schema of notebooks, because Jupyter opens many that are not valid.
 """
 
 import json
@@ -20,28 +20,28 @@ class StoredCell:
     """One code cell of a notebook."""
 
     number: int
-    """Its place in the notebook, from 1 on, all kinds of cells counted."""
+    """Its position in the notebook among cells of all kinds, from 1."""
     document: dict[str, Any]
-    """The cell itself."""
+    """The cell as it is in the file."""
     code: str
     outputs: list[dict[str, Any]]
     tags: frozenset[str]
     status: str
-    """How it ended, in a notebook of ours."""
+    """How it ended, in a notebook that belljar exported; empty in others."""
 
     @property
     def is_skipped(self) -> bool:
-        """Whether it is not meant to run: tagged so, taken back, never run, or empty."""
+        """Return whether a replay leaves it out: it is tagged so, was rejected when it was to run, or is empty."""
         return SKIPPED in self.tags or self.status == "rejected" or not self.code.strip()
 
     @property
     def has_run(self) -> bool:
-        """Whether there is anything to compare with."""
+        """Return whether there is an earlier run to compare with."""
         return bool(self.outputs) or self.document.get("execution_count") is not None
 
     @property
     def may_raise(self) -> bool:
-        """Whether it is meant to fail."""
+        """Return whether it is meant to fail."""
         return "raises-exception" in self.tags
 
 
@@ -54,14 +54,14 @@ class StoredNotebook:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Return the metadata of the whole notebook."""
         return _dictionary(self.document.get("metadata"))
 
     @property
     def language(self) -> str:
-        """What its code is written in, as far as it says."""
-        told = _dictionary(self.metadata.get("language_info")).get("name")
-        return str(told or _dictionary(self.metadata.get("kernelspec")).get("language") or "").lower()
+        """Return the language of its code in lower case; empty where the file does not say."""
+        name = _dictionary(self.metadata.get("language_info")).get("name")
+        return str(name or _dictionary(self.metadata.get("kernelspec")).get("language") or "").lower()
 
 
 def read_notebook(path: Path) -> StoredNotebook:

@@ -1,37 +1,36 @@
-"""`belljar policy`: check a policy file, and try what it says of a call or of code, without starting a server."""
+"""`belljar policy`: check a policy file, and show what it decides on a call or on code, without starting a server."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from belljar.errors import InvalidArgument, SettingsError
+from belljar.policy.guard import Guard, rulebook
+from belljar.policy.loading import LoadedPolicy, load_policy
+from belljar.policy.rules import Policy
+from belljar.privacy.rules import PrivacyRules
 
-if TYPE_CHECKING:
-    from belljar.policy.loading import LoadedPolicy
-    from belljar.policy.rules import Policy
-
-EXAMPLE = """--call github.get_issue '{"number": 1}'"""
-
+_EXAMPLE = """--call github.get_issue '{"number": 1}'"""
 
 File = Annotated[Path, typer.Argument(help="The policy, a TOML file.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def check(file: File, as_json: AsJson = False) -> None:
+def check_command(file: File, as_json: AsJson = False) -> None:
     """Check a policy file; exits with 2 and tells line and reason if it is not in order."""
     loaded = _loaded(file)
     policy = loaded.policy
     counts = {"tools": len(policy.tools), "code": len(policy.code), "output": len(policy.output)}
-    said = ", ".join(f"{number} for {name}" for name, number in counts.items())
+    rules = ", ".join(f"{number} for {name}" for name, number in counts.items())
     also = "".join(f", and {name}" for name in loaded.sections)
-    print(json.dumps(counts) if as_json else f"{file} is in order: rules: {said}{also}")
+    print(json.dumps(counts) if as_json else f"{file} is in order: rules: {rules}{also}")
 
 
-def try_out(
+def try_command(
     file: File,
     call: Annotated[
         tuple[str, str] | None,
@@ -46,48 +45,35 @@ def try_out(
     policy = _loaded(file).policy
     policy = policy.model_copy(update={"strict": policy.strict or strict})
     if (call is None) == (code is None):
-        raise InvalidArgument("policy test takes either --call or --code", hint=f"Pass one of them, like {EXAMPLE}")
-    told = _of_call(policy, *call, read_only=read_only) if call else _of_code(policy, code or Path("-"))
-    print(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
-    if told["decision"] in ("deny", "ask"):
+        raise InvalidArgument("policy test takes either --call or --code", hint=f"Pass one of them, like {_EXAMPLE}")
+    answer = _decide_call(policy, *call, read_only=read_only) if call else _decide_code(policy, code or Path("-"))
+    print(json.dumps(answer, indent=2) if as_json else "\n".join(_lines(answer)))
+    if answer["decision"] in ("deny", "ask"):
         raise typer.Exit(1)
 
 
-ABOUT = "Check a policy file, and try what it decides."
-COMMANDS: dict[str, Callable[..., None]] = {"check": check, "test": try_out}
-
-
-def _loaded(file: Path) -> "LoadedPolicy":
-    from belljar.policy.loading import load_policy
-    from belljar.privacy.rules import PrivacyRules
-
+def _loaded(file: Path) -> LoadedPolicy:
     try:
         return load_policy(file, {"privacy": PrivacyRules})
     except SettingsError as error:
-        # Its hint names this very command.
+        # Drop the hint, because it tells the person to run this very command.
         raise SettingsError(error.message) from None
 
 
-def _of_call(policy: "Policy", name: str, text: str, *, read_only: bool) -> dict[str, Any]:
-    from belljar.policy.guard import Guard, rulebook
-
+def _decide_call(policy: Policy, name: str, text: str, *, read_only: bool) -> dict[str, Any]:
     server, _, tool = name.partition(".")
     try:
         arguments: object = json.loads(text)
     except ValueError as error:
-        raise InvalidArgument(f"the arguments are not JSON: {error}", hint=f"Write {EXAMPLE}") from None
+        raise InvalidArgument(f"the arguments are not JSON: {error}", hint=f"Write {_EXAMPLE}") from None
     if not tool or not isinstance(arguments, dict):
-        raise InvalidArgument(f"{name!r} with {text[:80]!r} is no call", hint=f"Write {EXAMPLE}")
+        raise InvalidArgument(f"{name!r} with {text[:80]!r} is no call", hint=f"Write {_EXAMPLE}")
     given = cast("dict[str, Any]", arguments)
     verdict = Guard(rulebook(policy)).judge(server, tool, given, read_only=read_only, destructive=not read_only)
     return {"decision": verdict.decision, "rule": verdict.rule, "reason": verdict.reason}
 
 
-def _of_code(policy: "Policy", path: Path) -> dict[str, Any]:
-    import asyncio
-
-    from belljar.policy.guard import Guard, rulebook
-
+def _decide_code(policy: Policy, path: Path) -> dict[str, Any]:
     try:
         code = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -100,12 +86,12 @@ def _of_code(policy: "Policy", path: Path) -> dict[str, Any]:
     return {"decision": inspection.decision, "findings": findings}
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
-    if "findings" not in told:
-        rule = f" ({told['rule']})" if told["rule"] and told["decision"] != "deny" else ""
-        return [f"{told['decision']}{rule}{': ' + told['reason'] if told['reason'] else ''}"]
+def _lines(answer: dict[str, Any]) -> list[str]:
+    if "findings" not in answer:
+        rule = f" ({answer['rule']})" if answer["rule"] and answer["decision"] != "deny" else ""
+        return [f"{answer['decision']}{rule}{': ' + answer['reason'] if answer['reason'] else ''}"]
     found = [
         f"  line {each['line']}: {each['what']} ({each['rule']}{': ' + each['reason'] if each['reason'] else ''})"
-        for each in told["findings"]
+        for each in answer["findings"]
     ]
-    return [told["decision"], *found]
+    return [answer["decision"], *found]

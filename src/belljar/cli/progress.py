@@ -1,4 +1,4 @@
-"""A sign of life on a terminal: which step of how many. Nothing elsewhere, and nothing that stays on the screen."""
+"""Progress on a terminal, drawn on stderr and removed when the work is over; other streams get no progress bars."""
 
 import sys
 
@@ -7,17 +7,17 @@ from belljar.cli.streams import one_line, raw_stream
 _DETAIL_CHARACTERS = 60
 
 
-class Activity:
-    """Work whose end nobody knows: what happens now and for how long; elsewhere than on a terminal a line a stage."""
+class Spinner:
+    """Shows work of unknown length: what is done and for how long. Where stderr is no terminal, it prints one line."""
 
     def __init__(self, what: str) -> None:
         self._bar = None
         if not sys.stderr.isatty():
             print(what, file=sys.stderr, flush=True)
             return
+        # rich takes 100 ms to import, which a command in a pipe need not pay.
         from rich.console import Console
-        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = (
             SpinnerColumn(),
@@ -26,33 +26,33 @@ class Activity:
             TimeElapsedColumn(),
             TextColumn("{task.fields[detail]}", markup=False),
         )
-        self._bar = Bar(*columns, console=Console(file=raw_stream(sys.stderr)), transient=True, redirect_stdout=False)
+        console = Console(file=raw_stream(sys.stderr))
+        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
         self._task = self._bar.add_task(one_line(what), total=None, detail="")
         self._bar.start()
 
-    def tell(self, detail: str) -> None:
-        """What it is busy with."""
+    def update(self, detail: str) -> None:
+        """Show the current step."""
         if self._bar is not None:
             self._bar.update(self._task, detail=one_line(" ".join(detail.split()))[:_DETAIL_CHARACTERS])
 
     def close(self) -> None:
-        """Take it off the screen."""
+        """Remove it from the screen."""
         if self._bar is not None:
             self._bar.stop()
 
 
-class Progress:
-    """Shown on stderr while it is open, if that is a terminal."""
+class ProgressBar:
+    """Shows which of a known number of steps is running. Where stderr is no terminal, it prints nothing."""
 
     def __init__(self, total: int) -> None:
         self._bar = None
         self._begun = 0
         if not sys.stderr.isatty() or not total:
             return
-        # 100 ms to import, which a command in a pipe need not pay.
+        # rich takes 100 ms to import, which a command in a pipe need not pay.
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -60,17 +60,18 @@ class Progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self._bar = Bar(*columns, console=Console(file=raw_stream(sys.stderr)), transient=True, redirect_stdout=False)
+        console = Console(file=raw_stream(sys.stderr))
+        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
         self._task = self._bar.add_task("starting a session", total=total)
         self._bar.start()
 
     def step(self, what: str) -> None:
-        """The next step begins."""
+        """Show that the next step begins."""
         if self._bar is not None:
             self._bar.update(self._task, description=one_line(what), completed=self._begun)
             self._begun += 1
 
     def close(self) -> None:
-        """Take it off the screen."""
+        """Remove it from the screen."""
         if self._bar is not None:
             self._bar.stop()

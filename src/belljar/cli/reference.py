@@ -1,8 +1,13 @@
-"""`belljar reference`: pages of the documentation, made from the settings table and from the commands themselves."""
+"""`belljar reference`: print pages of the documentation, made from the settings table and from the commands' help."""
 
+import io
+from contextlib import redirect_stdout
 from typing import Annotated, Literal
 
 import typer
+
+from belljar.cli import COMMANDS, GROUPS, application
+from belljar.settings import MEBIBYTE, Settings, allowed, default, untrusted, variable
 
 _INTRODUCTION = """\
 # Settings
@@ -39,7 +44,6 @@ path = "geo"
 ```
 """
 
-
 _COMMANDS_INTRODUCTION = """\
 # Command line
 
@@ -57,41 +61,22 @@ Nothing is imported from the working directory, and files of sessions are never 
 script is not at hand, start it with `python -P -m belljar`: without `-P`, Python itself looks there before belljar
 begins.
 """
-_WIDTH = 100
+_WIDTH_CHARACTERS = 100
 
 
 def command(
     name: Annotated[Literal["settings", "cli"], typer.Argument(help="Which page.", show_default=True)] = "settings",
 ) -> None:
     """Print a page of the reference as Markdown."""
-    print(page() if name == "settings" else commands_page(), end="")
+    print(_settings_page() if name == "settings" else _commands_page(), end="")
 
 
-def commands_page() -> str:
-    """The help of every command, as the command prints it."""
-    from typer.testing import CliRunner
-
-    from belljar.cli import COMMANDS, GROUPS, HIDDEN, application
-
-    names = [[name] for name in COMMANDS if name not in HIDDEN]
-    names += [[group, name] for group, (_, commands) in GROUPS.items() for name in commands]
-    sections: list[str] = []
-    for words in names:
-        printed = CliRunner().invoke(application(), [*words, "--help"], prog_name="belljar", terminal_width=_WIDTH)
-        sections.append(f"## `belljar {' '.join(words)}`\n\n```text\n{printed.output.strip()}\n```\n")
-    return "\n".join([_COMMANDS_INTRODUCTION, *sections])
+def _settings_page() -> str:
+    """Return the page of all settings."""
+    return "\n".join([_INTRODUCTION, *map(_setting_section, Settings.model_fields)])
 
 
-def page() -> str:
-    """The page, ending in a newline."""
-    from belljar.settings import Settings
-
-    return "\n".join([_INTRODUCTION, *map(_entry, Settings.model_fields)])
-
-
-def _entry(name: str) -> str:
-    from belljar.settings import MEBIBYTE, Settings, allowed, default, untrusted, variable
-
+def _setting_section(name: str) -> str:
     field = Settings.model_fields[name]
     size = field.get_default() if name.endswith("_bytes") else 0
     in_words = f" ({size // MEBIBYTE} MiB)" if size and size % MEBIBYTE == 0 else ""
@@ -100,3 +85,20 @@ def _entry(name: str) -> str:
         f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_words}\n- Variable: `{variable(name)}`\n"
         f"- A file that is not trusted: {untrusted(name)}\n"
     )
+
+
+def _commands_page() -> str:
+    """Return the page of all commands that are not hidden."""
+    names = [[name] for name, entry in COMMANDS.items() if not entry.is_hidden]
+    names += [[group, name] for group, entry in GROUPS.items() for name in entry.commands]
+    sections = [f"## `belljar {' '.join(words)}`\n\n```text\n{_help_of(words).strip()}\n```\n" for words in names]
+    return "\n".join([_COMMANDS_INTRODUCTION, *sections])
+
+
+def _help_of(words: list[str]) -> str:
+    """Return the help of a command as the command prints it."""
+    with redirect_stdout(io.StringIO()) as printed:
+        application().main(
+            [*words, "--help"], prog_name="belljar", standalone_mode=False, terminal_width=_WIDTH_CHARACTERS
+        )
+    return printed.getvalue()

@@ -1,9 +1,44 @@
-"""`belljar run`: a file or a line of Python, in a fresh session of its own."""
+"""`belljar run`: a file or a line of Python in a fresh session, from the command line to an exit status.
 
+Stdout carries only what the code prints; belljar's own messages go to stderr.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from belljar.api import open_session
+from belljar.cli.saved_outputs import OutputSaver, check_folder
+from belljar.cli.streams import BROKEN_PIPE, discard_stdout, log_to_stderr
+from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status
+from belljar.environments import prepare
+from belljar.errors import InvalidArgument
+from belljar.files.transfer import download_folder
+from belljar.handles import SessionHandle
+from belljar.settings import Settings, load_settings
+
+# These prepare later sessions or earlier states, and a command has one session that only goes forward.
+_SINGLE_SESSION = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run, and what to do with its results."""
+
+    code: str
+    out: Path | None
+    """The folder for files; None for a new folder of the session below `download_directory`."""
+    as_json: bool
+    is_stdin_free: bool
 
 
 def command(
@@ -27,12 +62,98 @@ def command(
 
     The exit status is the code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
     """
-    from belljar.cli.importing import at_once
-
-    with at_once():
-        from belljar.cli.running import Job, read_code, run, spared
-        from belljar.settings import load_settings
-
     flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
-    job = Job(read_code(file, code), out=out, as_json=as_json, is_stdin_free=file != "-")
-    raise typer.Exit(run(spared(load_settings(flags)), job))
+    request = RunRequest(_read_code(file, code), out=out, as_json=as_json, is_stdin_free=file != "-")
+    raise typer.Exit(run(single_session_settings(load_settings(flags)), request))
+
+
+def _read_code(file: str | None, code: str | None) -> str:
+    """Return the code from `-c`, from a file or from stdin; refuse none or two of them."""
+    if (file is None) == (code is None):
+        raise InvalidArgument("belljar run takes either a file or -c CODE", hint="Use - to read the code from stdin")
+    if code is not None:
+        return code
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file or "").read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def single_session_settings(settings: Settings) -> Settings:
+    """Return the settings without what a single session does not need, unless the person set it."""
+    return settings.model_copy(
+        update={name: value for name, value in _SINGLE_SESSION.items() if name not in settings.model_fields_set}
+    )
+
+
+def run(settings: Settings, request: RunRequest) -> int:
+    """Run the code to its end and return the exit status."""
+    # Warnings are shown, for example that nothing is isolated; belljar's progress would only disturb the code's output.
+    level = logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING
+    log_to_stderr(level)
+    try:
+        return asyncio.run(_run(settings, request))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+    except BrokenPipeError:
+        discard_stdout()
+        return BROKEN_PIPE
+
+
+async def _run(settings: Settings, request: RunRequest) -> int:
+    # Check the folder first, so that a wrong one is refused before the code runs.
+    out = check_folder(request.out) if request.out is not None else None
+    await prepare_environment(settings)
+    async with open_session(settings=settings) as session:
+        printer = OutputPrinter(session, is_quiet=request.as_json)
+        saver = OutputSaver(session, out or download_folder(settings.download_directory, session.id))
+        stream = session.stream(request.code, on_input=StandardInput().answer if request.is_stdin_free else None)
+        with interrupt_on_sigint(session):
+            async for event in stream:
+                saver.add(event)
+                await printer.show(event)
+        await printer.end(stream.result)
+        if request.as_json:
+            print(json.dumps(stream.result.model_dump(mode="json"), indent=2), flush=True)
+        await saver.save(stream.result.files)
+        return exit_status(stream.result)
+
+
+async def prepare_environment(settings: Settings) -> None:
+    """Make the default environment if the session needs it and it is missing, and show progress on stderr."""
+    if settings.environment != "default" and not settings.environment.startswith("kernel:"):
+        return
+    is_terminal = sys.stderr.isatty()
+    lines: list[str] = []
+
+    def on_progress(line: str) -> None:
+        # On a terminal uv draws its progress; elsewhere only the first line is printed, not a page of package names.
+        if is_terminal or not lines:
+            print(line, file=sys.stderr, flush=True)
+        lines.append(line)
+
+    await prepare(settings, show=is_terminal, on_progress=on_progress)
+
+
+@contextlib.contextmanager
+def interrupt_on_sigint(session: SessionHandle) -> Generator[None]:
+    """Interrupt the session's code on the first Ctrl-C, and cancel the current task, which ends it, on the second."""
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    interrupts: list[asyncio.Task[list[str]]] = []
+
+    def on_signal() -> None:
+        if not interrupts:
+            interrupts.append(loop.create_task(session.interrupt()))
+        elif main is not None:
+            main.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

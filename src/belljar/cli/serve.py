@@ -1,8 +1,45 @@
-"""`belljar serve`: the MCP server, over stdio or HTTP."""
+"""`belljar serve`: the MCP server over stdio or HTTP, until its client or its operator ends it.
 
+Everything that the command prints goes to stderr, because stdout carries the protocol.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+
+from belljar import logs
+from belljar.environments import prepare
+from belljar.runtime import open_runtime
+from belljar.settings import Settings, load_settings
+from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
+from belljar.surfaces.server import build_http_app, build_server
+from belljar.surfaces.stdio import serve_stdio
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+log = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """Whether the operator told the server to stop: the first signal ends it in order, later ones change nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.has_started = False
+        """Set once the runtime is open; from then on the serving code waits for `asked`."""
+        self._main = asyncio.current_task()
+
+    def on_signal(self) -> None:
+        """Set `asked`; on a second signal while the server is still starting, cancel the start."""
+        if self.asked.is_set() and not self.has_started and self._main is not None:
+            self._main.cancel()
+        self.asked.set()
 
 
 def command(
@@ -18,14 +55,6 @@ def command(
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
 ) -> None:
     """Serve MCP over stdio, or over HTTP with --http HOST:PORT."""
-    import asyncio
-
-    from belljar.cli.importing import at_once
-
-    with at_once():
-        from belljar.cli.serving import serve
-        from belljar.settings import load_settings
-
     flags = {
         "http": http,
         "sandbox": sandbox,
@@ -35,4 +64,69 @@ def command(
         "policy": policy,
         "log_level": log_level,
     }
-    asyncio.run(serve(load_settings(flags)))
+    asyncio.run(_serve(load_settings(flags)))
+
+
+async def _serve(settings: Settings) -> None:
+    """Serve over HTTP where the settings name an address, else over stdio."""
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.http:
+        check_bind(settings)
+        if settings.environment == "default" and sys.stderr.isatty():
+            await prepare(settings, show=True)
+    with _stop_on_signals() as stop:
+        try:
+            await (_serve_http(settings, stop) if settings.http else _serve_stdio(settings, stop))
+        except asyncio.CancelledError:
+            if not stop.asked.is_set():
+                raise
+
+
+async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
+    async with open_runtime(settings) as runtime:
+        stop.has_started = True
+        server = build_server(runtime, settings.surfaces)
+        await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
+
+
+async def _serve_http(settings: Settings, stop: StopRequest) -> None:
+    host, port = parse_bind(settings.http)
+    async with open_runtime(settings) as runtime:
+        stop.has_started = True
+        if stop.asked.is_set():
+            return
+        await serve_http(
+            build_http_app(runtime),
+            host,
+            port,
+            on_ready=_log_ready if settings.log_format == "json" else _print_ready,
+            log_level=settings.log_level,
+            max_connections=settings.max_connections,
+        )
+
+
+def _print_ready(url: str) -> None:
+    print(f"belljar serves MCP at {url}/mcp", file=sys.stderr, flush=True)
+
+
+def _log_ready(url: str) -> None:
+    # With JSON logs a program reads stderr, and every line has to be JSON.
+    log.info("belljar serves MCP at %s/mcp", url)
+
+
+@contextmanager
+def _stop_on_signals() -> Generator[StopRequest]:
+    """Handle stop signals until the runtime is closed.
+
+    Clients send SIGTERM after they close stdin. Unhandled, it would kill the process while it writes variables to disk.
+    """
+    loop, stop = asyncio.get_running_loop(), StopRequest()
+    # A signal that the parent had ignored stays ignored, because nohup does that with SIGHUP.
+    numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in numbers:
+        loop.add_signal_handler(number, stop.on_signal)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,15 +1,16 @@
 """`belljar sessions`: the sessions of every server that uses this data directory."""
 
+import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from belljar.cli.columns import columns
-
-if TYPE_CHECKING:
-    from belljar.models import SessionInfo
+from belljar.cli.streams import columns
+from belljar.control import ask_sessions
+from belljar.models import SessionInfo
+from belljar.settings import load_settings
 
 _TITLES = (
     "session",
@@ -31,11 +32,6 @@ _CAUSE_CHARACTERS = 60
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the sessions of all running servers of this data directory."""
-    import asyncio
-
-    from belljar.control import ask_sessions
-    from belljar.settings import load_settings
-
     folder = load_settings().data_directory
     found, silent = asyncio.run(ask_sessions(folder))
     for pid in silent:
@@ -49,7 +45,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         print(f"no sessions: no running server uses {folder}, or none has any", file=sys.stderr)
 
 
-def _row(pid: int, owner: str, info: "SessionInfo") -> tuple[str, ...]:
+def _row(pid: int, owner: str, info: SessionInfo) -> tuple[str, ...]:
     return (
         info.session_id,
         info.state,
@@ -67,14 +63,14 @@ def _row(pid: int, owner: str, info: "SessionInfo") -> tuple[str, ...]:
     )
 
 
-def _last(info: "SessionInfo") -> str:
-    """How the last cell ended, or the last thing that went wrong."""
+def _last(info: SessionInfo) -> str:
+    """Return why the session last failed, or else how its last cell ended."""
     text = info.last_cause or info.last_status or "-"
     return text if len(text) <= _CAUSE_CHARACTERS else f"{text[: _CAUSE_CHARACTERS - 1]}…"
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units."""
+    """Return a time span in its two largest units."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

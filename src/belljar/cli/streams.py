@@ -1,59 +1,75 @@
 """Stdout and stderr of every command: nothing that is written to them acts on the person's terminal.
 
-What sessions, servers and files say may hold commands to a terminal: titles, the clipboard, questions that it answers
-as if the person had typed. `guard_streams` puts a filter between all commands and both streams, for two kinds of text:
+What sessions, servers and files say may contain terminal control sequences, which set the title, fill the clipboard or
+make the terminal answer as if the person had typed. `guard_streams` puts a filter before both streams, which treats two
+kinds of text differently:
 
-- Our own lines, which may quote names and messages of others. They have no colours; whatever would act becomes
+- Our own lines, which may quote names and messages of others. They have no colours; every control character becomes
   `U+FFFD`, on a terminal and elsewhere alike.
-- Output that somebody asked for (`write_output`): what code prints, an exported document. On a terminal it keeps
-  colours and movements within a line, as progress bars use them. In a file or a pipe it stays as it is.
+- Output that the person asked for (`write_output`): what code prints, an exported document. On a terminal it keeps
+  colours and movements within a line, because progress bars use them. In a file or a pipe it stays as it is.
 
-Programs that draw on the terminal themselves (rich) get `raw_stream`, and texts that `one_line` has made harmless.
+rich draws on the terminal itself, so it gets `raw_stream`, and only texts that went through `one_line`.
 """
 
 import logging
+import os
 import re
+import signal
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
 from belljar.outputs.plain import without_escapes
 
-_SIGN = "\N{REPLACEMENT CHARACTER}"
-# Unicode's line ends, what turns the direction of text around, and halves of characters, which may become bytes.
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""The exit status that a shell gives a process that SIGPIPE killed."""
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Line separators, characters that change the direction of text, and lone surrogates, which may be encoded as any byte.
 _INVISIBLE = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_OWN_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}]")
-_ACTING = re.compile(
+_OWN_CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}]")
+_CONTROL_SEQUENCE = re.compile(
     r"(?P<colour>\x1b\[[0-9;:]{0,64}m)"
     r"|(?P<within_line>\x1b\[[0-9]{0,4}[CDGK]|[\r\b])"
     r"|(?P<command>"
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # elsewhere on the screen, modes, questions
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # movements elsewhere on the screen, modes, queries
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, the clipboard
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x1b\\|\x9c)?"  # what a terminal would run or store
     r"|\x1b[ -/]*[0-~]?)"
-    rf"|(?P<unseen>[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}])"
+    rf"|(?P<invisible>[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}])"
 )
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
+_UNFINISHED_COLOUR = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 _RESET = "\x1b[0m"
-_PLAIN = re.compile(r"\x1b\[[0;:]*m")
+_RESET_CODE = re.compile(r"\x1b\[[0;:]*m")
 
 
 def own_text(text: str) -> str:
-    """Return text of ours, in lines, with nothing in it that acts."""
-    return _OWN_UNSEEN.sub(_SIGN, without_escapes(text))
+    """Return text of ours with every control character but tabs and line ends replaced."""
+    return _OWN_CONTROL.sub(_REPLACEMENT, without_escapes(text))
 
 
 def one_line(text: str) -> str:
-    """Return a name or message of somebody else's for a line of ours, which it cannot leave."""
-    return "".join(character if character.isprintable() else _SIGN for character in text)
+    """Return a name or message of somebody else's without what would end a line of ours or act on the terminal."""
+    return "".join(character if character.isprintable() else _REPLACEMENT for character in text)
 
 
 def indented(text: str) -> str:
-    """Return a message of several lines so that only its first looks like a line of ours."""
+    """Return a message with all lines but the first indented, so that only the first looks like a line of ours."""
     return text.replace("\n", "\n  ")
 
 
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines, with every column but the last padded to its widest cell."""
+    rows = [[*map(one_line, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
 def shown_output(text: str) -> str:
-    """Return output as a terminal may have it: colours and movements within a line stay, other commands are dropped."""
+    """Return output for a terminal: keep colours and movements within a line, drop other control sequences."""
 
     def shown(found: re.Match[str]) -> str:
         match found.lastgroup:
@@ -62,41 +78,41 @@ def shown_output(text: str) -> str:
             case "command":
                 return ""
             case _:
-                return _SIGN
+                return _REPLACEMENT
 
-    return _ACTING.sub(shown, text)
+    return _CONTROL_SEQUENCE.sub(shown, text)
 
 
-class Colours:
-    """Which terminal, if any, has a colour on that the output did not take off: our lines must not be hidden by it."""
+class ColourState:
+    """The terminal, if any, on which output left a colour set, because that colour could hide our own lines."""
 
     def __init__(self) -> None:
-        self._on: TextIO | None = None
+        self._coloured: TextIO | None = None
 
-    def notice(self, stream: TextIO, text: str) -> None:
-        """Take in what was written to a terminal."""
+    def update(self, stream: TextIO, text: str) -> None:
+        """Record the last colour of a text that was written to a terminal."""
         if codes := re.findall(r"\x1b\[[0-9;:]*m", text):
-            self._on = None if _PLAIN.fullmatch(codes[-1]) else stream
+            self._coloured = None if _RESET_CODE.fullmatch(codes[-1]) else stream
 
     def reset(self) -> None:
-        """Take off what is on."""
-        if self._on is not None:
-            stream, self._on = self._on, None
+        """Reset the colour that is set, if one is."""
+        if self._coloured is not None:
+            stream, self._coloured = self._coloured, None
             stream.write(_RESET)
             stream.flush()
 
 
 class GuardedStream:
-    """A stream of text that can be written to in the two ways of the module; everything else is the stream's own."""
+    """A text stream that filters both kinds of text; its other attributes are those of the wrapped stream."""
 
-    def __init__(self, stream: TextIO, colours: Colours) -> None:
+    def __init__(self, stream: TextIO, colours: ColourState) -> None:
         self.stream = stream
         self.colours = colours
         self._unfinished = ""
 
     def write(self, text: str) -> int:
         """Write text of ours."""
-        # Whether it takes bytes is tried by click, with none at all: what it is given goes through the pattern first.
+        # click writes b"" to learn whether a stream takes bytes. The pattern refuses them, so it has to come first.
         shown = self._encodable(own_text(text))
         if shown:
             self.colours.reset()
@@ -104,20 +120,20 @@ class GuardedStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write text of ours."""
+        """Write lines of ours."""
         for line in lines:
             self.write(line)
 
     def write_output(self, text: str) -> None:
-        """Write output that was asked for, and let it be seen at once."""
+        """Write output that the person asked for, and flush it."""
         if self.stream.isatty():
-            # A colour may come in two parts; half of it would be shown as text.
+            # A colour code may be split between two writes; the first half alone would be shown as text.
             text = self._unfinished + text
             self._unfinished = ""
-            if unfinished := _UNFINISHED.search(text):
+            if unfinished := _UNFINISHED_COLOUR.search(text):
                 text, self._unfinished = text[: unfinished.start()], unfinished[0]
             text = shown_output(text)
-            self.colours.notice(self.stream, text)
+            self.colours.update(self.stream, text)
         self.stream.write(self._encodable(text))
         self.stream.flush()
 
@@ -130,8 +146,8 @@ class GuardedStream:
 
 
 def guard_streams() -> None:
-    """Put the filter before stdout and stderr, for the rest of this process."""
-    colours = Colours()
+    """Replace `sys.stdout` and `sys.stderr` by filtered streams, for the rest of this process."""
+    colours = ColourState()
     if not isinstance(sys.stdout, GuardedStream):
         sys.stdout = cast("TextIO", GuardedStream(sys.stdout, colours))
     if not isinstance(sys.stderr, GuardedStream):
@@ -139,30 +155,45 @@ def guard_streams() -> None:
 
 
 def reset_colours() -> None:
-    """Take off what the output of a session left on, before the person's own prompt."""
+    """Reset the colours that a session's output left set, before the person's shell prints its prompt."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, GuardedStream):
             stream.colours.reset()
 
 
 def write_output(stream: TextIO, text: str) -> None:
-    """Write output that was asked for to stdout or stderr."""
-    guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, Colours())
+    """Write output that the person asked for to stdout or stderr."""
+    guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, ColourState())
     guarded.write_output(text)
 
 
+def print_output(text: str) -> int:
+    """Write output to stdout; return the exit status, which is `BROKEN_PIPE` when nobody reads stdout any more."""
+    try:
+        write_output(sys.stdout, text)
+    except BrokenPipeError:
+        discard_stdout()
+        return BROKEN_PIPE
+    return 0
+
+
+def discard_stdout() -> None:
+    """Redirect stdout to /dev/null, because Python would report a broken pipe again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream itself, for a program that draws on the terminal."""
+    """Return the unfiltered stream, for rich to draw on."""
     return stream.stream if isinstance(stream, GuardedStream) else stream
 
 
 def log_to_stderr(level: int) -> None:
-    """Show the log of a command for people: a line a message, whatever is in it."""
+    """Print log records to stderr as `LEVEL: message`, with further lines of a message indented."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Lines("%(levelname)s: %(message)s"))
+    handler.setFormatter(_IndentedFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
 
 
-class _Lines(logging.Formatter):
+class _IndentedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return indented(super().format(record))

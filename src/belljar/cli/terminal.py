@@ -1,22 +1,29 @@
-"""The two ends of a terminal: a cell's output as it comes, and lines typed or piped in for its `input()`."""
+"""A cell at a terminal: its output as it comes, lines typed or piped in for its `input()`, and how it ended."""
 
 import asyncio
 import os
 import sys
 from typing import TextIO
 
-from belljar.cli.endings import exit_argument, last_line
-from belljar.cli.keeping import display_in, kept_forms
+from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.bundles import is_readable
 
+INTERRUPTED = 130
+"""The exit status that a shell gives a process that Ctrl-C ended."""
+
+_EXIT_STATUSES = {"ok": 0, "error": 1, "timeout": 124, "interrupted": INTERRUPTED, "died": 137, "out_of_memory": 137}
+_SYSTEM_EXIT = "SystemExit"
 _STDIN = 0
 
 
-class Screen:
-    """Writes to our stdout and stderr; `is_quiet` leaves stdout alone. Rich outputs that are saved are not written."""
+class OutputPrinter:
+    """Writes the events of a cell to stdout and stderr, except rich outputs that are saved as files.
+
+    With `is_quiet` it writes nothing to stdout.
+    """
 
     def __init__(self, session: SessionHandle, *, is_quiet: bool = False) -> None:
         self._session = session
@@ -27,16 +34,16 @@ class Screen:
         """Write one event."""
         match event.kind:
             case "stdout":
-                await self._say(event.text)
+                await self._print(event.text)
             case "stderr" | "notice":
                 await write(sys.stderr, event.text)
             case "input":
-                await (write(sys.stderr, event.text) if self._is_quiet else self._say(event.text))
+                await (write(sys.stderr, event.text) if self._is_quiet else self._print(event.text))
                 if os.isatty(_STDIN):
                     self._is_line_open = False  # the person's Enter ends the line
             case "display" | "result":
                 if text := await self._text_of(event):
-                    await self._say(f"\n{text}\n" if self._is_line_open else f"{text}\n")
+                    await self._print(f"\n{text}\n" if self._is_line_open else f"{text}\n")
             case "error":
                 if exit_argument(event.text) is None:
                     await write(sys.stderr, _traceback(event))
@@ -44,14 +51,14 @@ class Screen:
                 pass
 
     async def end(self, result: ExecutionResult) -> None:
-        """Say how it ended, where the output has not."""
+        """Write how the cell ended, where its output does not say that already."""
         if line := last_line(result):
             await write(sys.stderr, f"{line}\n")
 
     async def _text_of(self, event: OutputEvent) -> str:
-        """A rich output in words; empty when it is saved as a file instead."""
+        """Return a rich output as text; empty when it is saved as a file instead."""
         display = display_in(event)
-        if display is not None and kept_forms(display):
+        if display is not None and saved_forms(display):
             return ""
         if isinstance(uri := event.data.get("uri"), str):
             return (await self._session.display(uri)).decode(errors="replace")
@@ -59,7 +66,7 @@ class Screen:
             return display.plain or "" if display else event.text
         return _first_text(display) or display.plain or ""
 
-    async def _say(self, text: str) -> None:
+    async def _print(self, text: str) -> None:
         if self._is_quiet or not text:
             return
         self._is_line_open = not text.endswith("\n")
@@ -67,13 +74,16 @@ class Screen:
 
 
 class StandardInput:
-    """Lines of our stdin. A read that is given up leaves no thread behind that would keep the process alive."""
+    """Lines of our stdin, read on the event loop.
+
+    A thread that waits in `read` would keep the process alive after an interrupt; a cancelled task does not.
+    """
 
     def __init__(self) -> None:
         self._buffer = b""
 
     async def answer(self, _prompt: str) -> str | None:
-        """The next line; None at the end of the input. The prompt is on the screen already."""
+        """Return the next line, or None at the end of the input; the caller has printed the prompt already."""
         while b"\n" not in self._buffer:
             await _until_readable(_STDIN)
             chunk = os.read(_STDIN, 65_536)
@@ -90,11 +100,41 @@ async def _until_readable(descriptor: int) -> None:
     try:
         loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
     except PermissionError:
-        return  # a regular file, which is always readable
+        return  # epoll refuses regular files, which are always readable
     try:
         await readable
     finally:
         loop.remove_reader(descriptor)
+
+
+def exit_status(result: ExecutionResult) -> int:
+    """Return the status that a shell would see if it had run the code itself."""
+    argument = exit_argument(result.error) if result.status == "error" else None
+    if argument is not None and argument.removeprefix("-").isdecimal():
+        return int(argument) & 0xFF
+    return _EXIT_STATUSES.get(result.status, 1)
+
+
+def exit_argument(error: str | None) -> str | None:
+    """Return what the code passed to `sys.exit`, as text; None for any other error."""
+    name, _, argument = (error or "").partition(": ")
+    return argument if name == _SYSTEM_EXIT else None
+
+
+def last_line(result: ExecutionResult) -> str:
+    """Return a line that says how the cell ended; empty when its output has said so."""
+    match result.status:
+        case "error":
+            argument = exit_argument(result.error) or ""
+            return "" if argument.removeprefix("-").isdecimal() else argument
+        case "timeout":
+            return f"error: stopped after {result.usage.wall_s:.1f} s, its time limit"
+        case "interrupted":
+            return "interrupted"
+        case "died" | "out_of_memory":
+            return f"error: {result.cause or result.error}"
+        case _:
+            return ""
 
 
 def _first_text(display: Display) -> str:
@@ -107,6 +147,6 @@ def _traceback(event: OutputEvent) -> str:
 
 
 async def write(stream: TextIO, text: str) -> None:
-    """Write what comes out of a session."""
-    # In a thread: a reader that is slow or paused must not stop the clock, nor the ear for Ctrl-C.
+    """Write output of a session to stdout or stderr."""
+    # In a thread, because a slow or paused reader must not block the event loop, which runs time limits and Ctrl-C.
     await asyncio.to_thread(write_output, stream, text)

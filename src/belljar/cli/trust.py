@@ -1,4 +1,4 @@
-"""`belljar trust`: obey all of the `belljar.toml` in a folder, as long as the file stays what it is."""
+"""`belljar trust`: obey all settings of the `belljar.toml` in a folder, until the file changes."""
 
 import json
 import sys
@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from belljar.errors import InvalidArgument
+from belljar.settings import CONFIG_FILE, Settings, trust
+from belljar.settings.sources import parse_config, read_config
 
 
 def command(
@@ -20,8 +22,6 @@ def command(
     Read the file first: it can run commands on this machine. Without trust it can only tighten settings; after any
     change to it, it has to be trusted again.
     """
-    from belljar.settings import trust
-
     if listing:
         print(json.dumps(trust.trusted_files(), indent=2))
     elif remove:
@@ -31,9 +31,6 @@ def command(
 
 
 def _add(folder: Path) -> None:
-    from belljar.settings import CONFIG_FILE, Settings, trust
-    from belljar.settings.sources import parse_config, read_config
-
     file = (folder.expanduser() / CONFIG_FILE).absolute()
     if not file.exists():
         raise InvalidArgument(f"{file} is not there", hint="Name the folder that it is in")
@@ -44,8 +41,6 @@ def _add(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    from belljar.settings import CONFIG_FILE, trust
-
     file = (folder.expanduser() / CONFIG_FILE).absolute()
     was_trusted = trust.distrust(file)
     print(f"{'no longer trusted' if was_trusted else 'was not trusted'}: {file}", file=sys.stderr)

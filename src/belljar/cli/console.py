@@ -1,6 +1,6 @@
-"""A console on a live session: the person's cells, typed or piped in, and everyone else's as they run.
+"""A console on a live session: it runs the person's cells, typed or piped in, and shows everyone else's as they run.
 
-Stdout has what the person's own cells give; prompts and what others do go to stderr.
+Output of the person's own cells goes to stdout; prompts and other people's cells go to stderr.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 from belljar.attachments import Attached, open_attachment
 from belljar.attachments.messages import Asks, Begun, Ended, Gone, Heard, News, Said
-from belljar.cli.endings import INTERRUPTED
-from belljar.cli.terminal import StandardInput, write
+from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import BelljarError
 from belljar.outputs.bundles import words_in
 from belljar.outputs.plain import as_plain
@@ -23,15 +22,15 @@ from belljar.outputs.plain import as_plain
 _FAILED = 1
 
 
-def share(data_directory: Path, prefix: str) -> int:
-    """Until the input or the session ends; the exit status, which is of the last cell."""
+def run_console(data_directory: Path, prefix: str) -> int:
+    """Run cells until the input or the session ends; return the exit status of the person's last cell."""
     try:
-        return asyncio.run(_share(data_directory, prefix))
+        return asyncio.run(_run_console(data_directory, prefix))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
 
 
-async def _share(data_directory: Path, prefix: str) -> int:
+async def _run_console(data_directory: Path, prefix: str) -> int:
     async with open_attachment(data_directory, prefix) as attached:
         if sys.stdin.isatty():
             await write(
@@ -43,7 +42,7 @@ async def _share(data_directory: Path, prefix: str) -> int:
 
 
 class _Console:
-    """One cell of the person's at a time."""
+    """Runs the person's cells one at a time, and prints the events of the session meanwhile."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
@@ -56,24 +55,24 @@ class _Console:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        following = loop.create_task(self._follow())
-        conversing = loop.create_task(self._converse())
+        printing = loop.create_task(self._print_events())
+        reading = loop.create_task(self._run_cells())
         try:
-            with _interrupting(self._attached):
-                await asyncio.wait([following, conversing], return_when=asyncio.FIRST_COMPLETED)
-            if conversing.done():
-                conversing.result()
+            with _interrupt_on_sigint(self._attached):
+                await asyncio.wait([printing, reading], return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
             else:
                 await write(sys.stderr, "the session has ended\n")
         finally:
-            for task in (following, conversing):
+            for task in (printing, reading):
                 task.cancel()
-            await asyncio.gather(following, conversing, return_exceptions=True)
+            await asyncio.gather(printing, reading, return_exceptions=True)
         return _FAILED if self._is_failed else 0
 
-    # The person
+    # Cells of the person
 
-    async def _converse(self) -> None:
+    async def _run_cells(self) -> None:
         while (code := await self._read_cell()) is not None:
             if code.strip():
                 await self._run_cell(code)
@@ -92,7 +91,7 @@ class _Console:
         self._is_failed = ended is not None and ended.status != "ok"
 
     async def _read_cell(self) -> str | None:
-        """Lines until they are a whole cell; None at the end of the input."""
+        """Read lines until they are a whole cell; return None at the end of the input."""
         lines: list[str] = []
         while True:
             prompt = "   ...: " if lines else f"In [{self._attached.count + 1}]: "
@@ -102,7 +101,7 @@ class _Console:
             lines.append(line)
             code = "\n".join(lines)
             checked = await self._attached.check(code)
-            # Nothing but a blank line ends a block; where nobody can tell, every line is a cell.
+            # A blank line ends an indented block. A kernel that cannot check code makes every line a cell.
             if checked.status != "incomplete" or (len(lines) > 1 and not line.strip()):
                 return code
 
@@ -115,21 +114,21 @@ class _Console:
         finally:
             self._is_prompting = False
 
-    # The session
+    # Events of the session
 
-    async def _follow(self) -> None:
+    async def _print_events(self) -> None:
         async with aclosing(self._attached.news()) as news:
             async for item in news:
-                await self._show(item)
+                await self._print_event(item)
 
-    async def _show(self, item: News) -> None:
+    async def _print_event(self, item: News) -> None:
         match item:
             case Begun(is_own=True):
                 self._own.add(item.execution_id)
             case Begun():
-                await _show_on(sys.stderr, f"\n# somebody else runs [{item.count}]:\n{item.code}\n")
+                await _write_plain(sys.stderr, f"\n# somebody else runs [{item.count}]:\n{item.code}\n")
             case Said():
-                await self._say(item)
+                await self._print_output(item)
             case Asks():
                 self._answering = asyncio.get_running_loop().create_task(self._answer(item))
             case Ended():
@@ -137,12 +136,12 @@ class _Console:
             case Heard() | Gone():
                 pass
 
-    async def _say(self, said: Said) -> None:
-        text, stream = _words(said)
+    async def _print_output(self, said: Said) -> None:
+        text, stream = _text_and_stream(said)
         if said.execution_id in self._own:
-            await _show_on(stream, text)
+            await _write_plain(stream, text)
         else:
-            await _show_on(sys.stderr, text)
+            await _write_plain(sys.stderr, text)
 
     async def _end(self, ended: Ended) -> None:
         if ended.execution_id not in self._own:
@@ -156,18 +155,18 @@ class _Console:
             self._ended.set_result(ended)
 
     async def _answer(self, asks: Asks) -> None:
-        await _show_on(sys.stderr, asks.prompt)
+        await _write_plain(sys.stderr, asks.prompt)
         with contextlib.suppress(BelljarError):
             text = await self._input.answer(asks.prompt)
             await self._attached.answer(asks.execution_id, text, asks.question)
 
 
-async def _show_on(stream: TextIO, text: str) -> None:
-    """Write what comes out of the session, with nothing in it that would act on the person's terminal."""
+async def _write_plain(stream: TextIO, text: str) -> None:
+    """Write text of the session; on a terminal without control sequences."""
     await write(stream, as_plain(text) if stream.isatty() else text)
 
 
-def _words(said: Said) -> tuple[str, TextIO]:
+def _text_and_stream(said: Said) -> tuple[str, TextIO]:
     content: dict[str, Any] = said.content
     match said.output:
         case "stream":
@@ -181,8 +180,8 @@ def _words(said: Said) -> tuple[str, TextIO]:
 
 
 @contextlib.contextmanager
-def _interrupting(attached: Attached) -> Generator[None]:
-    """Ctrl-C stops what runs in the session; it does not end the console."""
+def _interrupt_on_sigint(attached: Attached) -> Generator[None]:
+    """Interrupt what runs in the session on Ctrl-C, which then does not end the console."""
     loop = asyncio.get_running_loop()
     interrupts: set[asyncio.Task[None]] = set()
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.keeping import Keeper, kept_forms
+from belljar.cli.saved_outputs import OutputSaver, saved_forms
 from belljar.models import Display, OutputEvent
 
 
@@ -42,10 +42,10 @@ CASES: list[tuple[list[OutputEvent], list[str]]] = [
 async def test_what_is_saved_is_what_a_notebook_would_show(
     events: list[OutputEvent], kept: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeper = Keeper(Pictures(), tmp_path)
+    saver = OutputSaver(Pictures(), tmp_path)
     for event in events:
-        keeper.notice(event)
-    await keeper.save([])
+        saver.add(event)
+    await saver.save([])
     saved = [tmp_path / f"figure-{number}.png" for number in range(1, len(kept) + 1)]
     assert sorted(tmp_path.iterdir()) == saved
     assert [path.read_text().rpartition("/")[2] for path in saved] == kept
@@ -66,4 +66,4 @@ async def test_what_is_saved_is_what_a_notebook_would_show(
     ],
 )
 def test_pictures_and_pages_are_kept_and_what_can_be_read_is_not(display: Display, kept: list[str]) -> None:
-    assert [form.mime for form in kept_forms(display)] == kept
+    assert [form.mime for form in saved_forms(display)] == kept

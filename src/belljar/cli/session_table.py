@@ -1,6 +1,6 @@
-"""What `belljar top` shows: a line for each session, from two looks at the servers; as plain text and as a table.
+"""The table that `belljar top` shows: a row for each session, as plain text and for rich.
 
-Knows nothing of where the looks come from, nor how often they are taken.
+It is computed from two snapshots of the servers; `top` takes them and decides how often.
 """
 
 import time
@@ -13,9 +13,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from belljar.cli.columns import columns
 from belljar.cli.sessions import duration
-from belljar.cli.streams import one_line
+from belljar.cli.streams import columns, one_line
 from belljar.control import ServerAnswer, SessionLine
 
 _TITLES = (
@@ -34,10 +33,10 @@ _TITLES = (
 _NUMBERS = ("memory", "cpu", "cells", "idle", "checkpoints")
 _NONE = "-"
 _ID_CHARACTERS = 12
-# The line above the table, the table's own head, and the line below it.
+# The summary and the blank line after it, the head of the table, and the line below the table.
 _FRAME_LINES = 4
-# On narrower screens what is least asked for makes room for the rest, which would be cut beyond reading.
-_LEAST_WIDTHS = {
+# Narrower screens leave these columns out, the least needed ones first, because all columns would be cut too short.
+_MIN_WIDTHS = {
     "environment": 118,
     "checkpoints": 96,
     "owner": 80,
@@ -52,42 +51,42 @@ _STATE_STYLES = {"running": "bold green", "fresh": "dim"}
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What all servers said at one moment."""
+class ServersSnapshot:
+    """What all servers answered at one moment."""
 
     servers: Sequence[ServerAnswer]
 
     def lines(self) -> Iterator[tuple[int, SessionLine]]:
-        """Each session with its server's pid: by server, oldest first."""
+        """Yield each session with its server's pid: server by server, oldest session first."""
         for server in self.servers:
             for line in server.sessions or []:
                 yield server.pid, line
 
 
-class Board:
-    """One frame."""
+class SessionTable:
+    """The sessions of one snapshot, with the CPU that each used since the snapshot before."""
 
-    def __init__(self, folder: str, look: Look, before: Look | None = None) -> None:
+    def __init__(self, folder: str, snapshot: ServersSnapshot, before: ServersSnapshot | None = None) -> None:
         self._folder = folder
-        self._look = look
-        self._shares = _cpu_shares(look, before)
+        self._snapshot = snapshot
+        self._cpu_shares = _cpu_shares(snapshot, before)
 
     def text(self) -> str:
-        """For scripts: whole ids, nothing cut; empty when there is no session."""
-        rows = [[*self._cells(pid, line, is_whole=True)] for pid, line in self._look.lines()]
+        """Return the table for scripts, with nothing shortened; empty when there is no session."""
+        rows = [[*self._cells(pid, line, is_whole=True)] for pid, line in self._snapshot.lines()]
         return columns([_TITLES, *rows]) if rows else ""
 
     def notes(self) -> list[str]:
-        """What there is to say beside the table."""
-        if not self._look.servers:
+        """Return the lines to print beside the table."""
+        if not self._snapshot.servers:
             return [f"no running server uses {self._folder}"]
-        silent = [server.pid for server in self._look.servers if server.sessions is None]
-        said = [f"the server with pid {pid} did not answer" for pid in silent]
-        return said if any(True for _ in self._look.lines()) or silent else ["no session is open"]
+        silent = [server.pid for server in self._snapshot.servers if server.sessions is None]
+        unanswered = [f"the server with pid {pid} did not answer" for pid in silent]
+        return unanswered if any(True for _ in self._snapshot.lines()) or silent else ["no session is open"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The whole screen; what does not fit on it is counted."""
-        lines = [*self._look.lines()]
+        """Yield one whole screen, with a count of the sessions that do not fit on it."""
+        lines = [*self._snapshot.lines()]
         below = [_line(note, "yellow") for note in self.notes()]
         room = max(1, (options.height or console.height) - _FRAME_LINES - len(below))
         if len(lines) > room:
@@ -97,7 +96,7 @@ class Board:
 
     def _table(self, lines: Sequence[tuple[int, SessionLine]], width: int) -> Table:
         table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
-        shown = [title for title in _TITLES if width >= _LEAST_WIDTHS.get(title, 0)]
+        shown = [title for title in _TITLES if width >= _MIN_WIDTHS.get(title, 0)]
         for title in shown:
             justify = "right" if title in _NUMBERS else "left"
             ratio = 1 if title == _TITLES[-1] else None
@@ -112,7 +111,7 @@ class Board:
     def _summary(self, lines: Sequence[tuple[int, SessionLine]]) -> Text:
         running = sum(line.info.state == "running" for _, line in lines)
         memory_mb = sum(line.info.memory_mb for _, line in lines)
-        counted = f"{_count(len(self._look.servers), 'server')}, {_count(len(lines), 'session')}, {running} running"
+        counted = f"{_count(len(self._snapshot.servers), 'server')}, {_count(len(lines), 'session')}, {running} running"
         return _line(f"belljar top  {time.strftime('%H:%M:%S')}  {counted}, {memory_mb:,.0f} MB  q ends\n", "dim")
 
     def _cells(self, pid: int, line: SessionLine, *, is_whole: bool) -> Iterator[str]:
@@ -123,7 +122,7 @@ class Board:
         yield info.state
         yield info.environment if is_whole else _short(info.environment)
         yield f"{info.memory_mb:,.0f} MB"
-        share = self._shares.get(info.session_id)
+        share = self._cpu_shares.get(info.session_id)
         yield _NONE if share is None else f"{share:.0%}"
         yield str(info.executions)
         yield _NONE if info.state == "running" else duration(_since(info.last_used_at))
@@ -135,11 +134,14 @@ def _line(text: str, style: str) -> Text:
     return Text("\n".join(map(one_line, text.split("\n"))), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _cpu_shares(look: Look, before: Look | None) -> Mapping[str, float]:
-    """Of one processor, between the two looks; nothing for a session whose kernel is another one by now."""
+def _cpu_shares(snapshot: ServersSnapshot, before: ServersSnapshot | None) -> Mapping[str, float]:
+    """Return the share of one processor that each session used between the snapshots.
+
+    A session whose kernel was restarted in between has none, because its CPU time starts at 0 again.
+    """
     earlier = {line.info.session_id: line for _, line in before.lines()} if before else {}
     shares: dict[str, float] = {}
-    for _, line in look.lines():
+    for _, line in snapshot.lines():
         known = earlier.get(line.info.session_id)
         passed_s = line.read_at_s - known.read_at_s if known else 0.0
         if known is not None and passed_s > 0 and line.cpu_s >= known.cpu_s:
@@ -152,7 +154,7 @@ def _since(moment: str) -> float:
 
 
 def _short(environment: str, most: int = 20) -> str:
-    """Of a path, the name of the environment's folder."""
+    """Return the name of the environment's folder where the environment is a path."""
     path = PurePath(environment)
     name = path.parent.parent.name if path.parent.name == "bin" else path.name
     return name if len(name) <= most else f"{name[: most - 1]}…"

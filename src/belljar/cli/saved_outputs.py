@@ -1,12 +1,15 @@
-"""What a cell leaves for the person: figures it showed and files it wrote, in a folder that holds nothing else.
+"""Files that commands save: figures and files of a cell, in a folder that holds nothing else; and files of `--output`.
 
-The code behind the glass chooses the names of its files, and many names are obeyed where they lie: `belljar.toml`,
-`conftest.py`, `typer.py`. So they never go among the person's own files, nor where anything is started from. Hidden
-ones, which shells and tools obey most, are not taken at all.
+The code in the sandbox chooses the names of its files, and many programs obey a file for its name: `belljar.toml`,
+`conftest.py`, `typer.py`. So a cell's files are never saved among the person's own, nor in a folder that programs are
+started from. Hidden files are not saved at all, because shells and tools obey those most.
 """
 
 import asyncio
+import errno
 import mimetypes
+import os
+import secrets
 import sys
 from collections.abc import Sequence
 from itertools import count
@@ -22,11 +25,11 @@ from belljar.outputs.bundles import is_readable
 
 _MEDIA = ("image/", "audio/", "video/", "application/pdf")
 _PAGE = "text/html"
-_TOLD_FILES = 20
+_MAX_LISTED_FILES = 20
 
 
 def display_in(event: OutputEvent) -> Display | None:
-    """The rich form of an output, if it has one; the plain form of a result is the event's own text."""
+    """Return the rich form of an output, if it has one, with the event's own text as its plain form."""
     value = event.data.get("display")
     if not isinstance(value, dict):
         return None
@@ -34,8 +37,8 @@ def display_in(event: OutputEvent) -> Display | None:
     return display.model_copy(update={"plain": event.text}) if event.text else display
 
 
-def kept_forms(display: Display) -> list[Display]:
-    """The forms of a rich output that are worth a file; none for a table that can be read in a terminal."""
+def saved_forms(display: Display) -> list[Display]:
+    """Return the forms of a rich output that are saved as files; none for a table that a terminal can show as text."""
     forms = [display, *display.also]
     pages = [form for form in forms if form.mime == _PAGE]
     media = [form for form in forms if form.mime.startswith(_MEDIA)]
@@ -45,7 +48,7 @@ def kept_forms(display: Display) -> list[Display]:
 
 
 def check_folder(out: Path) -> Path:
-    """Return a folder that a session's files may fill: one that is not there, or empty, and not where we are."""
+    """Return a folder that may take a session's files: new or empty, and not the working directory or above it."""
     place = out.expanduser().resolve()
     here = Path.cwd().resolve()
     if place == here or place in here.parents:
@@ -64,38 +67,41 @@ def check_folder(out: Path) -> Path:
     return place
 
 
-class Keeper:
-    """Collects what one cell shows, by a notebook's rules, and saves it in a folder when the cell is over."""
+class OutputSaver:
+    """Collects the figures that one cell shows, and saves them and the cell's files in a folder after the cell.
+
+    Figures are replaced and cleared by the same rules as in a notebook.
+    """
 
     def __init__(self, session: SessionHandle, out: Path) -> None:
         self._session = session
         self._out = out
         self._saved: list[str] = []
-        self._left: list[str] = []
+        self._skipped: list[str] = []
         self._figures: list[Display] = []
         self._is_clear_pending = False
 
-    def notice(self, event: OutputEvent) -> None:
-        """Take in the next event."""
+    def add(self, event: OutputEvent) -> None:
+        """Record the next event."""
         is_clear = event.kind == "clear"
         if (is_clear and not event.data.get("wait")) or (self._is_clear_pending and not is_clear):
             self._figures.clear()
         self._is_clear_pending = is_clear and bool(event.data.get("wait"))
         display = display_in(event)
-        if display is not None and kept_forms(display):
-            self._keep(display, is_update=bool(event.data.get("update")))
+        if display is not None and saved_forms(display):
+            self._add_figure(display, is_update=bool(event.data.get("update")))
 
-    def _keep(self, display: Display, *, is_update: bool) -> None:
+    def _add_figure(self, display: Display, *, is_update: bool) -> None:
         for place, shown in enumerate(self._figures):
             is_same = is_update and shown.display_id is not None and shown.display_id == display.display_id
-            # A figure that is shown and is also the last expression comes twice, byte for byte.
+            # A figure that is displayed and is also the last expression arrives twice with the same bytes.
             if is_same or (shown.uri is not None and shown.uri == display.uri):
                 self._figures[place] = display
                 return
         self._figures.append(display)
 
     async def save(self, files: Sequence[FileReference]) -> None:
-        """Save the figures and files, and say on stderr where they are."""
+        """Save the figures and the files, and list them on stderr."""
         if not self._figures and not files:
             return
         try:
@@ -108,47 +114,47 @@ class Keeper:
             ) from error
         for file in files:
             await self._save_file(file.name)
-        self._tell()
+        self._print_summary()
 
     async def _save_figure(self, figure: Display) -> None:
         stem = await asyncio.to_thread(_free_stem, self._out)
-        for form in kept_forms(figure):
+        for form in saved_forms(figure):
             path = self._out / (stem + _suffix(form))
             content = form.text.encode() if form.text is not None else await self._session.display(form.uri or "")
             try:
-                await asyncio.to_thread(_write_new, path, content)
+                await asyncio.to_thread(_write_figure, path, content)
             except FileExistsError:
-                continue  # two forms of one kind: the first is the better one
+                continue  # the figure has two forms with this suffix, and the first is the better one
             self._saved.append(path.name)
 
     async def _save_file(self, name: str) -> None:
         if any(part.startswith(".") for part in PurePosixPath(name).parts):
-            self._left.append(f"{name} is hidden")
+            self._skipped.append(f"{name} is hidden")
             return
         target = str(safe_path(name))
         try:
             content = await self._session.download(name)
             await asyncio.to_thread(Workspace(self._out.resolve()).create, target, content)
         except FileExistsError:
-            self._left.append(f"{target} exists already")
+            self._skipped.append(f"{target} exists already")
         except BelljarError as error:
-            self._left.append(f"{name}: {error.message}")
+            self._skipped.append(f"{name}: {error.message}")
         else:
             self._saved.append(target)
 
-    def _tell(self) -> None:
+    def _print_summary(self) -> None:
         if self._saved:
-            more = len(self._saved) - _TOLD_FILES
-            names = ", ".join([*self._saved[:_TOLD_FILES], *([f"and {more} more"] if more > 0 else [])])
-            _say(f"saved in {self._out}: {names}")
-        for line in self._left[:_TOLD_FILES]:
-            _say(f"not saved: {line}")
-        if len(self._left) > _TOLD_FILES:
-            _say(f"not saved: {len(self._left) - _TOLD_FILES} more files")
+            more = len(self._saved) - _MAX_LISTED_FILES
+            names = ", ".join([*self._saved[:_MAX_LISTED_FILES], *([f"and {more} more"] if more > 0 else [])])
+            _print_line(f"saved in {self._out}: {names}")
+        for line in self._skipped[:_MAX_LISTED_FILES]:
+            _print_line(f"not saved: {line}")
+        if len(self._skipped) > _MAX_LISTED_FILES:
+            _print_line(f"not saved: {len(self._skipped) - _MAX_LISTED_FILES} more files")
 
 
 def _free_stem(folder: Path) -> str:
-    """The first `figure-N` that no file has for its stem, whatever its kind."""
+    """Return the first `figure-N` that is not the stem of any file in the folder."""
     taken = {path.stem for path in folder.glob("figure-*")}
     return next(stem for number in count(1) if (stem := f"figure-{number}") not in taken)
 
@@ -159,10 +165,45 @@ def _suffix(form: Display) -> str:
     return mimetypes.guess_extension(form.mime) or ".txt"
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def _write_figure(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(one_line(line), file=sys.stderr, flush=True)
+
+
+def write_file(path: Path, content: bytes, *, force: bool = False) -> None:
+    """Write a file that the person named, completely or not at all; replace an existing one only with `force`."""
+    try:
+        if force:
+            _replace(path, content)
+        else:
+            _write_new(path, content)
+    except FileExistsError as error:
+        raise InvalidArgument(f"{path} exists already", hint="Name another file, or add --force") from error
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}", hint="Name another file") from error
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        try:
+            file.write(content)
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
+
+
+def _replace(path: Path, content: bytes) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    staged = path.parent / f".{secrets.token_hex(4)}.tmp"
+    _write_new(staged, content)
+    try:
+        staged.replace(path)
+    except OSError:
+        staged.unlink()
+        raise
