@@ -52,6 +52,35 @@ def request_span(method: str, tool: str | None, parents: tuple[Mapping[str, obje
             raise
 
 
+@contextmanager
+def outgoing_span(method: str, target: str, request_id: int) -> Generator[dict[str, str]]:
+    """Hold a span open around one request to another server; yields the trace context for the request's `_meta`.
+
+    Name and attributes are those of the MCP SDK's client, because requests over HTTP have that client's spans.
+    """
+    carrier: dict[str, str] = {}
+    if not _is_listening():
+        yield carrier
+        return
+    with _tracer.start_as_current_span(
+        f"MCP send {method} {target}",
+        kind=SpanKind.CLIENT,
+        attributes={"mcp.method.name": method, "jsonrpc.request.id": str(request_id)},
+        # Both would put the text of the exception into the span.
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        _trace_context.inject(carrier)
+        try:
+            yield carrier
+        except BaseException as error:
+            code: object = getattr(error, "code", None)
+            if isinstance(code, int):  # the protocol's code of an error that the other server answered with
+                span.set_attribute("rpc.response.status_code", str(code))
+            fail(span, str(code) if isinstance(code, int) else type(error).__name__)
+            raise
+
+
 def _is_listening() -> bool:
     """Whether there is an SDK, or a span around us that a caller told of: spans of nobody take 40 µs a request."""
     has_sdk = not isinstance(_tracer, trace.ProxyTracer) or not isinstance(
@@ -137,11 +166,6 @@ class ExecutionSpan:
         mine = self._span.get_span_context()
         if current.is_recording() and mine.is_valid:
             current.add_link(mine)
-
-
-def are_kept() -> bool:
-    """Whether there is an SDK in this process."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def current_ids() -> dict[str, str]:
