@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach
+from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -166,6 +166,21 @@ class ExecutionSpan:
         mine = self._span.get_span_context()
         if current.is_recording() and mine.is_valid:
             current.add_link(mine)
+
+
+def current_trace() -> Context:
+    """Return what `within_trace` needs to make spans children of the current one in another task."""
+    return get_current()
+
+
+@contextmanager
+def within_trace(context: Context) -> Generator[None]:
+    """Make the span of that context the current one, for as long as the block runs."""
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def current_ids() -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
+from belljar import spans
 from belljar.errors import BelljarError
 from belljar.policy.base import Verdict
 from belljar.toolbox.arguments import BadArguments, Parameters
@@ -123,7 +124,7 @@ class Broker:
     @contextmanager
     def serving(self, caller: Caller, ledger: Ledger | None = None) -> Generator[Ledger]:
         """While an execution runs: calls that begin now are its own."""
-        self._turn = turn = Turn(caller, ledger or Ledger())
+        self._turn = turn = Turn(caller, ledger or Ledger(), spans.current_trace())
         self.go_on()
         try:
             yield turn.ledger
@@ -272,9 +273,10 @@ class Broker:
     async def _answered(self, turn: Turn, tool: ToolDefinition, arguments: JsonObject) -> Answer:
         questions = Questions(turn, tool.server, self._hidden)
         try:
-            answer = await self._desk.upstreams.call(
-                tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
-            )
+            with spans.within_trace(turn.trace):
+                answer = await self._desk.upstreams.call(
+                    tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
+                )
         except BelljarError as error:
             said = self._veil.hide_text(_of_server(str(error), tool.server))
             raise Refusal("upstream", f"{said}{questions.unasked}", "failed") from error
