@@ -58,10 +58,6 @@ class Desk(Protocol):
         """A tool answered an owner with this."""
         ...
 
-    def retry(self) -> None:
-        """Try servers again that were not reached, and wait for none."""
-        ...
-
     async def join(self, server: str) -> str:
         """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
         ...
@@ -105,7 +101,7 @@ class Broker:
     async def ready_for(self, code: str) -> None:
         """Have servers tried again that were not reached, for code that may want them; nobody is waited for."""
         if "servers" in code or "toolbox" in code:
-            self._desk.retry()
+            self._desk.upstreams.known()
 
     async def join(self, server: str) -> JsonObject:
         """Wait for a server that a cell imports while it is still connecting: for that one, and within a bound."""

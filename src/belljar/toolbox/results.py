@@ -40,11 +40,10 @@ class Results:
             return answers.answer(self._server, result)
         raw = await self._shortcut.call(tool, arguments, call.note)
         try:
-            answer = await self._read(raw, tool, arguments, call)
+            return await self._read(raw, tool, arguments, call)
         except BaseException:
             raw.release()
             raise
-        return answer
 
     async def _read(self, raw: Raw, tool: str, arguments: JsonObject, call: Call) -> Answer:
         kind = None if self._is_legacy else raw.fields.get(_KIND)
