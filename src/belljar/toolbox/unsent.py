@@ -14,7 +14,7 @@ from belljar.toolbox.encoding import encoded
 MOST_BYTES: Final = 8 * 1024 * 1024
 """Of one session, over all its connections: two of the largest answers (`tool_result_bytes`) by default."""
 BACKLOG_S: Final = 10.0
-"""For which more than that may wait. A session that reads needs less than a second for all that can be in flight."""
+"""For which more than that may wait: many large answers may come at once, and code that reads needs time for them."""
 ANSWER_S: Final = 60.0
 """For which any one answer may wait: a cell may compute for a while before it reads."""
 _PIECE_BYTES: Final = 262_144
