@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach
+from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -49,6 +49,35 @@ def request_span(method: str, tool: str | None, parents: tuple[Mapping[str, obje
             yield span
         except BaseException as error:
             fail(span, type(error).__name__)
+            raise
+
+
+@contextmanager
+def outgoing_span(method: str, target: str, request_id: int) -> Generator[dict[str, str]]:
+    """Hold a span open around one request to another server; yields the trace context for the request's `_meta`.
+
+    Name and attributes are those of the MCP SDK's client, because requests over HTTP have that client's spans.
+    """
+    carrier: dict[str, str] = {}
+    if not _is_listening():
+        yield carrier
+        return
+    with _tracer.start_as_current_span(
+        f"MCP send {method} {target}",
+        kind=SpanKind.CLIENT,
+        attributes={"mcp.method.name": method, "jsonrpc.request.id": str(request_id)},
+        # Both would put the text of the exception into the span.
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        _trace_context.inject(carrier)
+        try:
+            yield carrier
+        except BaseException as error:
+            code: object = getattr(error, "code", None)
+            if isinstance(code, int):  # the protocol's code of an error that the other server answered with
+                span.set_attribute("rpc.response.status_code", str(code))
+            fail(span, str(code) if isinstance(code, int) else type(error).__name__)
             raise
 
 
@@ -139,9 +168,19 @@ class ExecutionSpan:
             current.add_link(mine)
 
 
-def are_kept() -> bool:
-    """Whether there is an SDK in this process."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+def current_trace() -> Context:
+    """Return what `within_trace` needs to make spans children of the current one in another task."""
+    return get_current()
+
+
+@contextmanager
+def within_trace(context: Context) -> Generator[None]:
+    """Make the span of that context the current one, for as long as the block runs."""
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def current_ids() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,8 +17,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from tool_cells import runtime_with_tools
 
 from belljar import spans
+from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import build_http_app
@@ -120,6 +123,21 @@ async def test_one_that_never_ran_has_a_span_too(runtime: Runtime, exported: Exp
     assert attributes(span)["belljar.execution_id"] == queued.execution_id
     assert attributes(span)["error.type"] == "interrupted"
     assert list(span.events) == []
+
+
+async def test_a_call_of_another_servers_tool_is_a_child_of_its_execution(
+    default_environment: Environment, exported: Exported, tmp_path: Path
+) -> None:
+    async with runtime_with_tools(default_environment, tmp_path) as runtime, connected(runtime) as caller:
+        session = await caller.new_session()
+        await caller.client.call_tool(
+            "execute_code",
+            {"session_id": session, "code": "from servers.awkward import add\nadd(1, 2)"},
+            meta={"traceparent": TRACE_PARENT},
+        )
+    (execution,) = (span for span in exported.all() if span.name == "belljar.execution" and ids(span)[0] == TRACE)
+    call = exported.one("MCP send tools/call add")
+    assert (ids(call)[0], parent_id(call)) == ids(execution)
 
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", 7], ids=str)

@@ -1,6 +1,7 @@
 """An MCP server without the SDK, for what the SDK would never send: run it as a process, with one word of how it errs.
 
     python plain_server.py asks-for-ever|asks-for-ever-anew|text-ids|no-answer|no-json|gibberish|flood|chatter|odd-lists
+    python plain_server.py tells-meta
 
 It has one tool, `do`.
 """
@@ -76,6 +77,8 @@ def called(kind: str, message: dict[str, Any]) -> None:
             answer(message, {"content": ODD_BLOCKS})
             ODD.append({"name": "later", "inputSchema": {"type": "object"}})
             say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": ["odd"]})
+        case "tells-meta":
+            answer(message, {"content": [{"type": "text", "text": json.dumps(message["params"]["_meta"])}]})
         case "text-ids":
             answer({"id": str(message["id"])}, done)
         case "no-answer":

@@ -2,9 +2,14 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
 import socket
-import tempfile
+import subprocess
+import sys
+import termios
+from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,16 +17,39 @@ from typing import Any, cast
 
 import pytest
 
+from belljar.toolbox import unsent
 from belljar.toolbox.broker import Broker, Desk
 from belljar.toolbox.hatch import Hatch, open_hatch
+from belljar.toolbox.opening import INSIDE
 from belljar.toolbox.pace import Paces
 from belljar.toolbox.requests import LINE_BYTES, Search
-from belljar.toolbox.unsent import MOST_BYTES
 
 pytestmark = pytest.mark.anyio
 
 MEBIBYTE = 1024 * 1024
 CONNECTIONS = 16
+LEFT_UNREAD = (
+    "the host has closed the connection in the middle of an answer, as it does when code leaves answers unread: "
+    "await calls soon after they are started; whether this one was made is not known"
+)
+UNREAD_CELL = """
+import asyncio, json, sys
+from toolbox.connection import own
+
+def search(words, limit):
+    return own().ask_in_loop({"op": "search", "query": words, "limit": limit})
+
+async def main():
+    tasks = [asyncio.ensure_future(search("x", 3)) for _ in range(12)]
+    await asyncio.sleep(0)
+    sys.stdin.readline()  # the event loop reads no answers meanwhile
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    print(json.dumps([f"{type(each).__name__}: {each}" if isinstance(each, Exception) else "an answer"
+                      for each in outcomes]))
+    print((await search("again", 1))["text"][:5])
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture
@@ -68,6 +96,19 @@ async def pushed(socks: list[socket.socket], data: bytes) -> list[int]:
     return sent
 
 
+def is_taken(sock: socket.socket) -> bool:
+    """Whether the server, which runs in this thread, has read and dealt with all that was sent."""
+    left = array("i", [0])
+    fcntl.ioctl(sock, termios.TIOCOUTQ, left)
+    return left[0] == 0
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
 async def lines(sock: socket.socket, count: int) -> list[dict[str, Any]]:
     reader, writer = await asyncio.open_unix_connection(sock=sock, limit=8 * MEBIBYTE)
     try:
@@ -99,17 +140,82 @@ async def test_a_line_that_is_too_long_is_hung_up_on(tmp_path: Path):
             await pushed([connected()], b"x" * (2 * LINE_BYTES))
 
 
-async def test_what_nobody_fetches_waits_on_disk_and_arrives_whole(tmp_path: Path):
+async def test_what_is_fetched_late_arrives_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unsent, "BACKLOG_S", 60)
     async with served(tmp_path) as (hatch, connected):
         sock = connected()
         await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
-        most = 0
-        while hatch.under_way > hatch.unsent.waiting or not hatch.unsent.waiting:
-            most = max(most, hatch.unsent.size_bytes)
-            await asyncio.sleep(0.005)
-        assert MOST_BYTES >= max(most, hatch.unsent.size_bytes) > 0
+        await until(lambda: 0 < hatch.under_way == hatch.unsent.waiting)
+        assert hatch.unsent.size_bytes > unsent.MOST_BYTES
         answers = await lines(sock, 12)
         assert {answer["id"]: len(answer["text"]) for answer in answers} == dict.fromkeys(range(1, 13), 3 * MEBIBYTE)
+
+
+async def test_who_never_reads_loses_its_connection_and_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(unsent, "BACKLOG_S", 0.2)
+    async with served(tmp_path) as (hatch, connected):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        writer.write(search(1, query=""))
+        assert json.loads(await reader.readline())["id"] == 1
+        sock = connected()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
+        await until(lambda: hatch.under_way == 0 and "unread" in caplog.text)
+        assert (hatch.unsent.waiting, hatch.unsent.size_bytes) == (0, 0)
+        writer.write(search(2, query=""))
+        assert json.loads(await reader.readline())["id"] == 2
+        writer.close()
+        await writer.wait_closed()
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            sock.send(search(13))
+
+
+async def test_while_too_much_is_unread_no_further_request_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unsent, "BACKLOG_S", 60)
+    async with served(tmp_path) as (hatch, connected):
+        sock = connected()
+        for number in range(1, 4):
+            sock.send(search(number, 3))
+            await until(lambda number=number: hatch.unsent.waiting == number)
+        sock.send(b"".join(search(number, 3) for number in range(4, 9)))
+        await until(lambda: is_taken(sock))
+        assert (hatch.under_way, hatch.unsent.is_full) == (3, True)
+        assert sorted(answer["id"] for answer in await lines(sock, 8)) == [*range(1, 9)]
+
+
+async def test_who_is_refused_all_the_time_and_never_reads_is_hung_up_on(tmp_path: Path):
+    deep = (
+        b'{"id": 1, "op": "call", "server": "a", "tool": "b", "arguments": {"x": ' + b"[" * 300 + b"]" * 300 + b"}}\n"
+    )
+    async with served(tmp_path):
+        _, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        writer.write(deep * 30_000)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            await asyncio.wait_for(writer.drain(), 60)
+        writer.close()
+
+
+async def test_code_that_was_hung_up_on_is_told_so_and_can_call_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(unsent, "BACKLOG_S", 0.2)
+    async with served(tmp_path) as (hatch, _):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            UNREAD_CELL,
+            env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "hatch")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        await until(lambda: hatch.under_way == 0 and "unread" in caplog.text)
+        told, _ = await process.communicate(b"the connection is closed\n")
+    outcomes, again = told.decode().splitlines()
+    assert set(json.loads(outcomes)) <= {"ToolError: " + LEFT_UNREAD, "an answer"}
+    assert "ToolError: " + LEFT_UNREAD in json.loads(outcomes)
+    assert again == "again"
 
 
 async def test_a_flood_of_requests_is_read_as_it_is_answered(tmp_path: Path):
@@ -151,17 +257,3 @@ async def test_who_passes_too_deep_a_value_is_told_and_not_hung_up_on(tmp_path: 
         await writer.wait_closed()
     assert [(answer["id"], answer["outcome"]) for answer in answers] == [(1, "error"), (2, "found")]
     assert "too deeply" in answers[0]["message"]
-
-
-async def test_who_waits_for_what_cannot_be_kept_on_disk_is_hung_up_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    async with served(tmp_path) as (hatch, connected):
-        sock = connected()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
-        async with asyncio.timeout(30):
-            while "an answer to a session is lost" not in caplog.text or hatch.under_way:
-                await asyncio.sleep(0.005)
-        assert (hatch.unsent.waiting, hatch.unsent.size_bytes) == (0, 0)

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
+from belljar import spans
 from belljar.errors import BelljarError
 from belljar.policy.base import Verdict
 from belljar.toolbox.arguments import BadArguments, Parameters
@@ -57,10 +58,6 @@ class Desk(Protocol):
         """A tool answered an owner with this."""
         ...
 
-    def retry(self) -> None:
-        """Try servers again that were not reached, and wait for none."""
-        ...
-
     async def join(self, server: str) -> str:
         """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
         ...
@@ -104,7 +101,7 @@ class Broker:
     async def ready_for(self, code: str) -> None:
         """Have servers tried again that were not reached, for code that may want them; nobody is waited for."""
         if "servers" in code or "toolbox" in code:
-            self._desk.retry()
+            self._desk.upstreams.known()
 
     async def join(self, server: str) -> JsonObject:
         """Wait for a server that a cell imports while it is still connecting: for that one, and within a bound."""
@@ -123,7 +120,7 @@ class Broker:
     @contextmanager
     def serving(self, caller: Caller, ledger: Ledger | None = None) -> Generator[Ledger]:
         """While an execution runs: calls that begin now are its own."""
-        self._turn = turn = Turn(caller, ledger or Ledger())
+        self._turn = turn = Turn(caller, ledger or Ledger(), spans.current_trace())
         self.go_on()
         try:
             yield turn.ledger
@@ -272,9 +269,10 @@ class Broker:
     async def _answered(self, turn: Turn, tool: ToolDefinition, arguments: JsonObject) -> Answer:
         questions = Questions(turn, tool.server, self._hidden)
         try:
-            answer = await self._desk.upstreams.call(
-                tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
-            )
+            with spans.within_trace(turn.trace):
+                answer = await self._desk.upstreams.call(
+                    tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
+                )
         except BelljarError as error:
             said = self._veil.hide_text(_of_server(str(error), tool.server))
             raise Refusal("upstream", f"{said}{questions.unasked}", "failed") from error

@@ -82,7 +82,7 @@ class SessionGone(Exception):
 
 
 class Connection:
-    """Made by `open_connection`."""
+    """One open connection; `open` connects it, once."""
 
     def __init__(
         self, server: Connectable, limits: Limits, memory: Memory, on_tools_changed: Callable[[], None]
@@ -187,7 +187,8 @@ class Connection:
                 if error.code == CONNECTION_CLOSED and isinstance(self._server, StdioServer):
                     with anyio.move_on_after(_DRAIN_S):  # the end of its pipe may be heard of before its own
                         await self._has_ended.wait()
-                raise self._lost(words(error)) from error
+                what = f"it {self._how_ended}" if self._how_ended else words(error)
+                raise self._failure(f"gave no answer: {what}", hint=UNKNOWN_EFFECT) from error
             return answers.refusal(words(error))
         except InputRequiredRoundsExceededError as error:
             raise self._failure(f"wanted more input {error.max_rounds} times", hint=UNKNOWN_EFFECT) from error
@@ -343,10 +344,6 @@ class Connection:
     def _fail(self, how: str, detail: str) -> None:
         if not self._how_ended:
             self._how_ended, self._detail = how, detail
-
-    def _lost(self, how: str) -> UpstreamFailed:
-        what = f"it {self._how_ended}" if self._how_ended else how
-        return self._failure(f"gave no answer: {what}", hint=UNKNOWN_EFFECT)
 
     def _failure(self, how: str, *, hint: str = "") -> UpstreamFailed:
         return UpstreamFailed(f"MCP server {self._server.name} {how}", hint=hint, detail=self._detail)

@@ -32,7 +32,7 @@ from belljar.toolbox.requests import (
     number_in,
     parsed,
 )
-from belljar.toolbox.unsent import Unsent
+from belljar.toolbox.unsent import Outgoing, Unsent
 
 _MOST_CONNECTIONS = 16
 # Of one session, over all its connections: what it asks and what it does not fetch is in the server's memory.
@@ -63,7 +63,7 @@ class Hatch:
         self.under_way = 0
         self._asked_bytes = 0
         self._longest: _Conversation | None = None
-        self.unsent = Unsent()
+        self.unsent = Unsent(broker.session_id)
         self.pace = Pace(paces, lambda: broker.owner, self._listen_on)
 
     def _listen_on(self) -> None:
@@ -99,6 +99,8 @@ class Hatch:
 
     def take_room(self, size_bytes: int) -> bool:
         """Whether a request of that size may be under way."""
+        if self.unsent.is_full:
+            return False
         if self.under_way >= _MOST_IN_FLIGHT or (self.under_way and self._asked_bytes + size_bytes > _MOST_ASKED_BYTES):
             return False
         self.under_way += 1
@@ -146,7 +148,7 @@ class _Conversation(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._outgoing = self._hatch.unsent.of(self._transport)
+        self._outgoing = Outgoing(self._hatch.unsent, self._transport)
         if not self._hatch.admit(self):
             self._hang_up()
 

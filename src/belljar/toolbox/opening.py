@@ -23,7 +23,7 @@ from belljar.toolbox.config import load_servers
 from belljar.toolbox.generating import generate
 from belljar.toolbox.grove import Plot
 from belljar.toolbox.hatch import Hatch, Search, open_hatch
-from belljar.toolbox.naming import Names, names_of
+from belljar.toolbox.naming import names_of
 from belljar.toolbox.pace import Paces
 from belljar.toolbox.search import Index
 from belljar.toolbox.shapes import OwnedShapes
@@ -102,11 +102,6 @@ class Toolbox:
         self._is_written.clear()
         self._is_stale.set()
 
-    @property
-    def names(self) -> Names:
-        """What everything is called in Python."""
-        return self._names
-
     async def search(
         self, query: str, *, owner: str, detail: Detail, limit: int, server: str = ""
     ) -> tuple[str, JsonObject]:
@@ -150,10 +145,6 @@ class Toolbox:
         await self.upstreams.catalogue(READY_S)
         self._look()
         await self.written()
-
-    def retry(self) -> None:
-        """Try those again that were not reached, and wait for none."""
-        self.upstreams.known()
 
     async def written(self) -> None:
         """Until the tree says all that is known."""

@@ -1,7 +1,7 @@
 """What one call of a tool comes to, in both eras and either way: checked, asked about, and in our own words.
 
-Over pipes a call takes the shortcut, and goes on with the SDK only where its server needs more input. Over HTTP, or
-where somebody keeps spans, it is the SDK's from the beginning.
+Over pipes a call takes the shortcut, and goes on with the SDK only where its server needs more input. Over HTTP it is
+the SDK's from the beginning.
 """
 
 from typing import Final
@@ -13,7 +13,6 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ErrorData, InputRequest, InputRequiredResult, InputResponses
 from pydantic import ValidationError
 
-from belljar import spans
 from belljar.toolbox import answers
 from belljar.toolbox.base import Answer, JsonObject
 from belljar.toolbox.questions import Call
@@ -31,7 +30,7 @@ class Results:
     def __init__(self, client: Client, server: str, shortcut: Shortcut | None, *, is_legacy: bool) -> None:
         self._client = client
         self._server = server
-        self._shortcut = None if spans.are_kept() else shortcut
+        self._shortcut = shortcut
         self._is_legacy = is_legacy
 
     async def answer(self, tool: str, arguments: JsonObject, call: Call) -> Answer:
@@ -41,11 +40,10 @@ class Results:
             return answers.answer(self._server, result)
         raw = await self._shortcut.call(tool, arguments, call.note)
         try:
-            answer = await self._read(raw, tool, arguments, call)
+            return await self._read(raw, tool, arguments, call)
         except BaseException:
             raw.release()
             raise
-        return answer
 
     async def _read(self, raw: Raw, tool: str, arguments: JsonObject, call: Call) -> Answer:
         kind = None if self._is_legacy else raw.fields.get(_KIND)

@@ -1,5 +1,8 @@
-"""Calls of tools straight over the pipes of a server: the SDK's client spends 0.35 ms of processor time on each.
+"""Calls of tools straight over the pipes of a server, without the SDK's client.
 
+Every `tools/call` of a server on pipes goes this way, traced or not, because the host's one event loop spends 0.3 to
+0.4 ms of processor time on such a call and 0.9 to 1.3 ms on one through the SDK's client: 3.0 to 3.5 times as much,
+measured without tracing, 1,200 calls of a trivial tool a side, in either era.
 Only `tools/call`, its answer, its progress and its cancellation go this way, under numbers that the SDK never reaches.
 Everything else between the two is the SDK's. What an answer says is not looked at here.
 """
@@ -16,6 +19,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CONNECTION_CLOSED
 from pydantic_core import from_json
 
+from belljar import spans
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.encoding import encoded
 from belljar.toolbox.faults import TOO_LARGE
@@ -88,8 +92,12 @@ class Shortcut:
         if (outlet := self._outlet) is None:
             raise _closed()
         number = next(self._numbers)
-        meta = {**self._meta, "progressToken": number}
-        line = _line("tools/call", {"name": tool, "arguments": arguments, "_meta": meta}, number)
+        with spans.outgoing_span("tools/call", tool, number) as trace_context:
+            meta = {**self._meta, **trace_context, "progressToken": number}
+            return await self._exchange(outlet, number, {"name": tool, "arguments": arguments, "_meta": meta}, noted)
+
+    async def _exchange(self, outlet: Outlet, number: int, parameters: JsonObject, noted: Noted) -> Raw:
+        line = _line("tools/call", parameters, number)
         answered: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(answered, noted)
         try:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from opentelemetry.context import Context
+
 from belljar.toolbox.base import Question, Reply
 from belljar.toolbox.ledger import Ledger
 from belljar.toolbox.texts import one_line, visible
@@ -31,6 +33,8 @@ class Turn:
     caller: Caller | None
     """None for what runs on between two executions."""
     ledger: Ledger
+    trace: Context = field(default_factory=Context)
+    """The execution's, because calls come in over a socket, where the current span is that of the session's start."""
     calls: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     stopped: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """Those of them that end because their execution does."""

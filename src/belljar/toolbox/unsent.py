@@ -1,23 +1,25 @@
-"""What a session has asked for and does not fetch: some of it waits in memory, the rest on disk.
+"""Answers that a session has asked for and not read yet: they wait in memory, in bounded number, size and time.
 
-A process of the session's that does not read is waited for, but not for ever.
+A process of the session that does not read its answers is hung up on, because they take the server's memory. Its
+pending calls end with an error, and it connects again for the next one.
 """
 
 import asyncio
-import contextlib
 import logging
-import tempfile
-from collections.abc import Iterator
-from typing import IO, Final
+from typing import Final
 
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.encoding import encoded
 
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of one session, in memory."""
+"""Of one session, over all its connections: two of the largest answers (`tool_result_bytes`) by default."""
+BACKLOG_S: Final = 10.0
+"""For which more than that may wait: many large answers may come at once, and code that reads needs time for them."""
+ANSWER_S: Final = 60.0
+"""For which any one answer may wait: a cell may compute for a while before it reads."""
 _PIECE_BYTES: Final = 262_144
 """More is not given to a transport at once: what it cannot send it keeps."""
-_WRITE_S: Final = 60
+_MOST_SAID_BYTES: Final = 4 * _PIECE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -25,58 +27,55 @@ log = logging.getLogger(__name__)
 class Unsent:
     """One session's, over all its connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._behind: set[Outgoing] = set()
+        """The connections that have answers waiting."""
+        self._hanging_up: asyncio.TimerHandle | None = None
         self.waiting = 0
         """Answers that wait."""
         self.size_bytes = 0
-        """Of them, in memory."""
+        """Of them."""
 
-    def of(self, transport: asyncio.Transport) -> "Outgoing":
-        """That of one connection."""
-        return Outgoing(self, transport)
+    @property
+    def is_full(self) -> bool:
+        """Whether more waits than may wait for long; no request of the session begins meanwhile."""
+        return self.size_bytes > MOST_BYTES
 
-    async def keep(self, line: bytes) -> "_Kept":
-        """Until it can be sent. Raises OSError where the disk has no room for it."""
-        file = None
-        if self.size_bytes + len(line) > MOST_BYTES:
-            file, line = await asyncio.to_thread(_on_disk, line), b""
+    def add(self, outgoing: "Outgoing", size_bytes: int) -> None:
+        """Count an answer that has to wait."""
         self.waiting += 1
-        self.size_bytes += len(line)
-        return _Kept(self, line, file)
+        self.size_bytes += size_bytes
+        outgoing.waiting_bytes += size_bytes
+        self._behind.add(outgoing)
+        self._watch()
 
+    def remove(self, outgoing: "Outgoing", size_bytes: int) -> None:
+        """Count an answer no longer: it was sent, or never will be."""
+        self.waiting -= 1
+        self.size_bytes -= size_bytes
+        outgoing.waiting_bytes -= size_bytes
+        if not outgoing.waiting_bytes:
+            self._behind.discard(outgoing)
+        self._watch()
 
-class _Kept:
-    def __init__(self, unsent: Unsent, line: bytes, file: IO[bytes] | None) -> None:
-        self._unsent = unsent
-        self._line = line
-        self._file = file
+    def _watch(self) -> None:
+        if self.is_full and self._hanging_up is None:
+            self._hanging_up = asyncio.get_running_loop().call_later(BACKLOG_S, self._hang_up)
+        elif not self.is_full and self._hanging_up is not None:
+            self._hanging_up.cancel()
+            self._hanging_up = None
 
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        if self._file is None:
-            line = memoryview(self._line)
-            yield from (line[start : start + _PIECE_BYTES] for start in range(0, len(line), _PIECE_BYTES))
-            return
-        while piece := self._file.read(_PIECE_BYTES):
-            yield piece
-
-    def drop(self) -> None:
-        self._unsent.waiting -= 1
-        self._unsent.size_bytes -= len(self._line)
-        self._line = b""
-        if self._file is not None:
-            self._file.close()
-
-
-def _on_disk(line: bytes) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by who keeps it)
-    try:
-        file.write(line)
-        file.seek(0)
-    except OSError:
-        with contextlib.suppress(OSError):  # what it still holds cannot be written either
-            file.close()
-        raise
-    return file
+    def _hang_up(self) -> None:
+        """Close the connection that is furthest behind; if that is not enough, the next follows `BACKLOG_S` later."""
+        self._hanging_up = None
+        furthest = max(self._behind, key=lambda outgoing: outgoing.waiting_bytes)
+        log.warning(
+            "session %s leaves %d bytes of tools' answers unread: a connection of it is closed",
+            self._session_id,
+            furthest.waiting_bytes,
+        )
+        furthest.hang_up()
 
 
 class Outgoing:
@@ -88,6 +87,8 @@ class Outgoing:
         self._turn = asyncio.Lock()
         self._is_read = asyncio.Event()
         self._is_read.set()
+        self.waiting_bytes = 0
+        """Of the answers that wait for this process."""
 
     def pause(self) -> None:
         """It does not read."""
@@ -99,9 +100,15 @@ class Outgoing:
 
     close = resume
 
+    def hang_up(self) -> None:
+        """Close the connection, and drop what was not sent."""
+        self._transport.abort()
+
     def say(self, message: JsonObject) -> None:
         """A few words that nobody waits for."""
         self._transport.write(encoded(message) + b"\n")
+        if self._transport.get_write_buffer_size() > _MOST_SAID_BYTES:
+            self.hang_up()
 
     async def send(self, line: bytes) -> None:
         """Returns when it was read, as far as can be told, or when nobody will."""
@@ -110,20 +117,14 @@ class Outgoing:
             if self._is_read.is_set():
                 return  # it went out whole, and nobody has to wait
             line = b""
+        self._unsent.add(self, len(line))
         try:
-            kept = await self._unsent.keep(line)
-        except OSError as error:
-            log.warning("an answer to a session is lost: %s", error.strerror)
-            self._transport.abort()  # or whoever asked would wait for it for ever
-            return
-        del line
-        try:
-            async with asyncio.timeout(_WRITE_S), self._turn:
+            async with asyncio.timeout(ANSWER_S), self._turn:
                 await self._is_read.wait()
-                for piece in kept.pieces():
-                    self._transport.write(piece)
+                for start in range(0, len(line), _PIECE_BYTES):
+                    self._transport.write(memoryview(line)[start : start + _PIECE_BYTES])
                     await self._is_read.wait()
         except TimeoutError:
-            self._transport.abort()
+            self.hang_up()
         finally:
-            kept.drop()
+            self._unsent.remove(self, len(line))

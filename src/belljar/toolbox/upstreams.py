@@ -181,7 +181,9 @@ class Upstream:
             try:
                 return await connection.call(tool, arguments, on_progress, ask)
             except SessionGone:
-                await self._drop(connection)
+                if self._connection is connection:
+                    self._connection = None
+                await connection.aclose()
         raise UpstreamFailed(f"MCP server {self._server.name} forgets its connections as soon as they are made")
 
     async def aclose(self) -> None:
@@ -263,11 +265,6 @@ class Upstream:
         await self._candidate.open(is_legacy=is_legacy)
         return self._candidate
 
-    async def _drop(self, connection: Connection) -> None:
-        if self._connection is connection:
-            self._connection = None
-        await connection.aclose()
-
     def _note(self, error: UpstreamFailed) -> None:
         """What was known stays known: a server that is away has the tools that it had."""
         if self._failure is None:
@@ -282,11 +279,8 @@ class Upstream:
             self._on_change()
 
     def _on_tools_changed(self) -> None:
+        """Read the catalogue in the background; once, however often the server says meanwhile that it has changed."""
         self._is_stale = True
-        self._later()
-
-    def _later(self) -> None:
-        """Read the catalogue in the background; once, however often it is asked for meanwhile."""
         if not self._is_closed and (self._background is None or self._background.done()):
             self._background = asyncio.get_running_loop().create_task(self._refresh_while_stale())
 

@@ -22,6 +22,10 @@ from .waiting import Answer, LoopWaiter, Waiter, Wire
 VARIABLE = "BELLJAR_TOOLBOX"
 MOST_BYTES = 4 * 1024 * 1024
 GONE = "the host has closed the connection; whether the call was made is not known"
+LEFT_UNREAD = (
+    "the host has closed the connection in the middle of an answer, as it does when code leaves answers unread: "
+    "await calls soon after they are started; whether this one was made is not known"
+)
 _FULL_MS = 50
 _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
@@ -95,7 +99,9 @@ class Connection:
             except OSError as error:
                 with self._lock:
                     self._pending.pop(number, None)
-                self._fail(wire, f"the host does not answer: {error}")
+                if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+                    self._read_to_the_end(wire)
+                self._fail(wire, GONE)
                 if is_last:
                     raise ToolError(f"the host does not answer: {error}") from None
             else:
@@ -164,6 +170,11 @@ class Connection:
         if self._may_read():
             self._read(wire, socket.MSG_DONTWAIT)
 
+    def _read_to_the_end(self, wire: Wire) -> None:
+        """Deliver what the host sent before it closed the connection, unless another thread does."""
+        while wire is self._wire and self._may_read():
+            self._read(wire, socket.MSG_DONTWAIT)
+
     def _may_read(self) -> bool:
         own = threading.get_ident()
         with self._lock:
@@ -191,7 +202,9 @@ class Connection:
                 self._deliver(answer)
         except BlockingIOError:
             pass
-        except (OSError, ValueError):
+        except OSError:
+            self._fail(wire, LEFT_UNREAD if wire.has_part else GONE)
+        except ValueError:
             self._fail(wire, GONE)
         except RecursionError:
             self._fail(wire, "a result is nested too deeply to be read")

@@ -79,6 +79,11 @@ class Wire:
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
         self._is_shut = False
 
+    @property
+    def has_part(self) -> bool:
+        """Whether an answer has come in part."""
+        return bool(self._buffer)
+
     def read(self, flags: int = 0) -> list[Answer]:
         """The answers that are complete after the next piece. Raises OSError when there is none."""
         piece = self.sock.recv(_CHUNK_BYTES, flags)
