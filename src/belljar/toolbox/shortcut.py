@@ -16,10 +16,10 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CONNECTION_CLOSED
 from pydantic_core import from_json
 
+from belljar.ipc import Line, Overlong
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.encoding import encoded
 from belljar.toolbox.faults import TOO_LARGE
-from belljar.toolbox.lines import Line, Overlong
 from belljar.toolbox.memory import Share
 from belljar.toolbox.pipes import Outlet
 
