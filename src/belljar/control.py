@@ -1,50 +1,43 @@
-"""The operator's window into a running server: a UNIX socket that only its own user can open.
+"""What operators ask of running servers: which sessions there are, for `belljar sessions` and `belljar top`.
 
-One question, one answer: a list of all sessions. `belljar sessions` and `belljar top` ask every server they find.
+Each server answers at one socket that only its own user can open. The first message says what is wanted (`op`): a list
+of all sessions, which this module asks for and writes, or a hold on one session (`attachments/`). The socket is served
+in `attachments/serving.py`.
 """
 
 import asyncio
-import contextlib
-import json
-import os
-import socket
-import sys
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.files.private import bind_socket
-from belljar.models import SessionInfo
+from belljar import ipc
+from belljar.models import Model, SessionInfo
 
 if TYPE_CHECKING:
     # Whoever only asks, as `belljar sessions` does, need not import the engine.
     from belljar.sessions.registry import Registry
     from belljar.sessions.session import Session
 
+SOCKET_NAME = "operator.sock"
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 PATIENCE_S = 2.0
 
 
-@asynccontextmanager
-async def serve_control(path: Path, registry: "Registry") -> AsyncGenerator[None]:
-    """Answer on `path` while the server lives."""
+def server_sockets(data_directory: Path, run: str = "*") -> list[Path]:
+    """Return the sockets of the servers of a data directory, those of servers that were killed included."""
+    return sorted(data_directory.glob(f"runs/{run}/{SOCKET_NAME}"))
 
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines = [await _line(session) for session in registry.all()]
-        with contextlib.suppress(ConnectionError):  # who asked has not waited
-            writer.write(json.dumps(lines).encode())
-            await writer.drain()
-        writer.close()
 
-    with listener(path) as bound:
-        server = await asyncio.start_unix_server(answer, sock=bound)
-        try:
-            yield
-        finally:
-            server.close()
-            await server.wait_closed()
+class SessionList(Model):
+    """A server's answer to `{"op": "sessions"}`."""
+
+    sessions: list[dict[str, Any]]
+
+
+async def list_sessions(registry: "Registry") -> dict[str, Any]:
+    """Return the answer to `{"op": "sessions"}`."""
+    return {"sessions": [await _line(session) for session in registry.all()]}
 
 
 async def _line(session: "Session") -> dict[str, Any]:
@@ -52,28 +45,6 @@ async def _line(session: "Session") -> dict[str, Any]:
     kernel = session.life.kernel
     cpu = {"cpu_s": kernel.cpu_s() if kernel else 0.0, "read_at_s": time.monotonic()}
     return {"principal": session.principal, **cpu, **info.model_dump()}
-
-
-@contextmanager
-def listener(path: Path) -> Generator[socket.socket]:
-    """A socket at `path` that nobody but this user can connect to, in a folder that nobody else can enter."""
-    with socket.socket(socket.AF_UNIX) as bound, reachable(path) as short:
-        bind_socket(bound, short)
-        yield bound
-
-
-@contextmanager
-def reachable(path: Path) -> Generator[str]:
-    """A socket's path in a form that fits the 107 bytes an address has, however deep the data directory is."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path)
-    finally:
-        os.close(folder)
-
-
-def _sockets(data_directory: Path) -> list[Path]:
-    return sorted(data_directory.glob("runs/*/control.sock"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +69,7 @@ class ServerAnswer:
 
 async def ask_servers(data_directory: Path) -> list[ServerAnswer]:
     """Every server that uses this data directory."""
-    paths = await asyncio.to_thread(_sockets, data_directory)
+    paths = await asyncio.to_thread(server_sockets, data_directory)
     answers = await asyncio.gather(*map(_ask_server, paths))
     return [answer for answer in answers if answer is not None]
 
@@ -117,8 +88,8 @@ async def _ask_server(path: Path) -> ServerAnswer | None:
             lines = await _ask(path)
     except TimeoutError:
         return ServerAnswer(pid, None)
-    except OSError:
-        return None  # a server that was killed leaves its socket behind
+    except (OSError, ipc.Malformed):
+        return None  # a server that was killed leaves its socket behind, and one that ends may do so meanwhile
     return ServerAnswer(pid, [_read(line) for line in lines])
 
 
@@ -128,9 +99,9 @@ def _read(line: dict[str, Any]) -> SessionLine:
 
 
 async def _ask(path: Path) -> list[dict[str, Any]]:
-    with reachable(path) as short:
-        reader, writer = await asyncio.open_unix_connection(short)
+    stream = await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
     try:
-        return json.loads(await reader.read())
+        await stream.send({"op": "sessions"})
+        return (await stream.receive(SessionList.model_validate_json)).sessions
     finally:
-        writer.close()
+        stream.close()

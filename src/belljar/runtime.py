@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from belljar.attachments import serve_attachments
-from belljar.control import serve_control
+from belljar.attachments import serve_operators
 from belljar.environments import check_configured
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
@@ -109,8 +108,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                     clean_up(spared=custody.found() if custody else ())
             async with (
                 open_registry(guardrails, veils, sessions, journal, roll, starter, custody) as registry,
-                serve_control(run.folder / "control.sock", registry),
-                serve_attachments(run.folder / "attach.sock", registry),
+                serve_operators(run.folder, registry),
             ):
                 if inheritance is not None:
                     await inheritance.take(registry, run.living)

@@ -281,13 +281,13 @@ async def test_without_a_server_it_is_said_where_none_was_found(tmp_path: Path) 
 
 
 async def test_the_socket_is_in_a_folder_of_the_user_alone(runtime: Runtime) -> None:
-    (path,) = runtime.settings.data_directory.glob("runs/*/attach.sock")
+    (path,) = runtime.settings.data_directory.glob("runs/*/operator.sock")
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("said", [b"hello\n", b'{"op": "attach"}\n', b'{"op": "open", "environment": 5}\n', b""])
 async def test_who_does_not_speak_the_language_is_hung_up_on(runtime: Runtime, session: Session, said: bytes) -> None:
-    (path,) = runtime.settings.data_directory.glob("runs/*/attach.sock")
+    (path,) = runtime.settings.data_directory.glob("runs/*/operator.sock")
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_unix_connection(str(path))
         writer.write(said)

@@ -86,7 +86,7 @@ def _bind(server: socket.socket, folder: Path) -> None:
     # A relative path: the whole one may be longer than a socket's address can be.
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        server.bind("control.sock")
+        server.bind("operator.sock")
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0s"), (59, "59s"), (61, "1m01s"), (3_700, "1h01m")])

@@ -113,7 +113,7 @@ def test_a_server_that_hangs_is_named(once: Run, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as silent, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # the whole path may be longer than a socket's address can be
-        silent.bind("control.sock")
+        silent.bind("operator.sock")
         silent.listen()
         told = once()
     assert (told.code, told.out) == (0, "")

@@ -8,7 +8,8 @@ import pytest
 
 from belljar.errors import SettingsError
 from belljar.files.handover import disarm
-from belljar.files.private import bind_socket, make_folder, open_data_directory, write_file
+from belljar.files.private import make_folder, open_data_directory, write_file
+from belljar.ipc import bind
 
 ANYBODY = 65534
 
@@ -28,7 +29,7 @@ def test_what_is_made_is_its_users_alone_whatever_the_umask_is(tmp_path: Path) -
     make_folder(tmp_path / "a" / "b" / "c", 0o711)
     write_file(tmp_path / "a" / "file", "text")
     with socket.socket(socket.AF_UNIX) as listener:
-        bind_socket(listener, str(tmp_path / "a" / "end"))
+        bind(listener, tmp_path / "a" / "end")
     paths = [tmp_path / "a" / name for name in ("", "b", "b/c", "file", "end")]
     assert [mode(path) for path in paths] == [0o700, 0o700, 0o711, 0o600, 0o600]
 

@@ -14,8 +14,8 @@ from mcp_servers import awkward_http
 from upstream_calls import Person, call, connected, said, until
 
 from belljar.errors import UpstreamFailed
+from belljar.ipc import Line, Overlong
 from belljar.toolbox.config import StdioServer
-from belljar.toolbox.lines import Line, Overlong
 from belljar.toolbox.memory import Memory, Share
 from belljar.toolbox.pipes import Inlet, Outlet
 from belljar.toolbox.shortcut import number_of

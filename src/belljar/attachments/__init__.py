@@ -7,6 +7,6 @@
 from belljar.attachments.base import Attached
 from belljar.attachments.local import LocalAttachment, hold
 from belljar.attachments.remote import open_attachment, open_served
-from belljar.attachments.serving import serve_attachments
+from belljar.attachments.serving import serve_operators
 
-__all__ = ["Attached", "LocalAttachment", "hold", "open_attachment", "open_served", "serve_attachments"]
+__all__ = ["Attached", "LocalAttachment", "hold", "open_attachment", "open_served", "serve_operators"]

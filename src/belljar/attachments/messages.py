@@ -11,9 +11,13 @@ from belljar.models import Model, Status
 from belljar.outputs.events import CommMessage
 from belljar.outputs.publishing import OutputKind
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
 # Requests
+
+
+class Sessions(Model):
+    """The first word: a list of all sessions, whose form is in `control.py`; the server hangs up after it."""
+
+    op: Literal["sessions"] = "sessions"
 
 
 class Attach(Model):
@@ -254,6 +258,8 @@ ToClient = Annotated[
 
 # Made ready when the first person attaches, as the models are.
 _LATE = ConfigDict(defer_build=True)
-first: TypeAdapter[Attach | Open] = TypeAdapter(Annotated[Attach | Open, Field(discriminator="op")], config=_LATE)
+first: TypeAdapter[Sessions | Attach | Open] = TypeAdapter(
+    Annotated[Sessions | Attach | Open, Field(discriminator="op")], config=_LATE
+)
 numbered: TypeAdapter[Numbered] = TypeAdapter(Numbered)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

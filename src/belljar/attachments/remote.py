@@ -2,14 +2,12 @@
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
+from belljar import ipc
 from belljar.attachments import messages
 from belljar.attachments.base import Attached
 from belljar.attachments.messages import (
@@ -38,7 +36,7 @@ from belljar.attachments.messages import (
     Request,
     Welcome,
 )
-from belljar.control import ask_sessions, reachable
+from belljar.control import MAX_MESSAGE_BYTES, ask_sessions, server_sockets
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
 
@@ -51,7 +49,7 @@ _TOLD = 5
 async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[Attached]:
     """Hold the one live session whose id begins like this, on whichever server of the data directory it is."""
     session_id, server_pid = await _find(data_directory, prefix)
-    attached = RemoteAttachment(*await _connect(data_directory, f"{server_pid}-*"))
+    attached = RemoteAttachment(await _connect(data_directory, f"{server_pid}-*"))
     try:
         await attached.greet(Attach(session_id=session_id))
         yield attached
@@ -62,7 +60,7 @@ async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenera
 @asynccontextmanager
 async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[Attached]:
     """Hold a new session on a running server of the data directory; it ends with the block."""
-    attached = RemoteAttachment(*await _connect(data_directory, "*"))
+    attached = RemoteAttachment(await _connect(data_directory))
     try:
         await attached.greet(Open(environment=environment))
         yield attached
@@ -90,10 +88,10 @@ async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
     raise SessionNotFound(f"no live session has an id that begins with {prefix[:64]}", hint=f"There are {names}")
 
 
-async def _connect(data_directory: Path, run: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    for path in await asyncio.to_thread(lambda: sorted(data_directory.glob(f"runs/{run}/attach.sock"))):
-        with suppress(OSError), reachable(path) as short:
-            return await asyncio.open_unix_connection(short, limit=messages.MAX_MESSAGE_BYTES)
+async def _connect(data_directory: Path, run: str = "*") -> ipc.MessageStream:
+    for path in await asyncio.to_thread(server_sockets, data_directory, run):
+        with suppress(OSError):
+            return await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
     raise EngineError(
         f"no running server that uses {data_directory} can be attached to", hint="Start one with: belljar serve"
     )
@@ -102,9 +100,8 @@ async def _connect(data_directory: Path, run: str) -> tuple[asyncio.StreamReader
 class RemoteAttachment:
     """See `Attached`; made by `open_attachment`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, stream: ipc.MessageStream) -> None:
+        self._stream = stream
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[messages.Reply]] = {}
         self._news: asyncio.Queue[News] = asyncio.Queue(_NEWS_AHEAD)
@@ -114,7 +111,7 @@ class RemoteAttachment:
 
     async def greet(self, wanted: Attach | Open) -> None:
         """Say which session; must come first."""
-        await self._write(wanted)
+        await self._stream.send(wanted.model_dump())
         answer = await self._receive()
         if isinstance(answer, Refused):
             raise named_error(answer.told, answer.hint)
@@ -191,7 +188,7 @@ class RemoteAttachment:
 
     async def aclose(self) -> None:
         """See `Attached`."""
-        self._writer.close()
+        self._stream.close()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -205,7 +202,7 @@ class RemoteAttachment:
         try:
             if self._reading is None or self._reading.done():
                 raise _gone()
-            await self._write(Numbered(number=number, request=request))
+            await self._stream.send(Numbered(number=number, request=request).model_dump())
             reply = await waiting
         except OSError:
             raise _gone() from None
@@ -217,14 +214,10 @@ class RemoteAttachment:
             raise EngineError(f"the server answered a question with {reply.kind!r}")
         return reply
 
-    async def _write(self, message: Attach | Open | Numbered) -> None:
-        self._writer.write(json.dumps(message.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n")
-        await self._writer.drain()
-
     async def _receive(self) -> messages.ToClient:
         try:
-            return messages.to_client.validate_json(await self._reader.readuntil(b"\n"))
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValidationError):
+            return await self._stream.receive(messages.to_client.validate_json)
+        except (OSError, ipc.Malformed):
             raise _gone() from None
 
     async def _read(self) -> None:

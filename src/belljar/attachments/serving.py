@@ -1,4 +1,4 @@
-"""The server's end of attachments: a UNIX socket that only its own user can open, one connection a person.
+"""The operator's socket of a server, which only its own user can open: a list of sessions, or a hold on one.
 
 The socket's folder is closed to others (0700), and that is all the authority there is: whoever may open it may run code
 in every session, whoever owns it.
@@ -6,80 +6,54 @@ in every session, whoever owns it.
 
 import asyncio
 import contextlib
-import json
 import os
 import pwd
-import socket
-import struct
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from belljar import ipc
 from belljar.attachments import messages
 from belljar.attachments.local import LocalAttachment, hold
 from belljar.attachments.messages import Done, Opened, Queued, Refused, Replied, Welcome
-from belljar.control import listener
+from belljar.control import MAX_MESSAGE_BYTES, SOCKET_NAME, list_sessions
 from belljar.errors import BelljarError, SessionNotFound
 from belljar.sessions.registry import Registry
 
-_CREDENTIALS = struct.Struct("3i")
-
 
 @asynccontextmanager
-async def serve_attachments(path: Path, registry: Registry) -> AsyncGenerator[None]:
-    """Let people attach to sessions at `path` while the server lives."""
-    conversations: set[asyncio.Task[None]] = set()
+async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[None]:
+    """Answer at the socket in `run_folder` while the server lives, one task a connection."""
 
-    def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        conversation = asyncio.get_running_loop().create_task(_Conversation(reader, writer, registry).run())
-        conversations.add(conversation)
-        conversation.add_done_callback(conversations.discard)
+    async def converse(stream: ipc.MessageStream) -> None:
+        wanted = await stream.receive(messages.first.validate_json)
+        if isinstance(wanted, messages.Sessions):
+            await stream.send(await list_sessions(registry))
+        else:
+            await _Conversation(stream, registry).run(wanted)
 
-    with listener(path) as bound:
-        server = await asyncio.start_unix_server(on_client, sock=bound, limit=messages.MAX_MESSAGE_BYTES)
-        try:
-            yield
-        finally:
-            server.close()
-            for conversation in conversations:
-                conversation.cancel()
-            await asyncio.gather(*conversations, return_exceptions=True)
-            await server.wait_closed()
+    async with ipc.serve(run_folder / SOCKET_NAME, converse, limit_bytes=MAX_MESSAGE_BYTES):
+        yield
 
 
 class _Conversation:
-    """One connection, until either side hangs up."""
+    """One person's hold on one session, until either side hangs up."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, registry: Registry) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, stream: ipc.MessageStream, registry: Registry) -> None:
+        self._stream = stream
         self._registry = registry
-        self._sending = asyncio.Lock()
         self._owner = ""
         """Of the session, where it was opened from here."""
         self._last_word: int | None = None
 
-    async def run(self) -> None:
-        try:
-            attached = await self._attach()
-            if attached is not None:
-                await self._converse(attached)
-                await self._end(attached)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValidationError):
-            pass  # hung up, or not one of ours
-        finally:
-            self._writer.close()
-
-    async def _attach(self) -> LocalAttachment | None:
-        wanted = messages.first.validate_json(await self._reader.readuntil(b"\n"))
+    async def run(self, wanted: messages.Attach | messages.Open) -> None:
         try:
             attached = await (self._open(wanted) if isinstance(wanted, messages.Open) else self._find(wanted))
         except BelljarError as error:
             await self._send(_refused(error))
-            return None
+            return
         await self._send(
             Welcome(
                 session_id=attached.session_id,
@@ -88,7 +62,8 @@ class _Conversation:
                 count=attached.count,
             )
         )
-        return attached
+        await self._converse(attached)
+        await self._end(attached)
 
     async def _find(self, wanted: messages.Attach) -> LocalAttachment:
         session = next((one for one in self._registry.all() if one.id == wanted.session_id), None)
@@ -97,10 +72,10 @@ class _Conversation:
                 f"session {wanted.session_id[:64]!r} is not on this server",
                 hint="`belljar sessions` lists those there are",
             )
-        return hold(self._registry, session, _peer_name(self._writer))
+        return hold(self._registry, session, _peer_name(self._stream))
 
     async def _open(self, wanted: messages.Open) -> LocalAttachment:
-        self._owner = f"jupyter:{_peer_name(self._writer)}"
+        self._owner = f"jupyter:{_peer_name(self._stream)}"
         await self._registry.make_room(self._owner)
         session = self._registry.create(self._owner, environment=wanted.environment, reason="a Jupyter kernel")
         async with session.turn:
@@ -138,7 +113,7 @@ class _Conversation:
         answering: set[asyncio.Task[None]] = set()
         try:
             while True:
-                asked = messages.numbered.validate_json(await self._reader.readuntil(b"\n"))
+                asked = await self._stream.receive(messages.numbered.validate_json)
                 if isinstance(asked.request, messages.End):
                     self._last_word = asked.number
                     return
@@ -159,11 +134,7 @@ class _Conversation:
             await self._send(Replied(number=asked.number, reply=reply))
 
     async def _send(self, message: BaseModel) -> None:
-        # Not by pydantic, which refuses half a character: kernels answer with what their sessions' names hold.
-        line = json.dumps(message.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n"
-        async with self._sending:
-            self._writer.write(line)
-            await self._writer.drain()
+        await self._stream.send(message.model_dump())
 
 
 async def _reply(attached: LocalAttachment, request: messages.Request) -> messages.Reply:
@@ -193,12 +164,10 @@ def _refused(error: BelljarError) -> Refused:
     return Refused(told=f"{error.code}: {error.message}", hint=error.hint)
 
 
-def _peer_name(writer: asyncio.StreamWriter) -> str:
-    """Who is at the other end, as the operating system vouches for it."""
-    if sys.platform != "linux":
+def _peer_name(stream: ipc.MessageStream) -> str:
+    """Return the name of the user at the other end."""
+    if (peer := stream.peer) is None:
         return "its operator"
-    peer: socket.socket = writer.get_extra_info("socket")
-    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return f"user {uid}" if uid != os.geteuid() else "its operator"
+        return pwd.getpwuid(peer.uid).pw_name
+    return f"user {peer.uid}" if peer.uid != os.geteuid() else "its operator"

@@ -6,14 +6,14 @@ Whoever connects may be hostile: connections are accepted at a pace that leaves 
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from belljar import ipc
 
 AT_ONCE: Final = 64
 """As many connections of a session are accepted without a pause."""
@@ -120,57 +120,14 @@ def _listening(folder: Path, name: str, door: Door) -> Generator[socket.socket]:
     with socket.socket(fileno=door.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
         door.descriptor = listener.fileno()
-        with _short(folder) as reachable:
+        if not is_kept:
+            # The session may have a uid of its own; the folder is closed to everyone else's.
+            ipc.bind(listener, folder / name, 0o666)
+        try:
             if not is_kept:
-                listener.bind(str(reachable / name))
-            try:
-                if not is_kept:
-                    # The session may have a uid of its own; the folder is closed to everyone else's.
-                    (reachable / name).chmod(0o666)
-                    listener.listen(_BACKLOG)
-                yield listener
-            finally:
-                if not door.is_left:
-                    with contextlib.suppress(OSError):
-                        (folder / name).unlink()
-
-
-class Conversations:
-    """The connections that are being served, so many at most, ended together."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there is no room even to tell another one so."""
-        return len(self._tasks) >= self._most
-
-    def begin(self, conversation: Coroutine[None, None, None]) -> None:
-        """Serve one connection."""
-        task = asyncio.get_running_loop().create_task(conversation)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def aclose(self) -> None:
-        """End every one of them."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-@contextmanager
-def _short(folder: Path) -> Generator[Path]:
-    """The folder under a name that leaves room in a socket's address, which holds 107 bytes."""
-    if sys.platform != "linux":
-        yield folder
-        return
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+                listener.listen(_BACKLOG)
+            yield listener
+        finally:
+            if not door.is_left:
+                with contextlib.suppress(OSError):
+                    (folder / name).unlink()

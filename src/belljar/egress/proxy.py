@@ -18,10 +18,11 @@ from pathlib import Path
 
 from belljar import measures
 from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
-from belljar.egress.listening import Conversations, Door, serving
+from belljar.egress.listening import Door, serving
 from belljar.egress.refusals import Refused
 from belljar.egress.rules import Rule, authority
 from belljar.egress.traffic import Traffic
+from belljar.ipc import Conversations
 
 _TOLD = 16
 """Connections beyond the limit that are answered, with a refusal; more are hung up on."""

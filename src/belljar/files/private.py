@@ -10,7 +10,6 @@ import grp
 import logging
 import os
 import pwd
-import socket
 import stat
 from pathlib import Path
 
@@ -73,15 +72,6 @@ def write_file(path: Path, content: str | bytes) -> None:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != FILE_MODE:
             os.fchmod(descriptor, FILE_MODE)
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
-
-
-def bind_socket(listener: socket.socket, address: str) -> None:
-    """Bind a UNIX socket that nobody but its user may connect to."""
-    # Linux gives the file the socket's own mode; other systems do not have one.
-    with contextlib.suppress(OSError):
-        os.fchmod(listener.fileno(), FILE_MODE)
-    listener.bind(address)
-    Path(address).chmod(FILE_MODE)
 
 
 def open_data_directory(folder: Path) -> None:

@@ -6,7 +6,6 @@ be hostile: size, time and number are bounded, and requirements are checked as t
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from belljar.egress.listening import Conversations, Door, serving
+from belljar import ipc
+from belljar.egress.listening import Door, serving
 from belljar.environments.base import Environment
 from belljar.environments.packages import Change, InstallOutcome, install, modules_of
 from belljar.environments.presence import NAME_LIMIT_CHARS
@@ -86,7 +86,7 @@ class Desk:
     def __init__(self, session_id: str, fulfil: Fulfil) -> None:
         self._session_id = session_id
         self._fulfil = fulfil
-        self._conversations = Conversations(_MAX_WAITING + _TOLD)
+        self._conversations = ipc.Conversations(_MAX_WAITING + _TOLD)
         self._turn = asyncio.Lock()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,32 +94,29 @@ class Desk:
         if self._conversations.is_full:
             writer.transport.abort()
             return
-        self._conversations.begin(self._serve(reader, writer))
+        self._conversations.begin(self._serve(ipc.MessageStream(reader, writer)))
 
     async def aclose(self) -> None:
         """Stop, whoever waits."""
         await self._conversations.aclose()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, stream: ipc.MessageStream) -> None:
         try:
-            reply = await self._answer(reader)
+            reply = await self._answer(stream)
             async with asyncio.timeout(_LINE_S):
-                writer.transport.set_write_buffer_limits(high=0)
-                writer.write(json.dumps(asdict(reply)).encode())
-                await writer.drain()
+                await stream.send(asdict(reply))
         except (OSError, TimeoutError):
             pass
         finally:
-            writer.transport.abort()
+            stream.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Reply:
+    async def _answer(self, stream: ipc.MessageStream) -> Reply:
         if len(self._conversations) > _MAX_WAITING:
             return Reply(errors=[f"{_MAX_WAITING} requests for packages are waiting already"])
         try:
             async with asyncio.timeout(_LINE_S):
-                line = await reader.readline()
-            request = _Request.model_validate_json(line)
-        except (ValueError, ValidationError):
+                request = await stream.receive(_Request.model_validate_json)
+        except ipc.Malformed:
             return Reply(errors=["the request cannot be read: name at most 100 packages"])
         count, ids = len(request.requirements), {"session_id": self._session_id}
         log.info("session %s asks for %d packages", self._session_id, count, extra=ids)

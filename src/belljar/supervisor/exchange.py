@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from belljar.supervisor.apart.packets import PACKET_BYTES, Unreceived, receive
 
@@ -76,6 +76,9 @@ class Exchange:
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
                 return str(error.strerror)
+            if isinstance(error, ConnectionError):
+                # Noted here too, because the reader's thread may not have had its turn yet.
+                self._is_over = True
             return GONE
         return ""
 
@@ -96,14 +99,16 @@ class Exchange:
                 packet, descriptors = receive(self._sock)
             except Unreceived as error:
                 # An answer came, and this server has no room for it; what was done for it is in its words.
-                words: dict[str, Any] = json.loads(error.packet) if error.errno == errno.EMFILE else {}
-                self._answer(({**words, "error": str(error.strerror)}, []))
+                words = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
+                self._answer(({**(words or {}), "error": str(error.strerror)}, []))
                 continue
             except OSError:
                 break
-            if not packet:
+            words = _read_answer(packet)
+            if words is None:
+                close_all(descriptors)
                 break
-            self._answer((json.loads(packet), descriptors))
+            self._answer((words, descriptors))
         with self._lock:
             self._is_over = True
             left, self._unanswered = self._unanswered, deque()
@@ -116,6 +121,17 @@ class Exchange:
             future = self._unanswered.popleft()[1] if self._unanswered else None
         if future is not None:
             future.set_result(answer)
+        else:
+            close_all(answer[1])
+
+
+def _read_answer(packet: bytes) -> dict[str, Any] | None:
+    """Return an answer; None for the end of the connection, and for what no supervisor of ours says."""
+    try:
+        words: Any = json.loads(packet)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", words) if isinstance(words, dict) else None
 
 
 def close_all(descriptors: Sequence[int]) -> None:

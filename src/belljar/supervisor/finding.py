@@ -1,6 +1,5 @@
 """Where the supervisor of a data directory is: its folder, its socket, and how it is started when there is none."""
 
-import contextlib
 import fcntl
 import os
 import socket
@@ -11,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from belljar import ipc
 from belljar.errors import SettingsError
 from belljar.supervisor.apart.packets import LOG, PACKET_BYTES, SOCKET, widen
 
@@ -70,12 +70,11 @@ def alone(folder: Path) -> Generator[None]:
 def connect(folder: Path) -> socket.socket | None:
     """A line to the one that lives there."""
     sock = _new_socket()
-    with _short(folder) as reachable:
-        try:
-            sock.connect(str(reachable / SOCKET))
-        except OSError:
-            sock.close()
-            return None
+    try:
+        ipc.connect(sock, folder / SOCKET)
+    except OSError:
+        sock.close()
+        return None
     return sock
 
 
@@ -94,12 +93,8 @@ def greeting(sock: socket.socket | None) -> bytes:
 def start(folder: Path) -> socket.socket | None:
     """Start one on a socket that is there before it is: who connects need not wait for it."""
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(log, "wb") as complaints, _new_socket() as listener, _short(folder) as reachable:
-        with contextlib.suppress(FileNotFoundError):
-            (folder / SOCKET).unlink()
-        # Linux gives the file the socket's own mode, so that it is never open to others.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(str(reachable / SOCKET))
+    with os.fdopen(log, "wb") as complaints, _new_socket() as listener:
+        ipc.bind(listener, folder / SOCKET, replaces=True)
         listener.listen(8)
         # Without `site`, and with none of the server's variables.
         command = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(APART), str(listener.fileno()), str(folder)]
@@ -121,13 +116,3 @@ def _new_socket() -> socket.socket:
     sock.settimeout(PATIENCE_S)
     widen(sock)
     return sock
-
-
-@contextmanager
-def _short(folder: Path) -> Generator[Path]:
-    """The folder under a name that leaves room in a socket's address, which holds 107 bytes."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)

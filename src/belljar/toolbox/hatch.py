@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from belljar.egress.listening import Door, serving_as
+from belljar.ipc import Line, Lines, Overlong
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.encoding import encoded
-from belljar.toolbox.lines import Line, Lines, Overlong
 from belljar.toolbox.pace import CALL_S, SLICE_S, Pace, Paces, clock
 from belljar.toolbox.requests import (
     LINE_BYTES,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from belljar.toolbox.lines import Line, Lines
+from belljar.ipc import Line, Lines
 from belljar.toolbox.memory import LARGE_BYTES, Memory, Share
 
 _CHUNK: Final = 65_536

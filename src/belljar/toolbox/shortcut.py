@@ -20,10 +20,10 @@ from mcp.types import CONNECTION_CLOSED
 from pydantic_core import from_json
 
 from belljar import spans
+from belljar.ipc import Line, Overlong
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.encoding import encoded
 from belljar.toolbox.faults import TOO_LARGE
-from belljar.toolbox.lines import Line, Overlong
 from belljar.toolbox.memory import Share
 from belljar.toolbox.pipes import Outlet
 

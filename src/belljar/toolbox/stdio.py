@@ -36,10 +36,10 @@ from mcp.types import (
 )
 
 from belljar.errors import BelljarError, UpstreamFailed
+from belljar.ipc import Line, Lines, Overlong
 from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.toolbox.config import StdioServer
 from belljar.toolbox.faults import TOO_LARGE
-from belljar.toolbox.lines import Line, Lines, Overlong
 from belljar.toolbox.memory import Memory
 from belljar.toolbox.pipes import Inlet, Outlet
 from belljar.toolbox.repairs import told_change

@@ -7,14 +7,13 @@ making a new one to whatever lies at the path by then. Knows nothing of Jupyter.
 
 import asyncio
 import contextlib
-import os
+import errno
 import socket
-import stat
 import struct
-import sys
 from pathlib import Path
 from typing import Literal
 
+from belljar import ipc
 from belljar.errors import KernelDied
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -23,7 +22,6 @@ _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0"
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _LENGTH = struct.Struct("!Q")
 _VALUE_LENGTH = struct.Struct("!I")
-_CREDENTIALS = struct.Struct("3i")
 
 SocketType = Literal["DEALER", "SUB"]
 
@@ -109,12 +107,12 @@ async def open_connection(path: Path, socket_type: SocketType, identity: bytes) 
     try:
         sock.setblocking(False)
         _connect(sock, path)
-        peer_pid = _peer_pid(sock)
+        peer = ipc.peer_of(sock)
         reader, writer = await asyncio.open_unix_connection(sock=sock)
     except BaseException:
         sock.close()
         raise
-    connection = Connection(reader, writer, peer_pid)
+    connection = Connection(reader, writer, peer.pid if peer else 0)
     try:
         await connection.shake_hands(socket_type, identity)
     except asyncio.IncompleteReadError as error:
@@ -127,26 +125,12 @@ async def open_connection(path: Path, socket_type: SocketType, identity: bytes) 
 
 
 def _connect(sock: socket.socket, path: Path) -> None:
-    if sys.platform != "linux":
-        sock.connect(str(path))
-        return
-    # Through a descriptor: the path may be longer than an address can be, and a link laid there by a session would
-    # lead us to a socket of the host's.
-    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
-        if not stat.S_ISSOCK(os.fstat(handle).st_mode):
-            raise KernelDied(f"the kernel put something else than a socket at {path.name}")
-        sock.connect(f"/proc/self/fd/{handle}")
-    finally:
-        os.close(handle)
-
-
-def _peer_pid(sock: socket.socket) -> int:
-    if sys.platform != "linux":
-        return 0
-    # The operating system vouches for it, translated into our pid namespace.
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[0]
+        ipc.connect_unlinked(sock, path)
+    except OSError as error:
+        if error.errno != errno.ENOTSOCK:
+            raise
+        raise KernelDied(f"the kernel put something else than a socket at {path.name}") from None
 
 
 def _frame(body: bytes, flags: int) -> bytes:

@@ -9,21 +9,19 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import shutil
 import socket
-import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar import ipc
 from belljar.errors import InvalidArgument
 from belljar.sandboxes.namespace.bubblewrap import open_content
 
 MOST_DESCRIPTORS = 250
 _PROGRAM = Path(__file__).parent / "doorstep.py"
-_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +95,7 @@ class Doorway:
     def _listen(self) -> None:
         listener = self._listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
-        # By the folder's descriptor: the path of a socket has 107 characters at most.
-        folder = os.open(self.step, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            listener.bind(f"/proc/self/fd/{folder}/door")
-        finally:
-            os.close(folder)
-        (self.step / "door").chmod(0o666)
+        ipc.bind(listener, self.step / "door", 0o666)
         listener.listen(1)
         self._loop.add_reader(listener, self._on_knock)
 
@@ -133,14 +125,12 @@ class Doorway:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = self._listener.accept()
-            pid, uid, _ = _CREDENTIALS.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
-            if uid != self._uid or self._visitor.done():
+            peer = ipc.peer_of(connection)
+            if peer is None or peer.uid != self._uid or self._visitor.done():
                 connection.close()
                 return
             connection.setblocking(False)
-            self._visitor.set_result(Visitor(connection, pid))
+            self._visitor.set_result(Visitor(connection, peer.pid))
             self.close()
 
 

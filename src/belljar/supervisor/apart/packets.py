@@ -1,4 +1,7 @@
-"""What a server and a supervisor say to each other with: packets of JSON that carry descriptors, over a UNIX socket."""
+"""What a server and a supervisor say to each other with: packets of JSON that carry descriptors, over a UNIX socket.
+
+Both ends use this one file, so it imports nothing of belljar's: the supervisor runs on Python's own library.
+"""
 
 import array
 import errno

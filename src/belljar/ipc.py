@@ -1,0 +1,332 @@
+"""JSON messages over UNIX sockets: addresses, listening sockets, peers, and a bounded reader.
+
+A message is one line of JSON. The operator's socket (`control.py`, `attachments/`), the tool server
+(`toolbox/hatch.py`) and the package desk (`kernels/desk.py`) speak through here. What comes from a session is hostile,
+so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never another exception. Streams are
+read with `recv`, for which Linux closes descriptors that a peer sends uninvited.
+
+Two wires are not here. Packets with descriptors are in `supervisor/apart/packets.py`, one file for both ends, because
+the supervisor runs without belljar's modules. The kernel's frames are in `kernels/frames.py`, because they are binary.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+PRIVATE_MODE: Final = 0o600
+_END_BYTES: Final = 1_024
+"""How much `Lines` keeps of each end of a line that is too long."""
+_CREDENTIALS: Final = struct.Struct("3i")
+
+Message = TypeVar("Message")
+
+
+class Malformed(ValueError):
+    """What a peer sent is no message: wrong JSON, of another form, too long, or cut off."""
+
+
+# Addresses
+
+
+@contextmanager
+def reachable(path: Path) -> Generator[str]:
+    """Return an address for the socket at `path`, to bind or to connect, however long the path is.
+
+    An address holds 107 bytes. Linux finds the folder by a descriptor instead, which is open during the block.
+    """
+    if sys.platform != "linux":
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def bind(listener: socket.socket, path: Path, mode: int = PRIVATE_MODE, *, replaces: bool = False) -> None:
+    """Bind a socket whose file has this mode and is never open to more users than that.
+
+    `replaces` removes the socket that an earlier process left at the path.
+    """
+    if replaces:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    with reachable(path) as address:
+        _bind(listener, address, mode)
+
+
+def _bind(listener: socket.socket, address: str, mode: int) -> None:
+    # Linux gives the file the socket's own mode, less the umask; other systems refuse this.
+    with contextlib.suppress(OSError):
+        os.fchmod(listener.fileno(), mode)
+    listener.bind(address)
+    _set_mode(address, mode)
+
+
+def _set_mode(address: str, mode: int) -> None:
+    """Set the mode of a socket's file, but not of what a link leads to that a session has put in its place."""
+    if sys.platform != "linux":
+        Path(address).chmod(mode, follow_symlinks=False)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        file = os.open(address, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(file).st_mode
+            if stat.S_ISSOCK(found) and stat.S_IMODE(found) != mode:
+                Path(f"/proc/self/fd/{file}").chmod(mode)
+        finally:
+            os.close(file)
+
+
+def connect(sock: socket.socket, path: Path) -> None:
+    """Connect to the socket at a path of the host's own."""
+    with reachable(path) as address:
+        sock.connect(address)
+
+
+def connect_unlinked(sock: socket.socket, path: Path) -> None:
+    """Connect to the socket at a path that a session can write; OSError (ENOTSOCK) when something else is there.
+
+    No link is followed, because one laid there by the session would lead to a socket of the host's.
+    """
+    if sys.platform != "linux":
+        sock.connect(str(path))
+        return
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(file).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(path))
+        sock.connect(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+
+
+# Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process that connected or listened, as the operating system vouches for it."""
+
+    pid: int
+    """In the pid namespace of this process."""
+    uid: int
+
+
+def peer_of(sock: socket.socket) -> Peer | None:
+    """Return who is at the other end; None on systems other than Linux, which have no common way to tell."""
+    if sys.platform != "linux":
+        return None
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(pid, uid)
+
+
+# Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """A line that was dropped. Its two ends are kept, to tell whose it was."""
+
+    limit_bytes: int
+    head: bytes
+    tail: bytes
+    was_given_up: bool = False
+    """Whether it was dropped because it took too long, not because it was too long."""
+
+
+Line = bytes | Overlong
+
+
+class Lines:
+    """Cuts one stream of bytes into lines of a bounded length."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._parts: list[bytes] = []
+        self.size = 0
+        """Bytes of the line that is not complete yet."""
+        self._head = b""
+        self._tail = b""
+        self._is_given_up = False
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nothing of the line is kept any more but its ends."""
+        return self._is_given_up or self.size > self._limit
+
+    def give_up(self) -> None:
+        """Keep no more of the line that is not complete yet."""
+        self._is_given_up = True
+        self._drop(b"")
+
+    def feed(self, chunk: bytes) -> Iterator[Line]:
+        """Yield the lines that this chunk completes, without their line feeds."""
+        *complete, rest = chunk.split(b"\n")
+        for part in complete:
+            self._add(part)
+            yield self._taken()
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        if not part:
+            return
+        self.size += len(part)
+        if self.is_dropped:
+            self._drop(part)
+        else:
+            self._parts.append(part)
+
+    def _drop(self, part: bytes) -> None:
+        if self._parts or not self._head:
+            whole = b"".join(self._parts)
+            self._head, self._tail = (whole + part[:_END_BYTES])[:_END_BYTES], whole[-_END_BYTES:]
+            self._parts = []
+        self._tail = (self._tail + part[-_END_BYTES:])[-_END_BYTES:]
+
+    def _taken(self) -> Line:
+        dropped = Overlong(self._limit, self._head, self._tail, self._is_given_up) if self.is_dropped else None
+        line = dropped or b"".join(self._parts)
+        self._parts, self.size, self._head, self._tail, self._is_given_up = [], 0, b"", b"", False
+        return line
+
+
+# Messages
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as its line. Half a surrogate pair becomes a question mark, because UTF-8 has no form for it."""
+    return json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+class MessageStream:
+    """Messages over one connection, both ways."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._sending = asyncio.Lock()
+        # `drain` then returns when nothing is left in this process, so an abort loses nothing that was sent.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end; see `peer_of`."""
+        return peer_of(self._writer.get_extra_info("socket"))
+
+    async def receive(self, read: Callable[[bytes], Message]) -> Message:
+        """Return the next message, which `read` makes of JSON; OSError when the peer is gone.
+
+        `read` checks the form and raises ValueError, as pydantic's `validate_json` does. `Malformed` when it does, or
+        when no whole message came; the stream must be closed then, because where the next one begins is not known.
+        """
+        try:
+            line = await self._reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                raise Malformed(f"the connection ended after {len(error.partial):,} bytes of a message") from None
+            raise ConnectionResetError(errno.ECONNRESET, "the peer has hung up") from None
+        except asyncio.LimitOverrunError as error:
+            raise Malformed(f"a message has more than {error.consumed:,} bytes") from None
+        try:
+            return read(line)
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"a message cannot be read: {type(error).__name__}") from error
+
+    async def send(self, message: Any) -> None:
+        """Send a message, and return when the kernel has all of it; OSError when the peer is gone.
+
+        One message at most waits in this process for a peer that does not read. Bound the time with `asyncio.timeout`.
+        """
+        line = encode(message)
+        async with self._sending:
+            self._writer.write(line)
+            await self._writer.drain()
+
+    def close(self) -> None:
+        """Close at once; may be called twice. What was not read from the peer is dropped."""
+        self._writer.transport.abort()
+
+
+class Conversations:
+    """The connections that are being served, so many at most, ended together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room even to tell another one so."""
+        return len(self._tasks) >= self._most
+
+    def begin(self, conversation: Coroutine[None, None, None]) -> None:
+        """Serve one connection."""
+        task = asyncio.get_running_loop().create_task(conversation)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """End every one of them."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+Converse = Callable[[MessageStream], Coroutine[None, None, None]]
+"""Serves one connection until it returns; a stream that is `Malformed` or lost needs no handling."""
+
+
+@asynccontextmanager
+async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int = 1_000) -> AsyncGenerator[None]:
+    """Serve this user's processes at `path` until the block ends, each connection in a task of its own.
+
+    Connections beyond `most` are hung up on. The socket's file stays, for whoever removes the folder.
+    """
+    conversations = Conversations(most)
+
+    async def run(stream: MessageStream) -> None:
+        try:
+            await converse(stream)
+        except (OSError, Malformed):
+            pass  # hung up, or not one of ours
+        finally:
+            stream.close()
+
+    def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if conversations.is_full:
+            writer.transport.abort()
+        else:
+            conversations.begin(run(MessageStream(reader, writer)))
+
+    # The address must hold until the end, because asyncio looks for the socket's file under it (from Python 3.13 on).
+    with socket.socket(socket.AF_UNIX) as listener, reachable(path) as address:
+        _bind(listener, address, PRIVATE_MODE)
+        server = await asyncio.start_unix_server(on_client, sock=listener, limit=limit_bytes)
+        try:
+            yield
+        finally:
+            server.close()
+            await conversations.aclose()
+            await server.wait_closed()
+
+
+async def open_stream(path: Path, *, limit_bytes: int) -> MessageStream:
+    """Connect to the server at `path`; OSError when nobody listens there."""
+    with reachable(path) as address:
+        return MessageStream(*await asyncio.open_unix_connection(address, limit=limit_bytes))
