@@ -18,6 +18,7 @@ from belljar.sessions import checkpoints
 from belljar.sessions.cells import make_cell
 from belljar.sessions.session import Session
 from belljar.settings import Settings
+from waiting import until
 
 pytestmark = [pytest.mark.anyio]
 
@@ -191,8 +192,7 @@ async def left_running(runtime: Runtime) -> None:
     await ran(session, "import subprocess, threading\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)")
     await ran(session, "threading.Thread(target=threading.Event().wait, daemon=True).start()")
     session.submit(make_cell(session.settings, "open('begun', 'w').close()\nthreading.Event().wait()"))
-    while not (session.folders.workspace / "begun").exists():
-        await asyncio.sleep(0.005)
+    await until((session.folders.workspace / "begun").exists)
     await runtime.sessions.clear(session.id, OWNER)
 
 
@@ -245,9 +245,7 @@ async def rounds(runtime: Runtime, count: int) -> None:
 
 async def quiet(runtime: Runtime) -> Holdings:
     """Counts that no longer change, with everything ready that is kept ready."""
-    async with asyncio.timeout(30):
-        while not runtime.sessions.pool.is_full:
-            await asyncio.sleep(0.02)
+    await until(lambda: runtime.sessions.pool.is_full)
     found = holdings(runtime)
     while (again := await settled(runtime, found)) != found:
         found = again

@@ -17,6 +17,7 @@ from mcp.types import TextResourceContents
 from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.sessions.cells import Cell
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 TOOLS = {
@@ -231,9 +232,7 @@ async def test_what_runs_is_never_swept(default_environment: Environment, tmp_pa
 async def test_the_sweep_runs_by_itself(default_environment: Environment, tmp_path: Path):
     async with opened_runtime(default_environment, tmp_path, session_idle_s=0.001, sweep_interval_s=0.01) as runtime:
         session = runtime.sessions.create("local")
-        with anyio.fail_after(30):
-            while session.folders.root.exists():
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: not session.folders.root.exists())
         assert runtime.sessions.all() == []
 
 

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
 import pytest
 from calls import Caller, connected, opened_runtime
 from estates import Reign, an_estate
@@ -15,6 +14,7 @@ from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
 from belljar.sessions.cells import make_cell
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -67,9 +67,11 @@ async def fall_asleep(runtime: Runtime, session_id: str) -> None:
     """Let its time be over."""
     session = runtime.sessions.get(session_id, "local")
     session._lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
-    with anyio.fail_after(30):
-        while session_id not in await runtime.sessions.sweep():
-            await anyio.lowlevel.checkpoint()
+
+    async def is_swept() -> bool:
+        return session_id in await runtime.sessions.sweep()
+
+    await until(is_swept)
 
 
 async def session_from(origin: str, place: Place, caller: Caller, runtime: Runtime) -> str:
@@ -77,9 +79,7 @@ async def session_from(origin: str, place: Place, caller: Caller, runtime: Runti
     if origin == "early":
         return place.early
     if origin == "pooled":
-        with anyio.fail_after(60):
-            while not len(runtime.sessions.pool):
-                await anyio.sleep(0.01)
+        await until(lambda: len(runtime.sessions.pool))
         return await session_from_pool(caller)
     session_id = (await caller.execute(MAKE)).session_id
     if origin in ("forked", "fork of a fork"):
@@ -163,9 +163,7 @@ async def test_a_session_of_every_origin_outlives_a_server_that_was_killed(
             await go_through_everything(caller, runtime, session_id)
         estate.look()
     # Not `until_empty`: the other engines of this process have control groups too.
-    with anyio.fail_after(30):
-        while estate.look() or estate.supervisors():
-            await anyio.sleep(0.02)
+    await until(lambda: not (estate.look() or estate.supervisors()))
     for _ in estates:
         pass
 

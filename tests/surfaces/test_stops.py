@@ -13,6 +13,7 @@ from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 # Says it is there, then holds on whatever is asked of it.
@@ -243,9 +244,7 @@ async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(run
     kernel = runtime.sessions.get(first.session_id, "local").life.kernel
     assert kernel is not None
     await caller.release(first.session_id)
-    with anyio.fail_after(30):
-        while kernel.is_alive():
-            await anyio.sleep(0.01)
+    await until(lambda: not kernel.is_alive())
     after = await caller.execute("'ran'", first.session_id)
     assert (after.status, after.state, after.result) == ("ok", "lost", "'ran'")
     assert "precious" in after.lost
@@ -275,9 +274,7 @@ async def test_children_of_a_cell_end_with_its_session(runtime: Runtime, caller:
     before = sleepers()
     assert len(before) == 1
     await caller.fields("clear_session", session_id=result.session_id)
-    with anyio.fail_after(30):
-        while sleepers():
-            await anyio.sleep(0.01)
+    await until(lambda: not sleepers())
 
 
 def sleepers() -> list[int]:

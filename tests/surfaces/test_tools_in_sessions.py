@@ -1,7 +1,7 @@
 """Tools of another server, called by cells: what arrives there, what comes back, and what a stop leaves."""
 
 from ast import literal_eval
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import anyio
@@ -14,6 +14,7 @@ from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +36,6 @@ async def value(caller: Caller, session: str, code: str) -> str:
     result = await caller.execute(code, session)
     assert result.status == "ok", result.error
     return str(result.result)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
-        while not is_so():
-            await anyio.sleep(0.005)
 
 
 # What is there

@@ -17,6 +17,7 @@ from belljar.toolbox.hatch import Hatch, open_hatch
 from belljar.toolbox.pace import Paces
 from belljar.toolbox.requests import LINE_BYTES, Search
 from belljar.toolbox.unsent import MOST_BYTES
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -161,7 +162,5 @@ async def test_who_waits_for_what_cannot_be_kept_on_disk_is_hung_up_on(
         sock = connected()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
-        async with asyncio.timeout(30):
-            while "an answer to a session is lost" not in caplog.text or hatch.under_way:
-                await asyncio.sleep(0.005)
+        await until(lambda: "an answer to a session is lost" in caplog.text and not hatch.under_way)
         assert (hatch.unsent.waiting, hatch.unsent.size_bytes) == (0, 0)
