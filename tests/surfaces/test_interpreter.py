@@ -143,12 +143,15 @@ async def test_list_sessions_tells_state_age_memory_and_expiry(runtime: Runtime,
     idle = await caller.execute("open('f', 'w').write('x')\n1/0")
     busy = await caller.execute(held(), wait_s=0)
     await until_said(runtime, busy.execution_id, "held")
+    made_at = time.time() - 90
+    runtime.sessions.get(idle.session_id, "local")._lease.created_at = made_at  # pyright: ignore[reportPrivateUsage]
     listed = {info["session_id"]: info for info in (await caller.fields("list_sessions"))["sessions"]}
     assert (listed[idle.session_id]["state"], listed[busy.session_id]["state"]) == ("idle", "running")
     assert (listed[idle.session_id]["last_status"], listed[busy.session_id]["last_status"]) == ("error", "running")
     assert (listed[idle.session_id]["executions"], listed[idle.session_id]["files"]) == (1, 1)
     assert listed[idle.session_id]["memory_mb"] > 5
-    assert listed[idle.session_id]["age_s"] >= 0
+    assert 90 <= listed[idle.session_id]["age_s"] <= round(time.time() - made_at, 1)
+    assert listed[busy.session_id]["age_s"] < 90
     assert listed[idle.session_id]["expires_at"] > listed[idle.session_id]["created_at"]
     await caller.release(busy.session_id)
     assert (await caller.ended(busy.execution_id)).status == "ok"
