@@ -256,6 +256,17 @@ async def test_an_interrupt_cancels_the_calls_of_the_cell(caller: Caller, tmp_pa
     assert await value(caller, running.session_id, "kept, add(3, 4)") == "({'sum': 3}, {'sum': 7})"
 
 
+async def test_an_interrupt_that_comes_after_the_cancelled_call_has_raised_shows_no_frames_of_the_toolbox(
+    caller: Caller, shared_session: str
+):
+    """The answer to a call that is cancelled may overtake the interrupt."""
+    code = "from servers.awkward import fail\ntry: fail()\nfinally: raise KeyboardInterrupt"
+    result = await caller.execute(code, shared_session)
+    assert [line for line in result.traceback if line.startswith(("ToolError", "KeyboardInterrupt"))] != []
+    assert any("During handling of the above exception" in line for line in result.traceback)
+    assert not [line for line in result.traceback if "inside/toolbox" in line]
+
+
 async def test_a_time_out_cancels_the_calls_and_tells_what_was_called(caller: Caller, tmp_path: Path):
     code = (
         "import asyncio\nfrom servers.awkward import add, slow, fail\nimport toolbox\nadd(1, 2); add(1, 2)\n"
