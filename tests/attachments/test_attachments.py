@@ -15,6 +15,7 @@ from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
 from belljar.sessions.session import Session
 from shared_environment import settings_with
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -239,9 +240,7 @@ async def test_a_session_that_is_shared_does_not_expire(default_environment: Env
         await _ran(session, "1")
         async with attached_to(runtime, session):
             assert await runtime.sessions.sweep() == []
-        async with asyncio.timeout(DEADLINE_S):
-            while await runtime.sessions.sweep() != [session.id]:
-                await asyncio.sleep(0)
+        assert await until(runtime.sessions.sweep) == [session.id]
 
 
 async def test_the_end_of_a_session_ends_its_news(runtime: Runtime) -> None:

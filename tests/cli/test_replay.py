@@ -73,7 +73,7 @@ CELLS = [
     "wrong = True",
     "%time sum(range(10))",
     "%%bash\necho from bash",
-    "for i in range(80_000): print('line', i, '\\x1b[31m')",
+    "for i in range(8_000): print('line', i, '\\x1b[31m', '.' * 150)",
     "_ = sys.stdout.buffer.write(b'\\xff\\x00\\n'); sys.stdout.flush()\nprint('half \\ud800')",
     "'x' * 30_000",
     "print('last words', flush=True)\nimport os\nos._exit(3)",

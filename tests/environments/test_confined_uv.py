@@ -32,6 +32,7 @@ from belljar.kernels.workshop import Workshop
 from belljar.sandboxes.process import ProcessProvider
 from local_index import LocalIndex
 from shared_environment import settings_with
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -308,8 +309,7 @@ async def test_nothing_of_it_is_left_when_its_caller_is_cancelled(index: type[Si
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(inside, code)
-            while not (layer.parent / "staging" / "here").exists():
-                await anyio.sleep(0.01)
+            await until((layer.parent / "staging" / "here").exists)
             assert processes_with(mark) != []
             tasks.cancel_scope.cancel()
 

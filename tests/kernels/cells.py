@@ -28,6 +28,7 @@ from belljar.sandboxes.base import Branching, Identity, Provider, Sandbox, Sandb
 from belljar.sessions.folders import SessionFolders
 from belljar.settings import Settings
 from shared_environment import shared_settings
+from waiting import until
 
 DEADLINE_S = 60
 REPEAT_S = 5.0
@@ -133,9 +134,7 @@ async def speak_between_cells(kernel: Kernel, workspace: Path, text: str) -> Non
     )
     assert (await run(kernel, code)).stdout == ""
     (workspace / "speak-now").touch()
-    async with asyncio.timeout(DEADLINE_S):
-        while not (workspace / "spoken").exists():
-            await asyncio.sleep(0.005)
+    await until((workspace / "spoken").exists)
     (workspace / "spoken").unlink()
 
 

@@ -1,6 +1,5 @@
 """How forked kernels end, told by Linux itself or by a keeper: alike."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from cells import ForkingPlace, Place, run
 from belljar.errors import KernelDied
 from belljar.kernels import copies
 from belljar.kernels.exits import exit_status, tells_exits
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -57,9 +57,7 @@ async def test_a_kernel_that_was_killed_between_cells_is_not_alive(own_place: Pl
     code = f"{CHILD_OF_C}import threading\nthreading.Timer(0.05, os.kill, (os.getpid(), 9)).start()"
     async with own_place.open("ipython") as kernel:
         assert (await run(kernel, code)).is_ok
-        async with asyncio.timeout(30):
-            while kernel.is_alive():
-                await asyncio.sleep(0.005)
+        await until(lambda: not kernel.is_alive())
         with pytest.raises(KernelDied):
             await run(kernel, "1")
 

@@ -11,6 +11,7 @@ from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
 from sandboxes.escape_attempts import FORGER, SPIN
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -72,9 +73,7 @@ async def test_an_answer_left_for_the_next_request_is_refused(process_place: Pla
         code += "".join(f"    {line}\n" for line in left.splitlines())
         code += "    runner._execution = None; open('left', 'w').close()\nthreading.Thread(target=leave).start()"
         assert (await run(kernel, code)).is_ok
-        async with asyncio.timeout(60):
-            while not (process_place.workspace() / "left").exists():
-                await asyncio.sleep(0.005)
+        await until(lambda: (process_place.workspace() / "left").exists())
         with pytest.raises(KernelDied, match="'state', which nobody had asked for"):
             await kernel.save_state("state")
 

@@ -18,6 +18,7 @@ from belljar.environments import Environment
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.keeping import KeepsState, StateReport
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -487,8 +488,7 @@ async def test_a_save_is_interrupted_like_a_cell_and_keeps_what_is_done(
     await done(kernel, HANGING + "    hanging.update({number: 0 for number in range(1000)})\n")
     started = process_place.workspace("own") / "started"
     saving = asyncio.create_task(save(kernel, file))
-    while not started.exists():
-        await asyncio.sleep(0.005)
+    await until(started.exists)
     await kernel.interrupt()
     report = await saving
     assert losses(report) == {"hanging": ("dict", "it was interrupted before this was done")}
@@ -707,8 +707,7 @@ async def test_a_load_is_interrupted_like_a_cell(process_place: Place) -> None:
     started = process_place.workspace("before") / "started"
     async with process_place.open("ipython", "after") as kernel:
         loading = asyncio.create_task(load(kernel, file))
-        while not started.exists():
-            await asyncio.sleep(0.005)
+        await until(started.exists)
         await kernel.interrupt()
         report = await loading
         assert losses(report) == {"hanging": ("list", "it was interrupted before this was done")}

@@ -17,6 +17,7 @@ from belljar.kernels.base import Kernel
 from belljar.kernels.nursery import Nursery, Zygote
 from belljar.sandboxes.base import Sandbox
 from belljar.sandboxes.namespace.enclosed import NamespaceProcess
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -140,9 +141,7 @@ async def test_copies_of_a_kernel_that_was_started_cold_end_without_a_trace(
         await run(kernel, code)
         copy = await kernel.fall_asleep()
         kernel.forget(copy)
-        async with asyncio.timeout(20):
-            while read(copy.pid, "cmdline"):
-                await asyncio.sleep(0.005)
+        await until(lambda: not read(copy.pid, "cmdline"))
         assert await value(kernel, "import os; os.listdir(), open('log').read()") == "(['log'], '')"
         assert await value(kernel, "file.close(); open('log').read()") == "'once'"
 
@@ -206,8 +205,7 @@ async def fill(sandbox: Sandbox, environment: Path) -> AsyncIterator[None]:
             await process.wait()
             # Its end is when the last of them has gone; while the first is going, branches are still made below it.
             await asyncio.to_thread(said.read)
-            while process.is_there():
-                await asyncio.sleep(0.005)
+            await until(lambda: not process.is_there())
 
 
 def find_zygote() -> int:

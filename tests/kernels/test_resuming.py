@@ -21,6 +21,7 @@ from belljar.kernels.slate import Slate
 from belljar.outputs.events import Event, ExecuteResult, Finished, InputRequest, Stream
 from belljar.sandboxes.base import SandboxSpec
 from belljar.sandboxes.process import ProcessProvider
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -140,9 +141,7 @@ def listen(kernel: IPythonKernel, code: str, heard: list[Event]) -> "asyncio.Tas
 
 
 async def until_heard(heard: list[Event], text: str) -> None:
-    async with asyncio.timeout(60):
-        while text not in said(heard):
-            await asyncio.sleep(0.005)
+    await until(lambda: text in said(heard))
 
 
 def said(events: list[Event]) -> str:
@@ -167,9 +166,7 @@ x = 1
 async def test_a_host_that_comes_between_two_cells_hears_what_was_said_since(life: Life) -> None:
     await run(life.kernel, SPEAKS)
     (life.folder / "speak").touch()
-    async with asyncio.timeout(60):
-        while not (life.folder / "spoken").exists():
-            await asyncio.sleep(0.005)
+    await until((life.folder / "spoken").exists)
     kernel = await life.hand_on()
     await kernel.catch_up()
     events = await run(kernel, "x")
@@ -223,9 +220,7 @@ async def test_a_cell_that_never_reached_the_runner_has_no_end(life: Life) -> No
 async def test_a_question_is_asked_again(life: Life) -> None:
     heard: list[Event] = []
     listening = listen(life.kernel, "print('asks')\nanswer = input('Which? ')\nprint(answer)", heard)
-    async with asyncio.timeout(60):
-        while not any(isinstance(event, InputRequest) for event in heard):
-            await asyncio.sleep(0.005)
+    await until(lambda: any(isinstance(event, InputRequest) for event in heard))
     kernel = await life.hand_on(listening)
     events: list[Event] = []
     async for event in kernel.resume():

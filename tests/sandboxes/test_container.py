@@ -29,6 +29,7 @@ from belljar.sandboxes.container.engines import LABEL, Engine, find_engines
 from belljar.sandboxes.container.flags import Enclosure, find_interpreter
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.hierarchy import ControlGroups
+from waiting import until
 
 pytestmark = [
     pytest.mark.anyio,
@@ -401,9 +402,7 @@ async def test_nothing_outlives_a_server_that_is_killed(provider: Provider, engi
         assert await read_to_end(reading) == ""
     finally:
         await host.aclose()
-    async with asyncio.timeout(DEADLINE_S):
-        while any(name.startswith(f"belljar-{server.pid}-") for name in engine.names(_numbers())):
-            await asyncio.sleep(0.1)
+    await until(lambda: not any(name.startswith(f"belljar-{server.pid}-") for name in engine.names(_numbers())))
 
 
 async def test_containers_of_dead_servers_are_removed_and_no_others(

@@ -1,23 +1,17 @@
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from belljar.errors import Busy
 from belljar.sessions import admission
 from belljar.sessions.admission import Admission
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
 
 def an_admission(most_running: int = 1, most_waiting: int = 100, headroom_mb: int = 0) -> Admission:
     return Admission(most_running=most_running, most_waiting=most_waiting, headroom_mb=headroom_mb)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 class Cells:

@@ -15,6 +15,7 @@ from belljar.sessions import transactions
 from belljar.sessions.journal import UNKEPT, Journal, Record, open_journal
 from belljar.sessions.roll import Roll
 from belljar.sessions.schema import VERSION, version_of
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -83,9 +84,8 @@ def numbers(journal: Journal, execution_id: str, since: int = 0) -> list[int]:
 async def written(path: Path, execution_id: str) -> list[int]:
     """The numbers of its events, as another process finds them once it finds its result."""
     query = "SELECT sequence FROM events JOIN executions ON id = execution_id WHERE id = ? AND result IS NOT NULL"
-    with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
-        while not (found := other.execute(f"{query} ORDER BY sequence", (execution_id,)).fetchall()):
-            await anyio.sleep(0.01)
+    with closing(sqlite3.connect(path)) as other:
+        found = await until(lambda: other.execute(f"{query} ORDER BY sequence", (execution_id,)).fetchall())
         return [sequence for (sequence,) in found]
 
 
@@ -226,8 +226,7 @@ async def test_an_execution_that_waits_for_its_turn_is_on_record_soon_and_before
         journal.commit()
         assert other.execute(query).fetchall() == [("one", 0), ("two", 0)]
         journal.begin(Record("three", "session", OWNER, "code", None), time.time())
-        while len(other.execute(query).fetchall()) < 3:
-            await anyio.sleep(0.01)
+        await until(lambda: len(other.execute(query).fetchall()) >= 3)
         journal.start("one")
         journal.begin(Record("four", "session", OWNER, "code", None), time.time())
         journal.start("four")
@@ -249,8 +248,7 @@ async def test_the_last_words_of_one_of_several_users_are_written_when_it_goes(j
     with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
         assert other.execute("SELECT id FROM executions").fetchall() == [("one",)]
         journal.begin(Record("two", "session", OWNER, "code", None), time.time())
-        while len(other.execute("SELECT id FROM executions").fetchall()) < 2:
-            await anyio.sleep(0.01)
+        await until(lambda: len(other.execute("SELECT id FROM executions").fetchall()) >= 2)
 
 
 # Files of other versions

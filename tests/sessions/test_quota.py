@@ -6,6 +6,7 @@ import pytest
 
 from belljar.errors import TooLarge
 from belljar.sessions.quota import DiskQuota
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 MEBIBYTE = 1 << 20
@@ -35,12 +36,10 @@ async def test_growth_past_the_limit_is_told_and_shrinking_is_not(tmp_path: Path
     grown = asyncio.Event()
     watch = asyncio.create_task(quota.watch(is_busy=lambda: True, on_growth=grown.set))
     async with asyncio.timeout(20):
-        while not quota.is_over:
-            await asyncio.sleep(0)
+        await until(lambda: quota.is_over)
         os.truncate(tmp_path / "there already", MEBIBYTE + MEBIBYTE // 2)
         used = quota.used
-        while quota.used == used:
-            await asyncio.sleep(0)
+        await until(lambda: quota.used != used)
         assert quota.is_over
         assert not grown.is_set()
         (tmp_path / "more").write_bytes(bytes(2 * MEBIBYTE))

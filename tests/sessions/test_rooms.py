@@ -1,6 +1,5 @@
 """A sandbox that is held open before anyone asks for a session."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -13,6 +12,7 @@ from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.cells import make_cell
 from belljar.sessions.session import Session
 from belljar.settings import Settings
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -33,9 +33,7 @@ async def runtime(default_environment: Environment, tmp_path: Path) -> AsyncGene
 
 
 async def filled(runtime: Runtime) -> None:
-    async with asyncio.timeout(60):
-        while not runtime.sessions.pool.is_full:
-            await asyncio.sleep(0.02)
+    await until(lambda: runtime.sessions.pool.is_full)
 
 
 async def ran(session: Session, code: str) -> str | None:
@@ -74,9 +72,7 @@ async def test_a_sandbox_held_open_by_a_process_that_died_is_not_used(runtime: R
     assert zygote is not None
     for pid in zygotes():
         os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(30):
-        while zygote.is_alive():
-            await asyncio.sleep(0.02)
+    await until(lambda: not zygote.is_alive())
     assert await ran(runtime.sessions.create(OWNER), "21 * 2") == "42"
 
 

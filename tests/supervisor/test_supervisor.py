@@ -18,6 +18,7 @@ from belljar.supervisor import Deposit, Supervisor, finding, has_supervisor, lin
 from belljar.supervisor.apart.packets import PACKET_BYTES
 from belljar.supervisor.children import SupervisedChild
 from serving_process import alive
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -67,9 +68,7 @@ async def start(supervisor: Supervisor, *command: str, **more: int) -> Supervise
 
 
 async def until_gone(*pids: int) -> None:
-    with anyio.fail_after(30):
-        while alive({*pids}):
-            await anyio.sleep(0.01)
+    await until(lambda: not alive({*pids}))
 
 
 async def test_a_command_has_the_descriptors_it_was_promised_and_no_others(lines: Lines) -> None:
@@ -171,9 +170,7 @@ async def test_orphans_of_its_children_are_reaped(lines: Lines, folder: Path) ->
     assert await child.wait() == 0
     child.release()
     (pid,) = supervisors(folder)
-    with anyio.fail_after(30):
-        while Path(f"/proc/{pid}/task/{pid}/children").read_text():
-            await anyio.sleep(0.01)
+    await until(lambda: not Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 async def test_orphans_of_its_children_are_nobodys_and_end(lines: Lines, folder: Path) -> None:
@@ -182,9 +179,7 @@ async def test_orphans_of_its_children_are_nobodys_and_end(lines: Lines, folder:
     assert await child.wait() == 0
     child.release()
     (pid,) = supervisors(folder)
-    with anyio.fail_after(30):
-        while Path(f"/proc/{pid}/task/{pid}/children").read_text():
-            await anyio.sleep(0.01)
+    await until(lambda: not Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 async def test_no_process_is_left_when_it_ends(lines: Lines, folder: Path) -> None:
@@ -359,9 +354,7 @@ async def test_one_that_is_stopped_holds_up_nobody_and_ends_what_it_starts_too_l
     os.kill(pid, signal.SIGCONT)
     assert await child.wait() == -signal.SIGKILL
     child.release()
-    with anyio.fail_after(30):
-        while Path(f"/proc/{pid}/task/{pid}/children").read_text():
-            await anyio.sleep(0.01)
+    await until(lambda: not Path(f"/proc/{pid}/task/{pid}/children").read_text())
     assert await supervisor.fault() == ""
     assert supervisor.has("one")
 
@@ -397,9 +390,7 @@ async def test_what_a_killed_server_said_last_is_heard_before_the_next_one_is_me
     )
     command = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as server:
-        with anyio.fail_after(30):
-            while not has_supervisor(folder) or len(supervisors(folder)) != 1:
-                await anyio.sleep(0.01)
+        await until(lambda: has_supervisor(folder) and len(supervisors(folder)) == 1)
         (pid,) = supervisors(folder)
         server.communicate(f"{pid}\n", timeout=60)
     os.kill(pid, signal.SIGCONT)

@@ -54,6 +54,8 @@ def settings_for(environment: Environment, folder: Path, **chosen: Any) -> Setti
             # Both take time at the start or the end of an engine: tests that are about them ask for them.
             "fork_start": False,
             "hibernate": False,
+            # The usual modules take two seconds of a processor in every engine that forks.
+            "preload": [],
             **chosen,
         }
         return Settings(environment=str(environment.python), **values)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 from mcp import Client
 
 from belljar.environments import Environment
 from belljar.sandboxes.hierarchy import read_control_groups
 from serving_process import alive, http_server, serve_over_http, tree
+from waiting import until
 
 
 class Estate:
@@ -47,11 +47,7 @@ class Estate:
         return alive(self.members)
 
     async def until_empty(self) -> None:
-        left: list[object] = [self]
-        with anyio.move_on_after(30):
-            while left := [*self.look(), *self.supervisors(), *self.groups()]:
-                await anyio.sleep(0.02)
-        assert left == []
+        await until(lambda: not [*self.look(), *self.supervisors(), *self.groups()])
 
     def groups(self) -> list[Path]:
         made = [path for base in read_control_groups().folders.values() for path in base.glob("belljar-*-*")]
@@ -71,15 +67,19 @@ class Reign:
 
     async def until_ready(self) -> None:
         async with httpx.AsyncClient() as client:
-            with anyio.fail_after(60):
-                while (await client.get(f"{self.url}/ready")).status_code != 200:
-                    await anyio.sleep(0.05)
+
+            async def is_ready() -> bool:
+                return (await client.get(f"{self.url}/ready")).status_code == 200
+
+            await until(is_ready)
 
     async def until_measured(self, line: str) -> None:
         async with httpx.AsyncClient() as client:
-            with anyio.fail_after(60):
-                while line not in (await client.get(f"{self.url}/metrics")).text.splitlines():
-                    await anyio.sleep(0.05)
+
+            async def is_measured() -> bool:
+                return line in (await client.get(f"{self.url}/metrics")).text.splitlines()
+
+            await until(is_measured)
 
     def stop(self) -> None:
         self._process.terminate()

@@ -16,6 +16,7 @@ from mcp import Client
 from belljar.environments import Environment
 from belljar.sandboxes.hierarchy import read_control_groups
 from serving_process import alive, http_server, serve_over_http, tree
+from waiting import until
 
 
 class Served:
@@ -66,16 +67,12 @@ class Served:
         await anyio.to_thread.run_sync(self.process.wait)
         await anyio.to_thread.run_sync(self._stack.close)
         self.process = None
-        with anyio.fail_after(30):
-            while alive(family) or mounts() > self._mounts:
-                await anyio.sleep(0.01)
+        await until(lambda: not (alive(family) or mounts() > self._mounts))
         self._ended.append(pid)
 
     async def tidied(self) -> None:
         """Until nothing is left of servers that are gone; the next one removes it when it makes its first sandbox."""
-        with anyio.fail_after(60):
-            while self.leftovers():
-                await anyio.sleep(0.05)
+        await until(lambda: not self.leftovers())
 
     def leftovers(self) -> list[Path]:
         """Groups, and folders with sockets, of servers that are gone."""

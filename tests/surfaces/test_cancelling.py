@@ -15,6 +15,7 @@ from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.sessions.execution import Execution
 from belljar.surfaces.server import build_server
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 CANCELLED = "by its client, which cancelled the call"
@@ -51,9 +52,9 @@ async def calling(caller: Caller, tool: str, **arguments: Any) -> AsyncGenerator
 async def latest(runtime: Runtime, session_id: str, number: int) -> Execution:
     """The session's execution with this number, once it has been submitted."""
     session = runtime.sessions.get(session_id, "local")
-    with anyio.fail_after(30):
-        while session.count < number or (execution := session.latest()) is None:
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: session.count >= number and session.latest())
+    execution = session.latest()
+    assert execution is not None
     return execution
 
 

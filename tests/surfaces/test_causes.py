@@ -3,7 +3,6 @@
 import re
 from collections.abc import AsyncGenerator
 
-import anyio
 import pytest
 from calls import Caller, opened_runtime, text_of, until_said
 
@@ -13,6 +12,7 @@ from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sandboxes.cgroups import PREFIX
 from belljar.sandboxes.hierarchy import read_control_groups
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -99,9 +99,7 @@ async def test_a_kernel_that_eats_memory_between_cells_is_told_to_the_next(runti
 async def kernel_is_gone(runtime: Runtime, session_id: str) -> None:
     kernel = runtime.sessions.get(session_id, "local").life.kernel
     assert kernel is not None
-    with anyio.fail_after(60):
-        while kernel.is_alive():
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: not kernel.is_alive())
 
 
 async def test_a_fork_bomb_is_refused_and_the_session_goes_on(caller: Caller) -> None:

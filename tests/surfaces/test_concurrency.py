@@ -13,6 +13,7 @@ from belljar.environments import Environment
 from belljar.errors import Busy
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +31,7 @@ async def test_calls_to_one_session_run_in_the_order_they_came(runtime: Runtime,
         async with anyio.create_task_group() as tasks:
             for number in range(5):
                 tasks.start_soon(call, number)
-                with anyio.fail_after(30):
-                    while len(runtime.sessions.get(session_id, "local").running()) < number + 2:
-                        await anyio.lowlevel.checkpoint()
+                await until(lambda most=number + 2: len(runtime.sessions.get(session_id, "local").running()) >= most)
             assert results == {}
             await caller.release(session_id)
         assert (await caller.ended(first.execution_id)).status == "ok"
@@ -144,8 +143,7 @@ async def test_progress_carries_output_and_strictly_increases(runtime: Runtime, 
             with anyio.fail_after(30):
                 await said[0].wait()
                 await caller.release(session_id, "go-0")
-                while len(seen) < 2:
-                    await anyio.lowlevel.checkpoint()
+                await until(lambda: len(seen) >= 2)
                 await caller.release(session_id, "go-1")
     numbers = [progress for progress, _, _ in seen]
     assert numbers == sorted(set(numbers))
@@ -179,9 +177,7 @@ async def test_a_client_that_gives_up_waiting_need_not_stop_the_execution(
 
 async def first_running(runtime: Runtime, session_id: str) -> str:
     session = runtime.sessions.get(session_id, "local")
-    with anyio.fail_after(30):
-        while not session.running():
-            await anyio.lowlevel.checkpoint()
+    await until(session.running)
     return session.running()[0].id
 
 

@@ -24,6 +24,7 @@ from belljar.settings import load_settings
 from belljar.surfaces.executor.choices import Choice, from_variables
 from belljar.surfaces.server import build_server
 from live_server import live_server
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -291,9 +292,7 @@ async def greeted(url: str, key: str) -> AsyncGenerator[httpx.AsyncClient]:
 
 
 async def until_there(path: Path) -> None:
-    with anyio.fail_after(60):
-        while not path.exists():
-            await anyio.sleep(0.005)
+    await until(path.exists)
 
 
 # It holds a lock as long as it lives, and says when it has begun and when it was told to go on.

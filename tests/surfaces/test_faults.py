@@ -26,6 +26,7 @@ from served import Served, all_events, events_of, stopped
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from serving_process import tree
+from waiting import until
 
 COUNT = "n = globals().get('n', 0) + 1\nprint('counted', n)\nn"
 ENDLESS = "import time\ni = 0\nwhile True:\n    print(i, flush=True)\n    i += 1\n    time.sleep(0.001)"
@@ -365,9 +366,8 @@ class Faults(RuleBasedStateMachine):
 
     async def _written(self, execution_id: str) -> None:
         query = "SELECT count(*) FROM executions WHERE id = ? AND result IS NOT NULL"
-        with closing(sqlite3.connect(self.served.folder / "journal.sqlite")) as reader, anyio.fail_after(30):
-            while not reader.execute(query, (execution_id,)).fetchone()[0]:
-                await anyio.sleep(0.01)
+        with closing(sqlite3.connect(self.served.folder / "journal.sqlite")) as reader:
+            await until(lambda: reader.execute(query, (execution_id,)).fetchone()[0])
 
 
 def _pick(choices: list[Any], which: int) -> Any:

@@ -3,6 +3,7 @@
 import io
 import json
 from base64 import b64decode
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ from belljar.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
 PLOT = "import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.plot([1, 2, {last}])\n"
+
+
+@pytest.fixture(scope="module")
+async def runtime(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Runtime]:
+    """An engine whose sessions have matplotlib already, because nearly every test draws in a fresh one."""
+    chosen = {"fork_start": True, "preload": ["matplotlib.pyplot"]}
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), **chosen) as runtime:
+        yield runtime
 
 
 async def shown(caller: Caller, code: str, session_id: str) -> tuple[CallToolResult, ExecutionResult]:

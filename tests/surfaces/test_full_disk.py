@@ -11,6 +11,7 @@ from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.runtime import run_folder
 from belljar.sessions.cells import Cell
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -50,9 +51,7 @@ async def test_what_was_told_while_it_could_not_be_written_is_kept_once_it_can_b
         with pytest.raises(MCPError, match="busy: the journal cannot be written now, and the notebook would lack"):
             await caller.read_text(f"session://{first.session_id}/notebook")
         journal._connection.execute("PRAGMA max_page_count = 1000000")
-        with anyio.fail_after(20):
-            while journal.is_failing:
-                await anyio.sleep(0.01)
+        await until(lambda: not journal.is_failing)
     async with (
         opened_runtime(default_environment, tmp_path, hibernate=True) as runtime,
         connected(runtime) as caller,
@@ -68,13 +67,16 @@ async def test_output_that_was_dropped_says_so_to_whoever_asks(default_environme
         old = await caller.execute("for i in range(100_000): print('x' * 100)\n'the end'")
         new = await caller.execute("for i in range(100_000): print('y' * 100)", old.session_id)
         runtime.sessions.journal.has_grown.set()
-        with anyio.fail_after(30):
-            while "was dropped at" not in (await caller.get(old.execution_id, since=1)).output[-1]:
-                await anyio.sleep(0.01)
+
+        async def is_told() -> bool:
+            return "was dropped at" in (await caller.get(old.execution_id, since=1)).output[-1]
+
+        async def is_dropped() -> bool:
+            return "was dropped at" in await caller.read_text(f"execution://{old.execution_id}/output")
+
+        await until(is_told)
         assert "within 16 MB" in (await caller.get(old.execution_id, since=1)).output[-1]
-        with anyio.fail_after(30):  # the line comes first, then what it stands for goes
-            while "was dropped at" not in await caller.read_text(f"execution://{old.execution_id}/output"):
-                await anyio.sleep(0.01)
+        await until(is_dropped)  # the line comes first, then what it stands for goes
         assert "was dropped at" in await caller.read_text(f"session://{old.session_id}/notebook")
         pages = [
             await caller.read_text(f"execution://{new.execution_id}/output?offset={start}&limit=8000000")

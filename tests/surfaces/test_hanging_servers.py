@@ -13,6 +13,7 @@ from tool_cells import runtime_with_tools
 from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.surfaces.operations import Operations
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -79,13 +80,13 @@ async def test_a_search_finds_the_tools_of_the_others_and_names_those_that_are_n
 
 async def test_servers_that_hang_are_counted_beside_those_that_are_there(runtime: Runtime):
     operations = Operations(runtime)
-    with anyio.fail_after(30):
-        while True:
-            response = await operations.ready(None)  # pyright: ignore[reportArgumentType]  # not looked at
-            if b'"servers":{"connected":3,"connecting":3,"unreachable":0}' in bytes(response.body):
-                break
-            await anyio.sleep(0.02)
-    assert b"servers" not in bytes(response.body).partition(b'"reasons"')[2].partition(b"]")[0]
+
+    async def body() -> bytes:
+        response = await operations.ready(None)  # pyright: ignore[reportArgumentType]  # not looked at
+        counted = b'"servers":{"connected":3,"connecting":3,"unreachable":0}'
+        return bytes(response.body) if counted in bytes(response.body) else b""
+
+    assert b"servers" not in (await until(body)).partition(b'"reasons"')[2].partition(b"]")[0]
 
 
 async def test_one_that_comes_up_late_is_there_for_sessions_that_were_there_before(
@@ -138,9 +139,11 @@ async def test_sessions_of_every_origin_have_the_servers_that_are_there(
             assert result.result == "{'a': 1}", result
         # The pooled one sleeps, and is woken by the next cell.
         second.sessions.get(pooled, "local")._lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
-        with anyio.fail_after(30):
-            while pooled not in await second.sessions.sweep():
-                await anyio.lowlevel.checkpoint()
+
+        async def is_swept() -> bool:
+            return pooled in await second.sessions.sweep()
+
+        await until(is_swept)
         still = "import servers\nprint(servers.__doc__)\nx, echo(a=2)"
         for origin, session_id in sessions.items():
             result = await caller.execute(still, session_id)

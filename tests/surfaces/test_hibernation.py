@@ -15,6 +15,7 @@ from belljar.environments import Environment
 from belljar.errors import SessionNotFound
 from belljar.runtime import Runtime
 from serving_process import http_server, serve_over_http
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -41,9 +42,7 @@ async def engine(environment: Environment, folder: Path, **chosen: object) -> As
 
 
 async def expire(runtime: Runtime) -> None:
-    with anyio.fail_after(30):
-        while not await runtime.sessions.sweep():
-            await anyio.lowlevel.checkpoint()
+    await until(runtime.sessions.sweep)
 
 
 async def test_an_expired_session_sleeps_and_the_next_call_wakes_it(
@@ -69,9 +68,7 @@ async def test_a_call_while_a_session_goes_to_sleep_is_told_to_come_again(
         made = await caller.execute(slow)
         async with anyio.create_task_group() as group:
             group.start_soon(expire, runtime)
-            with anyio.fail_after(30):
-                while runtime.sessions.all():
-                    await anyio.lowlevel.checkpoint()
+            await until(lambda: not runtime.sessions.all())
             refused = await caller.execute("x", made.session_id)
         assert refused.status == "rejected"
         assert str(refused.error).startswith(f"busy: session {made.session_id} is being put to sleep")

@@ -20,6 +20,7 @@ from belljar.runtime import Runtime
 from belljar.sessions.checkpoints import SHORTEST_S
 from belljar.supervisor import open_supervisor
 from serving_process import alive
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -257,9 +258,7 @@ async def test_a_supervisor_that_is_killed_takes_the_kernels_along_and_the_serve
         (supervisor,) = estate.supervisors()
         estate.look()
         os.kill(supervisor, signal.SIGKILL)
-        with anyio.fail_after(30):
-            while alive(estate.members):
-                await anyio.sleep(0.01)
+        await until(lambda: not alive(estate.members))
         again = await caller.execute("'x' in globals()", made.session_id)
         assert (again.status, again.result, again.state, again.lost) == ("ok", "False", "lost", ["x"])
         await caller.execute("y = 2", made.session_id)

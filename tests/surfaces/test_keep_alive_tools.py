@@ -13,6 +13,7 @@ from tool_cells import awkward, slow_call
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.toolbox.ledger import CUT_OFF
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -83,11 +84,12 @@ async def make_busy(reign: Reign) -> list[ExecutionResult]:
         caught = await caller.execute(CATCHING % slow_call(folder / "one"), wait_s=0)
         uncaught = await caller.execute(f"{CALLS}add(1, 2)\n{slow_call(folder / 'two')}", wait_s=0)
         later = await caller.execute(f"{CALLS}{held()}print(add(3, 4))", wait_s=0)
-        with anyio.fail_after(60):
-            while not all((folder / name / "started").exists() for name in ("one", "two")):
-                await anyio.sleep(0.01)
-            while "held" not in (await caller.get(later.execution_id, wait_s=0)).stdout:
-                await anyio.sleep(0.01)
+
+        async def is_held() -> bool:
+            return "held" in (await caller.get(later.execution_id, wait_s=0)).stdout
+
+        await until(lambda: all((folder / name / "started").exists() for name in ("one", "two")))
+        await until(is_held)
         return [idle, caught, uncaught, later]
 
 

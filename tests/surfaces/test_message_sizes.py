@@ -11,7 +11,7 @@ from wires import Wire, opened_wire, tool_call
 from belljar.environments import Environment
 
 MEBIBYTE = 1 << 20
-COUNT = 12_000
+COUNT = 10_500
 # The scan that runs after every cell looks at no more entries than that.
 LOOKED_AT = 10_000
 MANY = f"""
@@ -84,11 +84,11 @@ def test_a_folder_of_very_many_files_is_told_in_pages_and_every_file_is_reached(
 
 
 def test_long_values_do_not_make_long_answers(server: Measured) -> None:
-    long = "x" * 3_000_000
-    refused = server.call("execute_code", code="raise ValueError('x' * 5_000_000)")
+    long = "x" * (MEBIBYTE + 100_000)
+    refused = server.call("execute_code", code="raise ValueError('x' * 2_000_000)")
     assert refused["structuredContent"]["status"] == "error"
     session_id = refused["structuredContent"]["session_id"]
-    assert server.call("execute_code", code="'y' * 5_000_000", session_id=session_id)
+    assert server.call("execute_code", code="'y' * 2_000_000", session_id=session_id)
     assert server.call("execute_code", code=long, session_id=session_id)
     for tool, arguments in (
         ("execute_code", {"code": "1", "session_id": long}),

@@ -33,6 +33,7 @@ from belljar.sessions.journal import open_journal
 from belljar.settings import load_settings
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import build_http_app
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -127,15 +128,11 @@ async def test_an_environment_that_cannot_be_had_is_a_reason_without_its_path(
     monkeypatch.setattr("belljar.runtime.RETRY_S", 0.01)
     absent = replace(default_environment, python=tmp_path / "absent" / "bin" / "python")
     async with opened_runtime(absent, tmp_path) as runtime:
-        with anyio.fail_after(60):
-            while runtime.preparation.environment == "pending":
-                await anyio.sleep(0.01)
+        await until(lambda: runtime.preparation.environment != "pending")
         async with app_client(runtime) as client:
             broken = await client.get("/ready")
         absent.python.parent.parent.symlink_to(default_environment.python.parent.parent)
-        with anyio.fail_after(60):
-            while runtime.preparation.environment != "ready":  # tried again without anyone asking
-                await anyio.sleep(0.01)
+        await until(lambda: runtime.preparation.environment == "ready")  # tried again without anyone asking
     assert broken.status_code == 503
     assert "environment: cannot be prepared, see the log" in broken.json()["reasons"]
     assert "absent" not in broken.text
@@ -191,10 +188,13 @@ async def test_sessions_executions_and_calls_are_counted(runtime: Runtime) -> No
         await caller.execute("import os; os._exit(3)", session)
         held = await caller.execute("import time\nwhile True: time.sleep(0.01)", session, wait_s=0)
         queued = await caller.execute("2", session, wait_s=0)
-        with anyio.fail_after(30):
-            # Its kernel is a new one, which is not there at once.
-            while not of(during := await scrape(url), "belljar_sessions_memory_bytes"):
-                await anyio.sleep(0.01)
+
+        async def scraped() -> Samples | None:
+            found = await scrape(url)
+            return found if of(found, "belljar_sessions_memory_bytes") else None
+
+        during = await until(scraped)  # the kernel is a new one, which is not there at once
+        assert during is not None
         for execution in (queued, held):
             await caller.fields("interrupt_execution", execution_id=execution.execution_id)
         await caller.refusal("execute_code_not", code="")
@@ -252,9 +252,7 @@ async def test_kernels_are_counted_by_how_they_came(default_environment: Environ
             await caller.new_session()
     forked = counts()
     async with opened_runtime(default_environment, tmp_path, fork_start=True, pool_size=1) as runtime:
-        with anyio.fail_after(60):
-            while not len(runtime.sessions.pool):
-                await anyio.sleep(0.01)
+        await until(lambda: len(runtime.sessions.pool))
         async with app_client(runtime) as client:
             ready = samples((await client.get("/metrics")).text)
         async with connected(runtime) as caller:

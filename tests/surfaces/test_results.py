@@ -1,11 +1,12 @@
 """The execution result, field by field, and the content blocks it comes in."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import ERAS, LEGACY, MODERN, Caller, connected, images, links, opened_runtime, session_in, text_of
+from calls import ERAS, LEGACY, MODERN, Caller, connected, held, images, links, opened_runtime, session_in, text_of
 from mcp.types import TextContent
 
 from belljar.environments import Environment
@@ -14,6 +15,8 @@ from belljar.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
 MESSAGE_LIMIT_BYTES = 1024 * 1024
+# How exactly usage is told.
+ROUNDED_S = 0.001
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -56,11 +59,24 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
     assert usage.keys() == {"wall_s", "cpu_s", "queue_s", "peak_memory_mb"}
     assert usage["wall_s"] > 0
     assert usage["cpu_s"] > 0
-    assert usage["queue_s"] >= 0
     assert usage["peak_memory_mb"] > 5
     assert info["session_id"] == session_id
     assert "session_id" in info["instructions"]
     assert info["expires_at"].endswith("Z")
+
+
+async def test_the_usage_tells_how_long_a_cell_waited_for_its_turn(caller: Caller):
+    first = await caller.execute(held(), wait_s=0)
+    asked_at = time.monotonic()
+    second = await caller.execute("'ran'", first.session_id, wait_s=0)
+    queued_at = time.monotonic()
+    await caller.release(first.session_id)
+    released_at = time.monotonic()
+    result = await caller.ended(second.execution_id)
+    assert result.result == "'ran'"
+    assert result.usage is not None
+    assert released_at - queued_at <= result.usage.queue_s + ROUNDED_S
+    assert result.usage.queue_s + result.usage.wall_s <= time.monotonic() - asked_at + ROUNDED_S
 
 
 async def test_the_text_block_says_all_a_model_needs(caller: Caller, shared_session: str):

@@ -24,6 +24,7 @@ from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import build_http_app
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -229,9 +230,7 @@ async def test_filling_the_pool_is_no_part_of_the_call_that_emptied_it(runtime: 
             if not await runtime.starter.is_warm(runtime.settings.environment):
                 pytest.skip("sessions cannot be forked here, so there is no pool")
             await caller.new_session()
-            with anyio.fail_after(30):
-                while not traces:
-                    await anyio.sleep(0.01)
+            await until(lambda: traces)
     assert traces[0] == {}
 
 

@@ -3,8 +3,6 @@
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -15,6 +13,7 @@ from wires import Wire, opened_wire, tool_call
 
 from belljar.environments import Environment
 from serving_process import COLD, alive, http_server, serve_command, serve_over_http, tree, variables
+from waiting import until_blocking
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 60
@@ -27,13 +26,6 @@ SLOW = (
 KEPT = "(kept, type(slow).__name__)"
 
 
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def until_held(wire: Wire) -> None:
     while wire.receive().get("params", {}).get("message") != "held":
         pass
@@ -41,7 +33,7 @@ def until_held(wire: Wire) -> None:
 
 def let_it_be_saved(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", folder: Path) -> None:
     """Send more signals while variables are being saved, as supervisors and impatient people do."""
-    until(lambda: list(folder.glob("sessions/*/**/saving")))
+    until_blocking(lambda: list(folder.glob("sessions/*/**/saving")))
     (begun,) = folder.glob("sessions/*/**/saving")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         process.send_signal(number)
@@ -123,7 +115,7 @@ def test_a_server_that_is_signalled_while_it_starts_ends(default_environment: En
         stderr=subprocess.PIPE,
         env={**variables(tmp_path), **COLD},
     ) as process:
-        until(lambda: list(tmp_path.glob("runs/*/lock")) or process.poll() is not None)
+        until_blocking(lambda: list(tmp_path.glob("runs/*/lock")) or process.poll() is not None)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, b"Traceback" in said) == (0, False)
@@ -142,5 +134,5 @@ def test_a_server_that_is_signalled_while_its_environment_is_made_ends_with_all_
                 assert len(family) > 1
                 wire.process.terminate()
                 assert wire.process.wait(DEADLINE_S) == 0
-                until(lambda: not alive(family))
+                until_blocking(lambda: not alive(family))
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()

@@ -1,7 +1,7 @@
 """Tools of another server, called by cells: what arrives there, what comes back, and what a stop leaves."""
 
 from ast import literal_eval
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import anyio
@@ -14,6 +14,7 @@ from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +36,6 @@ async def value(caller: Caller, session: str, code: str) -> str:
     result = await caller.execute(code, session)
     assert result.status == "ok", result.error
     return str(result.result)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
-        while not is_so():
-            await anyio.sleep(0.005)
 
 
 # What is there
@@ -259,6 +254,17 @@ async def test_an_interrupt_cancels_the_calls_of_the_cell(caller: Caller, tmp_pa
     assert calls_of(result) == [("add", "returned"), ("slow", "cancelled")]
     await until((tmp_path / "cancelled").exists)
     assert await value(caller, running.session_id, "kept, add(3, 4)") == "({'sum': 3}, {'sum': 7})"
+
+
+async def test_an_interrupt_that_comes_after_the_cancelled_call_has_raised_shows_no_frames_of_the_toolbox(
+    caller: Caller, shared_session: str
+):
+    """The answer to a call that is cancelled may overtake the interrupt."""
+    code = "from servers.awkward import fail\ntry: fail()\nfinally: raise KeyboardInterrupt"
+    result = await caller.execute(code, shared_session)
+    assert [line for line in result.traceback if line.startswith(("ToolError", "KeyboardInterrupt"))] != []
+    assert any("During handling of the above exception" in line for line in result.traceback)
+    assert not [line for line in result.traceback if "inside/toolbox" in line]
 
 
 async def test_a_time_out_cancels_the_calls_and_tells_what_was_called(caller: Caller, tmp_path: Path):

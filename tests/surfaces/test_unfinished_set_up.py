@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from wires import HELLO, Wire, tool_call
 
 from local_index import LocalIndex, add_support
 from serving_process import COLD, variables
+from waiting import until_blocking
 
 ENVIRONMENTS = '{"small": {"kind": "managed", "requirements": ["house"]}}'
 
@@ -77,10 +77,7 @@ def test_nobody_works_on_when_the_server_ends_and_the_next_one_goes_on(
             # Long before the index is given up.
             status = process.wait(30)
             assert status == (-signal.SIGKILL if end is subprocess.Popen.kill else 0)
-            deadline = time.monotonic() + 30
-            while any(map(is_running, workers)):
-                assert time.monotonic() < deadline, [pid for pid in workers if is_running(pid)]
-                time.sleep(0.01)
+            until_blocking(lambda: not any(map(is_running, workers)))
             asked.close()
         finally:
             process.kill()

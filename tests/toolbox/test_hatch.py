@@ -23,6 +23,7 @@ from belljar.toolbox.hatch import Hatch, open_hatch
 from belljar.toolbox.opening import INSIDE
 from belljar.toolbox.pace import Paces
 from belljar.toolbox.requests import LINE_BYTES, Search
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import anyio
 import pytest
-from upstream_calls import call, connected, said, until
+from upstream_calls import call, connected, said
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox.config import HttpServer, StdioServer
 from registry_packages import Unreachable, python_environment
 from shared_environment import shared_settings
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 

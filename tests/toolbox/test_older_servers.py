@@ -1,5 +1,6 @@
 """Servers that were built before the newer protocol, and do not bear its first request."""
 
+import os
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.anyio
 OLDER = Path(__file__).with_name("older_server.py")
 EARLY = Path(__file__).with_name("early_sdk_server.py")
 WAYS = ("exits", "refuses", "refuses-nobody", "ignores", "garbles", "wedges")
-SDKS = ("1.0.0", "1.2.0", "1.5.0", "1.9.4")
+# Each is an environment of its own: those between the oldest and the newest are for long runs.
+SDKS = ("1.0.0", "1.2.0", "1.5.0", "1.9.4") if "BELLJAR_SOAK" in os.environ else ("1.0.0", "1.9.4")
 # What was current then: they do not say that later ones break them.
 OF_THAT_TIME = ("pydantic<2.11", "starlette<0.46", "sse-starlette<2.2", "anyio<4.8", "uvicorn<0.35")
 

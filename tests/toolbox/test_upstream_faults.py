@@ -11,7 +11,7 @@ from typing import IO, cast
 import anyio
 import pytest
 from mcp_servers import awkward_http
-from upstream_calls import Person, call, connected, said, until
+from upstream_calls import Person, call, connected, said
 
 from belljar.errors import UpstreamFailed
 from belljar.ipc import Line, Overlong
@@ -19,6 +19,7 @@ from belljar.toolbox.config import StdioServer
 from belljar.toolbox.memory import Memory, Share
 from belljar.toolbox.pipes import Inlet, Outlet
 from belljar.toolbox.shortcut import number_of
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 

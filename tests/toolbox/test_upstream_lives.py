@@ -17,7 +17,7 @@ import anyio.lowlevel
 import pytest
 from mcp.types import ElicitRequestFormParams
 from mcp_servers import awkward, awkward_http
-from upstream_calls import Held, Person, call, connected, said, told, until
+from upstream_calls import Held, Person, call, connected, said, told
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox import connection
@@ -26,6 +26,7 @@ from belljar.toolbox.config import HttpServer, StdioServer
 from belljar.toolbox.questions import _question  # pyright: ignore[reportPrivateUsage]
 from belljar.toolbox.stdio import _read  # pyright: ignore[reportPrivateUsage]
 from belljar.toolbox.upstreams import Connections
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,12 +10,13 @@ import pytest
 from awkward_server import PIXEL, SOUND
 from awkward_tools import TOOLS
 from mcp_servers import awkward, awkward_http
-from upstream_calls import Held, Person, call, connected, said, told, until
+from upstream_calls import Held, Person, call, connected, said, told
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox.base import Block, Question, Reply
 from belljar.toolbox.config import ServerConfig
 from belljar.toolbox.upstreams import Connections
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 WAYS = ["legacy-stdio", "modern-stdio", "legacy-http", "modern-http"]

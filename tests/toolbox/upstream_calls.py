@@ -1,17 +1,16 @@
 """Calling upstream servers in tests: somebody who answers questions, and one who must not be asked."""
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import anyio
 
 from belljar.toolbox.base import Answer, Ask, Question, Reply
 from belljar.toolbox.config import ServerConfig
 from belljar.toolbox.connection import Limits
 from belljar.toolbox.upstreams import Connections, open_upstreams
+from waiting import until
 
 
 class Person:
@@ -79,9 +78,3 @@ class Held:
 
     def let_go(self) -> None:
         self._until.touch()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_so():
-            await anyio.sleep(0.005)

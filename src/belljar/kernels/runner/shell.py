@@ -165,12 +165,10 @@ class Shell(InteractiveShell):
 
     def _get_exc_info(self, exc_tuple: Any = None) -> Any:
         kind, value, trace = super()._get_exc_info(exc_tuple)
-        if isinstance(value, (KeyboardInterrupt, StdinNotImplementedError)):
-            _end_at_the_cell(trace, f"{__package__}.")
-        # What went wrong is in the call, or took too long there, and not in the code that passes it on.
-        if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
-            _end_at_the_cell(trace, "toolbox.")
-        _end_at_the_cell(trace, "workspace_state")
+        _trim(value, trace)
+        # A call that is cancelled raises in the cell too, and the interrupt may come while that is being handled.
+        for before in _contexts(value):
+            _trim(before, before.__traceback__)
         return kind, value, trace
 
     def system(self, cmd: str) -> None:
@@ -197,13 +195,29 @@ class Shell(InteractiveShell):
 def _has_group(value: Any) -> bool:
     """Whether an exception, or one that it was raised after, is a group; Python knows those from 3.11 on."""
     group = getattr(builtins, "BaseExceptionGroup", ())
-    seen: list[Any] = []  # a session can make a circle of them
-    while value is not None and value not in seen:
-        if isinstance(value, group):
-            return True
-        seen.append(value)
-        value = value.__context__
-    return False
+    return isinstance(value, group) or any(isinstance(before, group) for before in _contexts(value))
+
+
+def _contexts(value: Any) -> "list[BaseException]":
+    """The exceptions that one was raised after."""
+    found: list[BaseException] = []
+    seen = {id(value)}  # a session can make a circle of them
+    before = getattr(value, "__context__", None)
+    while before is not None and id(before) not in seen:
+        seen.add(id(before))
+        found.append(before)
+        before = before.__context__
+    return found
+
+
+def _trim(value: Any, trace: Any) -> None:
+    """End the traceback of an exception at the cell where our own code raised it."""
+    if isinstance(value, (KeyboardInterrupt, StdinNotImplementedError)):
+        _end_at_the_cell(trace, f"{__package__}.")
+    # What went wrong is in the call, or took too long there, and not in the code that passes it on.
+    if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
+        _end_at_the_cell(trace, "toolbox.")
+    _end_at_the_cell(trace, "workspace_state")
 
 
 def _from_the_cell(trace: Any) -> Any:
