@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from belljar.supervisor import Supervisor
-
 WORKSPACE = "/mnt/data"
 
 
@@ -219,29 +217,4 @@ class Branching(Protocol):
 
     async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
         """Make a sandbox whose entrance the origin's processes can use; the origin is a trunk or a branch, and held."""
-        ...
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """A provider whose sandboxes can outlive the server, with their processes as a supervisor's children."""
-
-    def keep_with(self, supervisor: Supervisor) -> None:
-        """Start everything from here on as the supervisor's. Called once, before anything is opened."""
-        ...
-
-    def keep(self, sandbox: Sandbox) -> str:
-        """Deposit a sandbox that a session's kernel runs in. Returns its key; empty when it cannot be kept."""
-        ...
-
-    def readopt(self, key: str) -> Sandbox:
-        """A sandbox that an earlier server deposited; SandboxUnavailable when nothing of it is left."""
-        ...
-
-    async def settle(self) -> None:
-        """Everything that is wanted has been readopted: end the rest. Called once."""
-        ...
-
-    def leave(self, sandbox: Sandbox) -> None:
-        """Let go of a sandbox that is deposited, and let it live. Called when the server stops."""
         ...
