@@ -22,7 +22,7 @@ from belljar.kernels.handover import Rehatch, RestoredCopy, RestoredKernel
 from belljar.kernels.hatches import HatchedSandbox
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.slate import Slate
-from belljar.kernels.sleepers import SleepingKernel
+from belljar.kernels.sleepers import SleepingKernel, ours
 from belljar.sandboxes.base import Identity, SandboxProcess
 from belljar.sandboxes.handover import SandboxHandover
 from belljar.supervisor import Deposit, Supervisor
@@ -239,7 +239,7 @@ class KernelHandover:
                 self._supervisor.drop(key)
             else:
                 copies.append(restored)
-        kernel.readopt_copies([each.copy for each in copies if isinstance(each.copy, SleepingKernel)])
+        kernel.readopt_copies([ours(each.copy) for each in copies if each.copy is not None])
         return copies
 
     def _restore_copy(self, key: str, kernel: IPythonKernel) -> RestoredCopy | None:
