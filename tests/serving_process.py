@@ -114,6 +114,16 @@ def tree(pid: int) -> set[int]:
     return found
 
 
+def supervisors(data_directory: Path) -> set[int]:
+    """The processes that keep sandboxes for the servers of a data directory."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(data_directory / "keep").encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
+
+
 def alive(pids: set[int]) -> set[int]:
     """Those that still run; a zombie nobody has waited for does not."""
     found: set[int] = set()

@@ -18,14 +18,15 @@ from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.files.removal import remove_tree
-from belljar.kernels.custody import PREFIX as SESSIONS
-from belljar.kernels.custody import Custody
+from belljar.kernels.handover import Handover, NoHandover
+from belljar.kernels.kept_kernels import KernelHandover
 from belljar.kernels.starting import KernelStarter
 from belljar.policy.opening import Guardrails, read_guardrails
 from belljar.privacy.opening import SECTION, Veils
 from belljar.privacy.rules import PrivacyRules
 from belljar.sandboxes import open_provider
-from belljar.sandboxes.base import Keeping, Provider
+from belljar.sandboxes.base import Provider
+from belljar.sandboxes.handover import HandsOver
 from belljar.sessions.inheritance import Inheritance
 from belljar.sessions.journal import open_journal, usable
 from belljar.sessions.recovery import recover
@@ -33,12 +34,11 @@ from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.roll import Roll
 from belljar.sessions.trimming import open_trimming
 from belljar.settings import Settings
-from belljar.supervisor import Deposit, Supervisor, open_supervisor
+from belljar.supervisor import open_supervisor
 from belljar.toolbox.grove import Plot
 from belljar.toolbox.opening import Toolbox, open_toolbox
 
 RETRY_S = 30.0
-TREE_KEY = "toolbox"
 KEEPING_HINT = "Set keep_alive to false, or sandbox to namespace"
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ class Runtime:
     sessions: Registry
     starter: KernelStarter
     preparation: Preparation
+    handover: Handover
+    """How its sessions are handed to the next server, if they are."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
-    supervisor: Supervisor | None = None
-    """Who keeps the sessions beyond the end of this server; None where nobody does."""
 
 
 @asynccontextmanager
@@ -84,40 +84,45 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     with (
         run_folder(settings.data_directory) as run,
         open_journal(settings.data_directory / "journal.sqlite") as journal,
-        _supervisor(settings, provider) as supervisor,
+        _open_handover(settings, provider) as handover,
     ):
         # Users of sessions pass through it to their folders.
         make_folder(sessions, way_mode())
         roll = Roll(journal, run.folder.name)
-        name, outlives = run.folder.name, supervisor is not None
+        name, outlives = run.folder.name, handover.is_on
         async with (
-            open_toolbox(settings, _plot(run, supervisor)) as toolbox,
+            open_toolbox(settings, _plot(run, handover)) as toolbox,
             aclosing(KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives)) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
             # A Jupyter kernel that the settings name and this host does not have, likewise.
             starter.check(settings.environment)
-            custody = Custody(supervisor, provider, starter) if supervisor and isinstance(provider, Keeping) else None
-            inheritance = Inheritance(custody, starter, sessions) if custody else None
-            clean_up = partial(recover, journal, roll, sessions, run.living, budget_chars=settings.output_budget_chars)
-            if inheritance is not None:
-                clean_up = partial(clean_up, why_lost=inheritance.why_lost)
+            inheritance, left = Inheritance(handover, starter, sessions), handover.left()
+            clean_up = partial(
+                recover,
+                journal,
+                roll,
+                sessions,
+                run.living,
+                budget_chars=settings.output_budget_chars,
+                why_lost=inheritance.why_lost,
+            )
             # Beside a server that has the supervisor: what is abandoned here may be what that one is taking over.
-            if inheritance is not None or not settings.keep_alive:
+            if handover.is_on or not settings.keep_alive:
                 with usable(journal.path):
-                    clean_up(spared=custody.found() if custody else ())
+                    clean_up(spared=left)
             async with (
-                open_registry(guardrails, veils, sessions, journal, roll, starter, custody) as registry,
+                open_registry(guardrails, veils, sessions, journal, roll, starter, handover) as registry,
                 serve_operators(run.folder, registry),
             ):
-                if inheritance is not None:
-                    await inheritance.take(registry, run.living)
+                await inheritance.take(registry, run.living)
+                if left:  # what could not be taken over is recorded as lost
                     clean_up()
                 # The default environment is made while the client is still shaking hands.
                 preparation = Preparation()
                 warming = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, toolbox, supervisor)
+                    yield Runtime(settings, provider, registry, starter, preparation, handover, toolbox)
                 finally:
                     warming.cancel()
 
@@ -128,35 +133,31 @@ def configured_guardrails(settings: Settings) -> Guardrails:
 
 
 @contextmanager
-def _supervisor(settings: Settings, provider: Provider) -> Generator[Supervisor | None]:
-    """Who keeps the sandboxes beyond the end of this server; None where they end with it."""
+def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover]:
+    """How sessions outlive this server, where `keep_alive` is on and no other server has the supervisor."""
     if not settings.keep_alive:
-        yield None
+        yield NoHandover()
         return
-    if gap := keeping_gap(provider):
+    if (gap := keeping_gap(provider)) or not isinstance(provider, HandsOver):
         raise SettingsError(f"keep_alive cannot be used: {gap}", hint=KEEPING_HINT)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
         if supervisor is None:
             log.warning("keep_alive: another server keeps its sessions here, so this one's sessions end with it")
-        elif isinstance(provider, Keeping):
-            provider.keep_with(supervisor)
-        yield supervisor
+            yield NoHandover()
+        else:
+            yield KernelHandover(supervisor, provider.hand_over_with(supervisor))
 
 
-def _plot(run: "Run", supervisor: Supervisor | None) -> Plot:
+def _plot(run: "Run", handover: Handover) -> Plot:
     """Where the toolbox's tree stands: sessions that outlive this server have it mounted."""
-    if supervisor is None:
+    if not handover.is_on:
         return Plot(run.folder.name, run.living)
-
-    def hand_over(descriptor: int) -> None:
-        supervisor.keep(TREE_KEY, Deposit({}, [descriptor]))
-
-    return Plot(run.folder.name, run.living, hand_over, lambda: supervisor.has_any(SESSIONS))
+    return Plot(run.folder.name, run.living, handover.deposit_tree, handover.has_any)
 
 
 def keeping_gap(provider: Provider) -> str:
     """Why sandboxes cannot outlive the server; empty when they can."""
-    if not isinstance(provider, Keeping):
+    if not isinstance(provider, HandsOver):
         return f"a sandbox of {provider.name} cannot be handed on from one server to the next, only one of namespaces"
     return "" if hasattr(os, "pidfd_open") else "this Python or Linux has no descriptors of processes (pidfd_open)"
 

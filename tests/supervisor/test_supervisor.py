@@ -17,7 +17,7 @@ from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.supervisor import Deposit, Supervisor, finding, has_supervisor, line, open_supervisor
 from belljar.supervisor.apart.packets import PACKET_BYTES
 from belljar.supervisor.children import SupervisedChild
-from serving_process import alive
+from serving_process import alive, supervisors
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -30,17 +30,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     for pid in supervisors(tmp_path):
         os.kill(pid, signal.SIGKILL)
-
-
-def supervisors(folder: Path) -> set[int]:
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(folder / "keep").encode() in path.read_bytes().split(b"\0"):
-                found.add(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mcp import Client
 
 from belljar.environments import Environment
 from belljar.sandboxes.hierarchy import read_control_groups
-from serving_process import alive, http_server, serve_over_http, tree
+from serving_process import alive, http_server, serve_over_http, supervisors, tree
 from waiting import until
 
 
@@ -35,11 +35,7 @@ class Estate:
             yield Reign(self, url, process)
 
     def supervisors(self) -> set[int]:
-        return {
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if str(self.folder / "keep").encode() in _read(path).split(b"\0")
-        }
+        return supervisors(self.folder)
 
     def look(self) -> set[int]:
         for pid in self.supervisors():
@@ -90,13 +86,6 @@ class Reign:
         self.estate.look()
         self._process.kill()
         self._process.wait()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def an_estate(environment: Environment, folder: Path) -> Generator[Estate]:

@@ -17,7 +17,6 @@ from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.sessions.checkpoints import SHORTEST_S
 from belljar.supervisor import open_supervisor
 from serving_process import alive
 from waiting import until
@@ -84,9 +83,8 @@ async def make_busy(reign: Reign) -> list[Any]:
         jupyter = await caller.execute("y = 1", made["session_id"])
         await reign.until_ready()  # a session that is forked can be rewound
         one = await caller.execute("steps = [1]\nopen('file', 'w').write('one')")
-        # Of cells that follow each other too fast no state is kept.
-        await anyio.sleep(2 * SHORTEST_S)
         two = await caller.execute("steps.append(2)\nopen('file', 'w').write('two')", one.session_id)
+        await until_rewindable(caller, one.session_id, states=2)
         running = await caller.execute(f"z = 1\n{held()}print('went on')\nz += 1\nz", wait_s=0)
         await until_told(caller, running, "held")
         waiting = await caller.execute("z = 'never'", running.session_id, wait_s=0)
@@ -95,6 +93,15 @@ async def make_busy(reign: Reign) -> list[Any]:
             while (await caller.get(flooding.execution_id, wait_s=0)).sequence < 20:
                 await anyio.sleep(0.01)
         return [idle, running, waiting, flooding, early, jupyter, (one, two)]
+
+
+async def until_rewindable(caller: Caller, session_id: str, *, states: int) -> None:
+    with anyio.fail_after(60):
+        while True:
+            listed = (await caller.fields("list_sessions"))["sessions"]
+            if [one["checkpoints"] for one in listed if one["session_id"] == session_id] == [states]:
+                return
+            await anyio.sleep(0.01)
 
 
 async def until_told(caller: Caller, execution: ExecutionResult, text: str) -> None:

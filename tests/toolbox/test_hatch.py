@@ -104,12 +104,6 @@ def is_taken(sock: socket.socket) -> bool:
     return left[0] == 0
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 async def lines(sock: socket.socket, count: int) -> list[dict[str, Any]]:
     reader, writer = await asyncio.open_unix_connection(sock=sock, limit=8 * MEBIBYTE)
     try:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
-from belljar.kernels.slate import Slate
 from belljar.outputs.events import CommMessage, Event, MimeBundle
 from belljar.sandboxes.base import Incident
 
@@ -133,31 +132,6 @@ class Copyable(Kernel, Protocol):
 
         The successor is a kernel that was woken from one of them, and lives on.
         """
-        ...
-
-
-@runtime_checkable
-class Keepable(Kernel, Protocol):
-    """A kernel that can outlive its server."""
-
-    def resume(self) -> AsyncIterator[Event]:
-        """Go on where an earlier server stopped listening: the events of its last cell, if that has not ended.
-
-        Called once by who took it over, under the session's turn. Without a cell there is only output that came
-        meanwhile, and without `Finished` at the end the cell that was noted has never reached the kernel.
-        """
-        ...
-
-    async def catch_up(self) -> None:
-        """The same when no cell of it is known of: what it said meanwhile is the next cell's."""
-        ...
-
-    def note_request(self, slate: Slate) -> None:
-        """Note on the slate what it is asked from here on; what is noted there was asked before."""
-        ...
-
-    def leave(self) -> None:
-        """Let go of the process and let it live. Called instead of `aclose`, when the server stops."""
         ...
 
 

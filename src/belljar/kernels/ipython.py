@@ -20,7 +20,7 @@ from belljar.kernels.keeping import StateLoss, StateReport
 from belljar.kernels.launching import await_ready, cause_of, held_command, runner_command, session_environment
 from belljar.kernels.protocol import check_question
 from belljar.kernels.resuming import heard_again
-from belljar.kernels.slate import Slate
+from belljar.kernels.slate import NoSlate, Slate
 from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
 from belljar.kernels.translating import event_of, plain_text
 from belljar.kernels.usage import Usage
@@ -86,7 +86,7 @@ class IPythonKernel:
         self._exchange = Exchange(wire)
         self._is_asking = False
         self._asleep: list[SleepingKernel] = []
-        self._slate: Slate | None = None
+        self._slate: Slate | NoSlate = NoSlate()
         self._incidents: list[Incident] = []
         """Those that came to light between two cells."""
 
@@ -124,8 +124,7 @@ class IPythonKernel:
         # Another server may take over, and must never find a cell that waits for the word of this one.
         if on_begin is not None:
             on_begin()
-        if self._slate is not None:
-            self._slate.send(request["id"], allow_input=request["allow_input"])
+        self._slate.send(request["id"], allow_input=request["allow_input"])
         await self._wire.send(request)
 
     async def hear(self, message: CommMessage) -> AsyncIterator[Event]:
@@ -214,9 +213,9 @@ class IPythonKernel:
     # Beyond the end of a server
 
     async def resume(self) -> AsyncIterator[Event]:
-        """See `Keepable`. An earlier server may have asked for anything; only a question stops the clock."""
+        """See `ResumableKernel`. An earlier server may have asked for anything; only a question stops the clock."""
         is_over = False
-        may_ask = self._slate is not None and self._slate.note.allow_input
+        may_ask = self._slate.note.allow_input
         try:
             async for item in heard_again(self._wire, self._exchange.last_id):
                 check_question(item, may_ask=may_ask)
@@ -229,13 +228,13 @@ class IPythonKernel:
             raise await self._death(gone) from None
 
     async def catch_up(self) -> None:
-        """See `Keepable`."""
+        """See `ResumableKernel`."""
         async for event in self.resume():
             if isinstance(event, Stream):
                 self._exchange.keep(event)
 
     def note_request(self, slate: Slate) -> None:
-        """See `Keepable`."""
+        """Note on the slate what it is asked from here on; what is noted there was asked by an earlier server."""
         self._slate = slate
         self._exchange.last_id = slate.note.request or self._exchange.last_id
 

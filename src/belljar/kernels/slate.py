@@ -34,6 +34,15 @@ class Note:
     """Whether it may ask a person."""
 
 
+class NoSlate:
+    """Stands in for a slate where the kernel ends with its server: nothing is noted."""
+
+    note = Note()
+
+    def send(self, request: int, *, allow_input: bool = False) -> None:
+        """Do nothing."""
+
+
 class Slate:
     """One session's; `descriptor` is that of an earlier server's."""
 

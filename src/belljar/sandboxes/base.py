@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from belljar.supervisor import Supervisor
-
 CONTRACT = 1
 """The version of this contract. A provider of another package names the one it was written for, and is refused under
 any other: the number changes when a provider that fulfilled the old contract would not fulfil the new one."""
@@ -302,29 +300,4 @@ class Branching(Protocol):
         The origin is a trunk or a branch, and a command in it holds it open. Called for each session that starts as a
         fork, and for each fork of a session. It raises SandboxUnavailable.
         """
-        ...
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """A provider whose sandboxes can outlive the server, with their processes as a supervisor's children."""
-
-    def keep_with(self, supervisor: Supervisor) -> None:
-        """Start everything from here on as the supervisor's. Called once, before anything is opened."""
-        ...
-
-    def keep(self, sandbox: Sandbox) -> str:
-        """Deposit a sandbox that a session's kernel runs in. Returns its key; empty when it cannot be kept."""
-        ...
-
-    def readopt(self, key: str) -> Sandbox:
-        """A sandbox that an earlier server deposited; SandboxUnavailable when nothing of it is left."""
-        ...
-
-    async def settle(self) -> None:
-        """Everything that is wanted has been readopted: end the rest. Called once."""
-        ...
-
-    def leave(self, sandbox: Sandbox) -> None:
-        """Let go of a sandbox that is deposited, and let it live. Called when the server stops."""
         ...

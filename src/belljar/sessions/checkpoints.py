@@ -74,7 +74,7 @@ class Watcher(Protocol):
 class Checkpoints:
     """Those of one session, oldest first."""
 
-    def __init__(self, snapshots: Snapshots, *, most: int, memory_mb: int) -> None:
+    def __init__(self, snapshots: Snapshots, watcher: Watcher, *, most: int, memory_mb: int) -> None:
         self.is_due = True
         """Whether a cell has run since the last one was taken."""
         self.refusal = ""
@@ -83,7 +83,7 @@ class Checkpoints:
         self._most = most
         self._memory_mb = memory_mb
         self._kept: list[Checkpoint] = []
-        self.watcher: Watcher | None = None
+        self.watcher = watcher
         self._lost: dict[str, str] = {}
         """Executions whose states were lost, and how."""
         self._allowed = float(BURST)
@@ -140,7 +140,7 @@ class Checkpoints:
             Checkpoint(beginning or kernel, copy, variables, label, "" if report.is_complete else report.reason)
         )
         measures.checkpoints.add()
-        self._tell(self._kept[-1])
+        self.watcher.kept(self._kept[-1])
         await self._stay_within_bounds(kernel)
 
     async def _stay_within_bounds(self, current: Copyable) -> None:
@@ -165,7 +165,7 @@ class Checkpoints:
         if self._kept and not self._kept[-1].execution_id and not self.is_due:
             self._kept[-1].execution_id = execution_id
             self._kept[-1].number = number
-            self._tell(self._kept[-1])
+            self.watcher.kept(self._kept[-1])
 
     def latest(self) -> Checkpoint | None:
         """The newest that can be woken."""
@@ -244,14 +244,13 @@ class Checkpoints:
         for later in self._kept[place + 1 :]:
             await self._drop(later, checkpoint.origin)
         checkpoint.execution_id, checkpoint.number = "", 0
-        self._tell(checkpoint)
+        self.watcher.kept(checkpoint)
         self.is_due = False
 
     async def _drop(self, checkpoint: Checkpoint, current: Copyable | Beginning | None = None) -> None:
         """Forget one, and close the sandbox of a kernel that is gone with the last state that slept in it."""
         self._kept.remove(checkpoint)
-        if self.watcher is not None:
-            self.watcher.dropped(checkpoint)
+        self.watcher.dropped(checkpoint)
         checkpoint.origin.forget(checkpoint.copy)
         others = [*([current] if current is not None else []), *(kept.origin for kept in self._kept)]
         origin = checkpoint.origin
@@ -263,10 +262,6 @@ class Checkpoints:
     def lose(self, execution_ids: Iterable[str], why: str) -> None:
         """The states from before these executions are gone, as far as there were any."""
         self._lost |= dict.fromkeys(execution_ids, why)
-
-    def _tell(self, checkpoint: Checkpoint) -> None:
-        if self.watcher is not None:
-            self.watcher.kept(checkpoint)
 
     async def inherit(self, states: list[Checkpoint], store: Path) -> None:
         """Go on with the states that an earlier server kept, and with the files of them in its store."""

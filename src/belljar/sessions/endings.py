@@ -13,7 +13,7 @@ from pathlib import Path
 from belljar import measures
 from belljar.errors import Busy
 from belljar.files.removal import remove_tree
-from belljar.kernels.custody import Custody
+from belljar.kernels.handover import Handover
 from belljar.kernels.starting import KernelStarter
 from belljar.logs import pseudonym
 from belljar.sessions import departures
@@ -42,7 +42,7 @@ class Endings:
         journal: Journal,
         roll: Roll,
         starter: KernelStarter,
-        custody: Custody | None,
+        handover: Handover,
     ) -> None:
         self._sessions = sessions
         self._settings = settings
@@ -50,7 +50,7 @@ class Endings:
         self._journal = journal
         self._roll = roll
         self._starter = starter
-        self._custody = custody
+        self._handover = handover
         self._leaving: dict[str, str] = {}
         """Sessions on their way to disk, and whose they are."""
         self._opened_at, self._opened_ticks = time.time(), time.monotonic()
@@ -96,7 +96,7 @@ class Endings:
 
     async def leave(self, session: Session, end: str) -> None:
         """The server stops: it lives on for the next one where that is possible, else it is retired."""
-        if self._custody is None or not self._custody.has(session.id) or session.is_blank():
+        if not self._handover.has(session.id) or session.is_blank():
             await self.retire(session, end)
             return
         self._sessions.pop(session.id, None)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from belljar import logs, measures
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
-from belljar.kernels.base import Keepable, Kernel
+from belljar.kernels.base import Kernel
+from belljar.kernels.handover import ResumableKernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import InputRequest
 from belljar.sessions.causes import KILLED, RESUMED
@@ -52,6 +53,7 @@ class Execution:
         self._transcript = Transcript(
             execution_id,
             settings=session.settings,
+            outlives_server=session.handover.is_on,
             journal=session.journal,
             displays=session.displays,
             screens=session.screens(),
@@ -61,7 +63,9 @@ class Execution:
         self._progress = (0, "")
         self._traces = Traces(session.workspace, session.quota, session.sharing, session.uri_of)
         self._stopper: Stopper | None = None
-        self._is_cancelled = self._is_resumed = self._is_abandoned = False
+        self._is_cancelled = self._is_abandoned = False
+        self._resumed: ResumableKernel | None = None
+        """The kernel that an earlier server gave it to."""
         self._asked = ON_REQUEST
         self._outcome = Outcome()
         self._not_undoable: str | None = None
@@ -170,9 +174,11 @@ class Execution:
 
     # Beyond the end of the server
 
-    def resume(self, events: Iterable[OutputEvent], left_s: float, calls: Sequence[CallRecord]) -> None:
+    def resume(
+        self, kernel: ResumableKernel, events: Iterable[OutputEvent], left_s: float, calls: Sequence[CallRecord]
+    ) -> None:
         """Its kernel was given it by an earlier server, to which it has said this, and called that. Before `run`."""
-        self._is_resumed, self._left_s = True, left_s
+        self._resumed, self._left_s = kernel, left_s
         self._calls = [*calls]
         self._transcript.go_on(events)
 
@@ -215,7 +221,7 @@ class Execution:
                     return
                 self._times.started_at = time.monotonic()
                 self.span.begin()
-                await (self._go_on() if self._is_resumed else self._run_in_turn())
+                await (self._go_on(self._resumed) if self._resumed is not None else self._run_in_turn())
         except BelljarError as error:
             if isinstance(error, Busy):
                 measures.refusals.add("admission")
@@ -268,10 +274,9 @@ class Execution:
         self.session.journal.start(self.id)
         self.session.life.begin(self.id, self.cell.timeout_s)
 
-    async def _go_on(self) -> None:
+    async def _go_on(self, kernel: ResumableKernel) -> None:
         """Follow a cell that was begun under an earlier server, to its end."""
-        kernel = self.session.life.kernel
-        if not isinstance(kernel, Keepable):
+        if self.session.life.kernel is not kernel:
             raise KernelDied("the kernel's process ended")
         self._transcript.notice(f"{RESUMED}; what it said last before that may be missing")
         await self._traces.begin()

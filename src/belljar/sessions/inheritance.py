@@ -6,14 +6,13 @@ What cannot be taken over is left to `recovery.py`, which puts on record that it
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError
 from belljar.files.removal import remove_tree
-from belljar.kernels.custody import Custody
-from belljar.kernels.slate import Note
+from belljar.kernels.handover import Handover, RestoredKernel
 from belljar.kernels.starting import KernelStarter
 from belljar.privacy.strongbox import Strongbox
 from belljar.sessions import returns
@@ -22,26 +21,25 @@ from belljar.sessions.recovery import broken_off
 from belljar.sessions.registry import Registry
 from belljar.sessions.roll import Entry
 from belljar.sessions.session import Session
-from belljar.toolbox.base import CallRecord
 
 log = logging.getLogger(__name__)
 
 
 class Inheritance:
-    """What an earlier server left with the supervisor."""
+    """What an earlier server left; nothing, where no session outlives its server."""
 
-    def __init__(self, custody: Custody, starter: KernelStarter, folder: Path) -> None:
-        self._custody = custody
+    def __init__(self, handover: Handover, starter: KernelStarter, folder: Path) -> None:
+        self._handover = handover
         self._starter = starter
         self._folder = folder
         self._failures: dict[str, str] = {}
 
     async def take(self, registry: Registry, living: Collection[str]) -> None:
         """Take over every session that nobody else has meanwhile; the rest is ended."""
-        for session_id in self._custody.found():
+        for session_id in self._handover.left():
             entry = registry.roll.find(session_id)
             if entry is None or not _is_free(entry, living):
-                self._custody.let_go(session_id)
+                self._handover.withdraw(session_id)
                 continue
             try:
                 await self._take(registry, entry)
@@ -50,11 +48,13 @@ class Inheritance:
                 ids = {"session_id": session_id}
                 log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
                 self._failures[session_id] = getattr(error, "message", "") or str(error)
-                self._custody.let_go(session_id)
-        await self._custody.settle()
+                self._handover.withdraw(session_id)
+        await self._handover.end_unclaimed()
 
     def why_lost(self, entry: Entry) -> str:
-        """Why a session did not outlive its server."""
+        """Why a session did not outlive its server; empty where none does."""
+        if not self._handover.is_on:
+            return ""
         if failure := self._failures.get(entry.id):
             return f"and it could not be taken over: {failure}"
         if entry.environment.startswith(KERNEL_PREFIX):
@@ -62,17 +62,15 @@ class Inheritance:
         return "and nobody had kept its process"
 
     async def _take(self, registry: Registry, entry: Entry) -> None:
-        identity = self._custody.identity_of(entry.id)
+        identity = self._handover.identity_of(entry.id)
         folders = SessionFolders(entry.id, self._folder / entry.id, identity)
         environment = await self._starter.environment(entry.environment)
-        kernel = await self._custody.readopt(entry.id, folders, environment)
-        note, calls = self._custody.note(entry.id), self._custody.calls(entry.id)
-        states = self._custody.copies.readopt(entry.id, kernel)
+        restored = await self._handover.restore(entry.id, folders, environment, self._starter.rehatch)
         store = await asyncio.to_thread(_set_aside, folders.snapshots)
-        box = self._custody.entrusted(entry.id)
-        session = registry.take_over(entry, folders, kernel, Strongbox(box) if box >= 0 else None)
-        await session.life.inherit(states, store)
-        _go_on(session, note, calls)
+        box = Strongbox(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None
+        session = registry.take_over(entry, folders, restored.kernel, box)
+        await session.life.inherit(restored.copies, store)
+        _go_on(session, restored)
 
 
 def _set_aside(store: Path) -> Path:
@@ -89,16 +87,16 @@ def _is_free(entry: Entry, living: Collection[str]) -> bool:
     return entry.state == "asleep" or (entry.state == "live" and entry.run not in living)
 
 
-def _go_on(session: Session, note: Note, calls: Sequence[CallRecord]) -> None:
+def _go_on(session: Session, restored: RestoredKernel) -> None:
     """Follow the execution that the kernel was given; those that waited behind it never ran."""
-    is_busy = False
+    note, is_busy = restored.note, False
     for record in session.journal.unfinished(session.id):
         if record.id == note.execution_id:
             is_busy = True
-            returns.follow(session, record, note, max(0.0, note.deadline - time.time()), calls)
+            returns.follow(session, record, restored, max(0.0, note.deadline - time.time()))
             continue
         budget_chars = session.settings.output_budget_chars
         unrun = broken_off(session.journal, record, (), budget_chars)
         session.journal.finish(unrun.model_copy(update={"state": "kept"}))
     if not is_busy:
-        returns.catch_up(session)
+        returns.catch_up(session, restored.kernel)

@@ -5,16 +5,15 @@ Everything here is done by whoever has the session's turn. Knows nothing of exec
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
-from belljar.kernels.base import Keepable, Kernel, is_copyable
-from belljar.kernels.custody import Custody
+from belljar.kernels.base import Kernel, is_copyable
 from belljar.kernels.folders import Folders
-from belljar.kernels.ipython import IPythonKernel
+from belljar.kernels.handover import Handover, RestoredCopy, ResumableKernel
 from belljar.outputs.events import Finished
 from belljar.sandboxes.base import Incident
 from belljar.sessions.beginnings import Beginning
@@ -23,7 +22,7 @@ from belljar.sessions.checkpoints import Checkpoint, Checkpoints
 from belljar.sessions.hibernation import Waking
 from belljar.sessions.losses import Burial, Loss
 from belljar.sessions.quota import DiskQuota
-from belljar.sessions.states import Kept, KeptStates, states_of
+from belljar.sessions.states import states_of
 from belljar.toolbox.base import CallRecord
 
 CATCH_UP_S = 30.0
@@ -43,8 +42,8 @@ class Life:
         is_busy: Callable[[], bool],
         on_growth: Callable[[], None],
         does_rewind: bool,
-        custody: Custody | None = None,
-        entrusted: int = -1,
+        handover: Handover,
+        extra_descriptor: int = -1,
     ) -> None:
         self.kernel: Kernel | None = None
         self.ended_by = ""
@@ -60,11 +59,9 @@ class Life:
         self._is_busy = is_busy
         self._on_growth = on_growth
         self._does_rewind = does_rewind
-        self._custody = custody
-        self._entrusted = entrusted
+        self._handover = handover
+        self._extra_descriptor = extra_descriptor
         """A descriptor of the session's that the next server is to have with its kernel; negative for none."""
-        if custody is not None:
-            checkpoints.watcher = KeptStates(folders.session_id, custody.copies)
         self._is_fresh = False
         self._loss: Loss | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -91,8 +88,8 @@ class Life:
         """Take a kernel that runs already; a fresh one has run nothing."""
         self.kernel = kernel
         self._is_fresh = is_fresh
-        if self._custody is not None:
-            self._custody.keep(self._folders.session_id, kernel, self._folders.identity, self._entrusted)
+        folders, extra = self._folders, self._extra_descriptor
+        self._handover.deposit(folders.session_id, kernel, folders.identity, extra_descriptor=extra)
         if self._watch is None:
             watch = self._quota.watch(is_busy=self._is_busy, on_growth=self._on_growth)
             self._watch = asyncio.get_running_loop().create_task(watch)
@@ -134,7 +131,7 @@ class Life:
     async def _leave_kernel(self) -> None:
         """Let a kernel go; copies of it that sleep can still be woken, so its sandbox stays with them."""
         kernel, self.kernel = self.kernel, None
-        self._let_go()
+        self._handover.withdraw(self._folders.session_id)
         if kernel is not None:
             await self._end(kernel)
 
@@ -150,31 +147,29 @@ class Life:
 
     def begin(self, execution_id: str, timeout_s: float) -> None:
         """An execution is about to be given to the kernel: the next server may have to know which."""
-        if self._custody is not None and (slate := self._custody.slate(self._folders.session_id)) is not None:
-            slate.begin(execution_id, timeout_s)
+        self._handover.note_execution(self._folders.session_id, execution_id, timeout_s)
 
     def note_call(self, number: int, record: CallRecord) -> None:
         """That execution calls a tool, or has called it."""
-        if self._custody is not None and (slate := self._custody.slate(self._folders.session_id)) is not None:
-            slate.note_call(number, record)
+        self._handover.note_call(self._folders.session_id, number, record)
 
-    async def catch_up(self) -> None:
-        """Go on with the kernel of an earlier server, none of whose cells is known to run."""
-        if not isinstance(self.kernel, Keepable):
+    async def catch_up(self, kernel: ResumableKernel) -> None:
+        """Go on with the kernel of an earlier server, none of whose cells is known to run; it may be gone by now."""
+        if kernel is not self.kernel:
             return
         try:
-            if not await self._has_answered(self.kernel):
+            if not await self._has_answered(kernel):
                 # What a person did to a widget may take as long; its variables are worth more than its end.
                 async with asyncio.timeout(CATCH_UP_S):
-                    await self.kernel.interrupt()
-                    await self.kernel.catch_up()
+                    await kernel.interrupt()
+                    await kernel.catch_up()
         except BelljarError:
             pass  # it has died, which the next cell is told
         except TimeoutError:
             self.ended_by = f"it gave the server that took it over no answer in {2 * CATCH_UP_S:g} s"
-            await self.kernel.kill()
+            await kernel.kill()
 
-    async def _has_answered(self, kernel: Keepable) -> bool:
+    async def _has_answered(self, kernel: ResumableKernel) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_S):
                 await kernel.catch_up()
@@ -185,13 +180,9 @@ class Life:
         """Let go of the kernel and let it live, with the earlier states of it."""
         await self._stop_watch()
         kernel, self.kernel = self.kernel, None
-        if self._custody is not None and isinstance(kernel, IPythonKernel):
+        if is_copyable(kernel):
             await self.checkpoints.leave(kernel)
-            await self._custody.leave(self._folders.session_id, kernel)
-
-    def _let_go(self) -> None:
-        if self._custody is not None:
-            self._custody.let_go(self._folders.session_id)
+        await self._handover.detach(self._folders.session_id)
 
     async def kill_idle(self, incident: Incident) -> None:
         """End a kernel between two cells, for what a cell left running."""
@@ -215,10 +206,10 @@ class Life:
     def _beginning(self) -> Beginning:
         return Beginning(partial(self._start_kernel, self._folders))
 
-    async def inherit(self, kept: Kept, store: Path) -> None:
+    async def inherit(self, copies: Sequence[RestoredCopy], store: Path) -> None:
         """Go on with the states that an earlier server kept; their files are in its store."""
-        if isinstance(self.kernel, IPythonKernel):
-            await self.checkpoints.inherit(states_of(kept, self.kernel, self._beginning), store)
+        if is_copyable(self.kernel):
+            await self.checkpoints.inherit(states_of(copies, self.kernel, self._beginning), store)
 
     async def rewind(self, checkpoint: Checkpoint) -> list[str]:
         """Go on from a checkpoint: variables and files as they were. Returns what did not come along.
@@ -237,7 +228,7 @@ class Life:
                 raise KernelStartFailed(fact, hint=hint) from error
             self._lose("A rewind failed")
             raise KernelStartFailed(fact) from error
-        self._let_go()
+        self._handover.withdraw(self._folders.session_id)
         self.adopt(woken, is_fresh=checkpoint.is_beginning)
         await self.checkpoints.drop_after(checkpoint)
         if present is not None:
@@ -267,7 +258,7 @@ class Life:
     async def aclose(self) -> None:
         """End the kernel, its copies and the watch; may be called twice."""
         await self._stop_watch()
-        self._let_go()
+        self._handover.withdraw(self._folders.session_id)
         if self.kernel is not None:
             kernel, self.kernel = self.kernel, None
             await kernel.aclose()

@@ -15,7 +15,7 @@ from pathlib import Path
 from belljar import measures, spans
 from belljar.errors import Busy, SessionNotFound
 from belljar.kernels.base import Kernel
-from belljar.kernels.custody import Custody
+from belljar.kernels.handover import Handover
 from belljar.kernels.starting import KernelStarter
 from belljar.models import SessionFork, SessionInfo
 from belljar.policy.guard import Guard
@@ -56,10 +56,10 @@ class Registry:
         journal: Journal,
         roll: Roll,
         starter: KernelStarter,
-        custody: Custody | None = None,
+        handover: Handover,
     ) -> None:
         settings = guardrails.settings
-        self._custody = custody
+        self._handover = handover
         self.settings = settings
         self._guardrails = guardrails
         self._veils = veils
@@ -83,7 +83,7 @@ class Registry:
             journal=journal,
             roll=roll,
             starter=starter,
-            custody=custody,
+            handover=handover,
         )
 
     # New ones
@@ -200,7 +200,7 @@ class Registry:
     ) -> Session:
         tools = self._starter.broker(folders.session_id)
         veil = veil or self._veils.veil(folders.tokens)
-        if self._custody is not None and self._veils.are_in_use:
+        if self._handover.is_on and self._veils.are_in_use:
             veil.keep_in(box or Strongbox())
         session = Session(
             folders,
@@ -214,9 +214,9 @@ class Registry:
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
             veil=veil,
+            handover=self._handover,
             shelf=self._shelves.of(principal) if self._shelves and (tools or self.settings.shares_always) else None,
             tools=tools,
-            custody=self._custody,
         )
         self._sessions[session.id] = session
         spans.note(session_id=session.id)
@@ -338,8 +338,7 @@ class Registry:
     async def aclose(self) -> None:
         """Leave every session to the next server, where there may be one; else put it to sleep, or end it."""
         await self.pool.aclose()
-        if self._custody is not None:
-            await self._custody.settled()
+        await self._handover.settled()
         await asyncio.gather(*(self.endings.leave(session, "ended with its server") for session in self.all()))
 
 
@@ -351,10 +350,10 @@ async def open_registry(
     journal: Journal,
     roll: Roll,
     starter: KernelStarter,
-    custody: Custody | None = None,
+    handover: Handover,
 ) -> AsyncGenerator[Registry]:
     """A registry with its sweep running in the background."""
-    registry = Registry(guardrails, veils, folder, journal, roll, starter, custody)
+    registry = Registry(guardrails, veils, folder, journal, roll, starter, handover)
     registry.pool.fill()
     sweeping = asyncio.get_running_loop().create_task(_sweep_for_ever(registry))
     try:

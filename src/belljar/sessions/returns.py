@@ -1,16 +1,13 @@
 """How a session that is older than its server comes back: from disk, or alive with the kernel of an earlier server."""
 
-from collections.abc import Sequence
-
 from belljar.kernels.base import Kernel
-from belljar.kernels.slate import Note
+from belljar.kernels.handover import RestoredKernel, ResumableKernel
 from belljar.sessions.cells import Cell
 from belljar.sessions.execution import Execution
 from belljar.sessions.hibernation import Waking
 from belljar.sessions.journal import Record
 from belljar.sessions.roll import Entry
 from belljar.sessions.session import Session
-from belljar.toolbox.base import CallRecord
 
 
 def wake(session: Session, entry: Entry) -> None:
@@ -28,21 +25,22 @@ def take_over(session: Session, entry: Entry, kernel: Kernel) -> None:
     session.life.adopt(kernel)
 
 
-def follow(session: Session, record: Record, note: Note, left_s: float, calls: Sequence[CallRecord]) -> None:
+def follow(session: Session, record: Record, restored: RestoredKernel, left_s: float) -> None:
     """Go on with an execution that its kernel was given by an earlier server; so much of its time is left."""
+    note = restored.note
     cell = Cell(record.code, note.timeout_s, allow_input=note.allow_input)
     execution = Execution(record.id, session, cell, session.count)
-    execution.resume(session.journal.events(record.id), left_s, calls)
+    execution.resume(restored.kernel, session.journal.events(record.id), left_s, restored.calls)
     session.queue.add(execution)
 
 
-def catch_up(session: Session) -> None:
+def catch_up(session: Session, kernel: ResumableKernel) -> None:
     """Nothing ran when the earlier server ended: hear what was said since, before anything else is done."""
-    session.queue.run_aside(_catch_up(session))
+    session.queue.run_aside(_catch_up(session, kernel))
 
 
-async def _catch_up(session: Session) -> None:
+async def _catch_up(session: Session, kernel: ResumableKernel) -> None:
     async with session.turn:
-        await session.life.catch_up()
+        await session.life.catch_up(kernel)
     if session.tools is not None:
         session.tools.go_on()

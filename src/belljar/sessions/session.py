@@ -13,7 +13,7 @@ from belljar.files.removal import remove_tree
 from belljar.files.shelf import Shelf
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
-from belljar.kernels.custody import Custody
+from belljar.kernels.handover import Handover
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.screening import Screen, Screens
 from belljar.policy.guard import Guard
@@ -34,6 +34,7 @@ from belljar.sessions.queueing import Queue
 from belljar.sessions.quota import DiskQuota
 from belljar.sessions.roll import Entry, Roll
 from belljar.sessions.sharing import Sharing
+from belljar.sessions.states import KeptStates
 from belljar.sessions.timeline import Timeline
 from belljar.settings import Settings
 from belljar.toolbox.broker import Broker
@@ -64,9 +65,9 @@ class Session:
         start_kernel: StartKernel,
         guard: Guard,
         veil: Veil,
+        handover: Handover,
         shelf: Shelf | None = None,
         tools: Broker | None = None,
-        custody: Custody | None = None,
     ) -> None:
         self.id = folders.session_id
         self.folders = folders
@@ -91,7 +92,8 @@ class Session:
         if tools is not None:
             tools.attach(owner=principal, guard=guard, veil=veil, keep=self.write_file)
         self.turn = asyncio.Lock()
-        self.life = self._open_life(start_kernel, custody)
+        self.handover = handover
+        self.life = self._open_life(start_kernel)
         self.queue = Queue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
         self.watchers: set[Watcher] = set()
@@ -113,20 +115,23 @@ class Session:
         """Its variables as they are on record."""
         self._noted_at = -NOTE_S
 
-    def _open_life(self, start_kernel: StartKernel, custody: Custody | None) -> Life:
-        folders, settings = self.folders, self.settings
-        limit_bytes, outlives = settings.checkpoint_disk_mb * MEBIBYTE, custody is not None
+    def _open_life(self, start_kernel: StartKernel) -> Life:
+        folders, settings, handover = self.folders, self.settings, self.handover
+        limit_bytes, outlives = settings.checkpoint_disk_mb * MEBIBYTE, handover.is_on
         snapshots = Snapshots(folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives)
+        kept = KeptStates(self.id, handover)
         return Life(
             folders,
             start_kernel=start_kernel,
             quota=self.quota,
-            checkpoints=Checkpoints(snapshots, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb),
+            checkpoints=Checkpoints(
+                snapshots, kept, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb
+            ),
             is_busy=lambda: self.is_busy,
             on_growth=self._on_growth,
             does_rewind=settings.on_death == "rewind",
-            custody=custody,
-            entrusted=self.veil.box_descriptor,
+            handover=handover,
+            extra_descriptor=self.veil.box_descriptor,
         )
 
     # Cells

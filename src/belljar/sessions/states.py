@@ -1,24 +1,19 @@
 """Earlier states of a session that outlive its server: told to whoever keeps their processes, and made whole again."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from belljar.kernels.copy_custody import CopyCustody
-from belljar.kernels.ipython import IPythonKernel
-from belljar.kernels.sleepers import SleepingKernel
+from belljar.kernels.base import Copyable
+from belljar.kernels.handover import Handover, RestoredCopy
 from belljar.sessions.beginnings import Beginning
 from belljar.sessions.checkpoints import Checkpoint
-
-Kept = list[tuple[dict[str, Any], SleepingKernel | None]]
-"""What was said of each state, and its copy, where it is one."""
 
 
 class KeptStates:
     """Those of one session. See `belljar.sessions.checkpoints.Watcher`."""
 
-    def __init__(self, session_id: str, custody: CopyCustody) -> None:
+    def __init__(self, session_id: str, handover: Handover) -> None:
         self._session_id = session_id
-        self._custody = custody
+        self._handover = handover
 
     def kept(self, checkpoint: Checkpoint) -> None:
         """Have it outlive the server."""
@@ -30,17 +25,18 @@ class KeptStates:
             "number": checkpoint.number,
             "order": checkpoint.order,
         }
-        self._custody.keep(self._session_id, checkpoint.label, checkpoint.origin, checkpoint.copy, words)
+        self._handover.deposit_copy(self._session_id, checkpoint.label, checkpoint.origin, checkpoint.copy, words)
 
     def dropped(self, checkpoint: Checkpoint) -> None:
         """It is over."""
-        self._custody.drop(self._session_id, checkpoint.label)
+        self._handover.withdraw_copy(self._session_id, checkpoint.label)
 
 
-def states_of(kept: Kept, kernel: IPythonKernel, begin: Callable[[], Beginning]) -> list[Checkpoint]:
+def states_of(copies: Sequence[RestoredCopy], kernel: Copyable, begin: Callable[[], Beginning]) -> list[Checkpoint]:
     """The states that an earlier server kept of a session with this kernel."""
     states: list[Checkpoint] = []
-    for words, copy in kept:
+    for restored in copies:
+        words, copy = restored.words, restored.copy
         beginning = begin() if copy is None else None
         states.append(
             Checkpoint(

@@ -24,13 +24,17 @@ def output_uri(execution_id: str) -> str:
 
 
 class Transcript:
-    """One execution's. `on_change` is called whenever it has grown."""
+    """One execution's. `on_change` is called whenever it has grown.
+
+    `outlives_server`: the next server goes on with it, from what is in the journal.
+    """
 
     def __init__(
         self,
         execution_id: str,
         *,
         settings: Settings,
+        outlives_server: bool,
         journal: Journal,
         displays: Path,
         screens: Screens,
@@ -43,7 +47,7 @@ class Transcript:
             text_chars=settings.output_budget_chars,
         )
         self._execution_id = execution_id
-        self._is_committed_at_once = settings.keep_alive
+        self._is_committed_at_once = outlives_server
         self._journal = journal
         self._screens = screens
         self.on_change = on_change

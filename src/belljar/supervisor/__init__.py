@@ -5,6 +5,6 @@ and keys; what they mean is known to those who hand them over.
 """
 
 from belljar.supervisor.finding import has_supervisor
-from belljar.supervisor.line import Deposit, Supervisor, open_supervisor
+from belljar.supervisor.line import Deposit, NoSupervisor, Supervisor, open_supervisor
 
-__all__ = ["Deposit", "Supervisor", "has_supervisor", "open_supervisor"]
+__all__ = ["Deposit", "NoSupervisor", "Supervisor", "has_supervisor", "open_supervisor"]

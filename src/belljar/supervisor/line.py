@@ -287,6 +287,23 @@ def _discard(asked: "Future[Answer]") -> None:
     close_all(asked.result()[1])
 
 
+class NoSupervisor:
+    """Stands in for a supervisor where everything ends with the server: it keeps nothing."""
+
+    async def be_there(self) -> None:
+        """Return at once: there is nobody to wait for."""
+
+    def has(self, key: str) -> bool:
+        """Return False: nothing is kept."""
+        return False
+
+    def keep(self, key: str, deposit: Deposit) -> None:
+        """Do nothing; the descriptors stay the caller's."""
+
+    def drop(self, key: str) -> None:
+        """Do nothing."""
+
+
 @contextmanager
 def open_supervisor(data_directory: Path, patience_s: float) -> Generator[Supervisor | None]:
     """The line to the supervisor of a data directory; None when another server has it."""

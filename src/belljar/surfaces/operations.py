@@ -67,7 +67,7 @@ class Operations:
                     "sandbox": await asyncio.to_thread(self._sandbox),
                     "journal": await asyncio.to_thread(self._journal),
                     "zygote": "warming up" if self._runtime.preparation.zygote == "pending" else _OK,
-                    **await self._supervisor(),
+                    **{part: fault or _OK for part, fault in (await self._runtime.handover.faults()).items()},
                 }
                 self._looked_at = time.monotonic()
             return self._checks
@@ -80,10 +80,6 @@ class Operations:
     def _sandbox(self) -> str:
         failed = [check.name for check in self._runtime.provider.check() if not check.is_ok]
         return f"{', '.join(failed)} does not work" if failed else _OK
-
-    async def _supervisor(self) -> dict[str, str]:
-        supervisor = self._runtime.supervisor
-        return {"supervisor": await supervisor.fault() or _OK} if supervisor else {}
 
     def _journal(self) -> str:
         fault = self._runtime.sessions.journal.fault()

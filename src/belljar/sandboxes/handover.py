@@ -1,0 +1,56 @@
+"""How the sandboxes of one server are handed to the next: the contract, for the providers that can do it.
+
+A server keeps what it deposits with its supervisor. The key of a deposit is all that the next server needs to restore
+the sandbox. Only the runtime asks whether a provider can hand over; everyone else talks to a `Handover`
+(`kernels/handover.py`), which does nothing where that is off.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.supervisor import Supervisor
+
+
+class RestoredSandbox(NamedTuple):
+    """A sandbox that an earlier server deposited."""
+
+    sandbox: Sandbox
+    processes: Sequence[SandboxProcess]
+    """The commands that were started in it, oldest first."""
+
+
+class SandboxHandover(Protocol):
+    """Deposits sandboxes for the next server, and restores those of an earlier one."""
+
+    def deposit(self, sandbox: Sandbox) -> str:
+        """Deposit a sandbox that a session's kernel runs in, again whenever a kernel was started in it.
+
+        Return its key; empty when it cannot be handed over.
+        """
+        ...
+
+    def key_of(self, sandbox: Sandbox) -> str:
+        """Return the key that a sandbox is deposited under; empty when it is not."""
+        ...
+
+    def detach(self, sandbox: Sandbox) -> None:
+        """Release a deposited sandbox without ending it. Called when the server stops."""
+        ...
+
+    def restore(self, key: str) -> RestoredSandbox:
+        """Return a sandbox that an earlier server deposited; SandboxUnavailable when nothing of it is left."""
+        ...
+
+    async def end_unclaimed(self) -> None:
+        """End the sandboxes that nobody has restored. Called once, after the last `restore`."""
+        ...
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """A provider whose sandboxes can outlive the server, with their processes as the supervisor's children."""
+
+    def hand_over_with(self, supervisor: Supervisor) -> SandboxHandover:
+        """Start all processes as the supervisor's from here on. Called once, before anything is opened."""
+        ...

@@ -1,0 +1,186 @@
+"""Kernels that are handed from one server to the next, and what the same calls do where nothing is handed over."""
+
+import os
+import select
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cells import Place, run, usable
+
+from belljar.environments import Environment
+from belljar.errors import SandboxUnavailable
+from belljar.kernels.handover import Handover, NoHandover, RestoredKernel
+from belljar.kernels.ipython import IPythonKernel
+from belljar.kernels.kept_kernels import KernelHandover
+from belljar.kernels.starting import KernelStarter
+from belljar.sandboxes.base import Identity
+from belljar.sandboxes.handover import HandsOver
+from belljar.sessions.folders import SessionFolders
+from belljar.supervisor import open_supervisor
+from belljar.toolbox.base import CallRecord
+from serving_process import supervisors
+from shared_environment import shared_settings
+
+pytestmark = pytest.mark.anyio
+
+LONG_S = 60.0
+CALL = CallRecord("files", "read_text_file", "started")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    tmp_path.chmod(0o711)  # sandboxes pass through it
+    yield tmp_path
+    for pid in supervisors(tmp_path):
+        os.kill(pid, signal.SIGTERM)
+
+
+@dataclass
+class Server:
+    """As much of a server as hands kernels over."""
+
+    folder: Path
+    environment: Environment
+    starter: KernelStarter
+    handover: Handover
+
+    def folders(self, identity: Identity | None) -> SessionFolders:
+        return SessionFolders("s", self.folder / "s", identity)
+
+    async def start(self) -> IPythonKernel:
+        """Start the kernel of session `s`, and deposit it."""
+        folders = self.folders(self.starter.take_identity())
+        folders.make()
+        kernel = await self.starter.start(shared_settings().environment, folders)
+        assert isinstance(kernel, IPythonKernel)
+        self.handover.deposit("s", kernel, folders.identity)
+        return kernel
+
+    async def restore(self) -> RestoredKernel:
+        folders = self.folders(self.handover.identity_of("s"))
+        return await self.handover.restore("s", folders, self.environment, self.starter.rehatch)
+
+
+@asynccontextmanager
+async def a_server(folder: Path, environment: Environment) -> AsyncGenerator[Server]:
+    provider, settings = usable("namespace"), shared_settings().model_copy(update={"fork_start": False})
+    assert isinstance(provider, HandsOver)
+    with open_supervisor(folder, LONG_S) as supervisor:
+        assert supervisor is not None
+        handover = KernelHandover(supervisor, provider.hand_over_with(supervisor))
+        starter = KernelStarter(settings, provider, folder, outlives_server=True)
+        try:
+            yield Server(folder, environment, starter, handover)
+        finally:
+            await starter.aclose()
+
+
+async def test_a_restored_kernel_has_its_variables_and_what_was_noted_of_its_execution(
+    folder: Path, default_environment: Environment
+) -> None:
+    async with a_server(folder, default_environment) as first:
+        kernel = await first.start()
+        await run(kernel, "x = 1")
+        first.handover.note_execution("s", "an execution", 30)
+        first.handover.note_call("s", 1, CALL)
+        await first.handover.settled()
+        assert (first.handover.has("s"), first.handover.has_any(), first.handover.left()) == (True, True, [])
+        await first.handover.detach("s")
+    async with a_server(folder, default_environment) as second:
+        assert second.handover.left() == ["s"]
+        restored = await second.restore()
+        await second.handover.end_unclaimed()
+        assert (restored.note.execution_id, restored.note.timeout_s) == ("an execution", 30)
+        assert (restored.calls, restored.copies, restored.extra_descriptor) == ([CALL], [], -1)
+        await restored.kernel.catch_up()
+        outcome = await run(restored.kernel, "x + 1")
+        assert outcome.result == {"text/plain": "2"}
+        second.handover.withdraw("s")
+        assert not second.handover.has("s")
+        await restored.kernel.aclose()
+
+
+async def test_a_sleeping_copy_and_a_descriptor_are_handed_over_with_their_kernel(
+    folder: Path, default_environment: Environment
+) -> None:
+    box = os.memfd_create("box")
+    os.write(box, b"kept")
+    async with a_server(folder, default_environment) as first:
+        kernel = await first.start()
+        await run(kernel, "x = 1")
+        identity = first.handover.identity_of("s")
+        first.handover.deposit("s", kernel, identity, extra_descriptor=box)
+        first.handover.deposit_copy("s", "asleep", kernel, await kernel.fall_asleep(), {"label": "asleep"})
+        first.handover.deposit_copy("s", "gone", kernel, await kernel.fall_asleep(), {"label": "gone"})
+        first.handover.withdraw_copy("s", "gone")
+        await run(kernel, "x = 2")
+        await first.handover.detach("s")
+    os.close(box)
+    async with a_server(folder, default_environment) as second:
+        restored = await second.restore()
+        with os.fdopen(restored.extra_descriptor, "rb") as handed_over:
+            assert os.pread(handed_over.fileno(), 10, 0) == b"kept"
+        assert [copy.words for copy in restored.copies] == [{"label": "asleep"}]
+        kernel, copy = restored.kernel, restored.copies[0].copy
+        assert isinstance(kernel, IPythonKernel)
+        assert copy is not None
+        woken = await kernel.wake(copy)
+        outcome = await run(woken, "x")
+        assert outcome.result == {"text/plain": "1"}
+        await kernel.discard(woken)
+        await woken.aclose()
+
+
+async def test_a_kernel_that_nobody_restores_is_ended(folder: Path, default_environment: Environment) -> None:
+    async with a_server(folder, default_environment) as first:
+        kernel = await first.start()
+        process = os.dup(kernel.pidfd)
+        await first.handover.detach("s")
+        assert not has_ended(process, within_s=0)
+    async with a_server(folder, default_environment) as second:
+        second.handover.withdraw("s")
+        await second.handover.end_unclaimed()
+        assert has_ended(process, within_s=LONG_S)
+        with pytest.raises(SandboxUnavailable, match="is not kept"):
+            await second.restore()
+    os.close(process)
+
+
+async def test_a_kernel_outside_a_sandbox_of_namespaces_is_not_deposited(
+    folder: Path, default_environment: Environment, process_place: Place
+) -> None:
+    async with a_server(folder, default_environment) as server, process_place.open("ipython") as kernel:
+        server.handover.deposit("s", kernel, None)
+        await server.handover.settled()
+        assert not server.handover.has("s")
+        server.handover.note_execution("s", "an execution", 30)
+        await server.handover.detach("s")
+        assert kernel.is_alive()
+
+
+async def test_where_nothing_is_handed_over_every_call_leaves_the_kernel_alone(process_place: Place) -> None:
+    handover: Handover = NoHandover()
+    async with process_place.open("ipython") as kernel:
+        handover.deposit("s", kernel, None)
+        handover.note_execution("s", "an execution", 30)
+        handover.note_call("s", 1, CALL)
+        await handover.settled()
+        assert (handover.is_on, handover.has("s"), handover.has_any(), handover.left()) == (False, False, False, [])
+        assert await handover.faults() == {}
+        await handover.detach("s")
+        handover.withdraw("s")
+        await handover.end_unclaimed()
+        outcome = await run(kernel, "1 + 1")
+        assert outcome.result == {"text/plain": "2"}
+    with pytest.raises(SandboxUnavailable):
+        handover.identity_of("s")
+
+
+def has_ended(pidfd: int, *, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
