@@ -52,7 +52,7 @@ async def latest(runtime: Runtime, session_id: str, number: int) -> Execution:
     """The session's execution with this number, once it has been submitted."""
     session = runtime.sessions.get(session_id, "local")
     with anyio.fail_after(30):
-        while session.count < number or (execution := session.latest()) is None:
+        while session.count < number or (execution := session.queue.latest()) is None:
             await anyio.lowlevel.checkpoint()
     return execution
 

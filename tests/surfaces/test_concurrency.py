@@ -31,7 +31,7 @@ async def test_calls_to_one_session_run_in_the_order_they_came(runtime: Runtime,
             for number in range(5):
                 tasks.start_soon(call, number)
                 with anyio.fail_after(30):
-                    while len(runtime.sessions.get(session_id, "local").running()) < number + 2:
+                    while len(runtime.sessions.get(session_id, "local").queue.running()) < number + 2:
                         await anyio.lowlevel.checkpoint()
             assert results == {}
             await caller.release(session_id)
@@ -170,7 +170,7 @@ async def test_a_client_that_gives_up_waiting_need_not_stop_the_execution(
             running = await first_running(runtime, session_id)
             await until_said(runtime, running, "held")
             tasks.cancel_scope.cancel()
-        (running,) = [execution.id for execution in runtime.sessions.get(session_id, "local").running()]
+        (running,) = [execution.id for execution in runtime.sessions.get(session_id, "local").queue.running()]
         assert (await caller.get(running)).status == "running"
         await caller.release(session_id)
         assert (await caller.ended(running)).status == "ok"
@@ -180,9 +180,9 @@ async def test_a_client_that_gives_up_waiting_need_not_stop_the_execution(
 async def first_running(runtime: Runtime, session_id: str) -> str:
     session = runtime.sessions.get(session_id, "local")
     with anyio.fail_after(30):
-        while not session.running():
+        while not session.queue.running():
             await anyio.lowlevel.checkpoint()
-    return session.running()[0].id
+    return session.queue.running()[0].id
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -42,6 +42,8 @@ _START = "UPDATE executions SET started_at = ? WHERE id = ?"
 _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
 _FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
 _RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at FROM executions"
+KILLED = "its server ended without notice"
+"""What is said of an execution that has no result, because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
 
 

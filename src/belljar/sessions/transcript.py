@@ -45,8 +45,8 @@ class Transcript:
         self._execution_id = execution_id
         self._is_committed_at_once = settings.keep_alive
         self._journal = journal
-        self._screens = screens
-        self.on_change = on_change
+        self.screens = screens
+        self._on_change = on_change
 
     @property
     def sequence(self) -> int:
@@ -74,10 +74,6 @@ class Transcript:
             self._recorder.go_on(event)
             self.summary.add(event)
 
-    async def screened(self, event: Event) -> list[Event]:
-        """What the session's screens leave of an event, to be recorded."""
-        return await self._screens.passed(event)
-
     def record(self, event: Event) -> None:
         """Keep what the cell said, within its bounds."""
         if (output := self._recorder.record(event)) is not None:
@@ -89,7 +85,7 @@ class Transcript:
 
     def flush(self) -> None:
         """Record what a screen held back of a stream that is over."""
-        for event in self._screens.flush():
+        for event in self.screens.flush():
             self.record(event)
 
     def _keep(self, output: OutputEvent) -> None:
@@ -99,4 +95,4 @@ class Transcript:
             # are followed by the end, which is committed.
             self._journal.commit()
         self.summary.add(output)
-        self.on_change()
+        self._on_change()
