@@ -97,7 +97,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
             open_trimming(journal, sessions, settings.journal_mb),
         ):
             # A Jupyter kernel that the settings name and this host does not have, likewise.
-            starter.check(settings.environment)
+            starter.environments.check(settings.environment)
             custody = Custody(supervisor, provider, starter) if supervisor and isinstance(provider, Keeping) else None
             inheritance = Inheritance(custody, starter, sessions) if custody else None
             clean_up = partial(recover, journal, roll, sessions, run.living, budget_chars=settings.output_budget_chars)
@@ -169,7 +169,7 @@ async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) 
     while preparation.environment != "ready":
         try:
             if not name.startswith(KERNEL_PREFIX):
-                await starter.environment(name)
+                await starter.environments.get(name)
             preparation.environment = "ready"
         except BelljarError as error:
             preparation.environment = "broken"

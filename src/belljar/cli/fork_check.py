@@ -67,7 +67,7 @@ async def _try(settings: "Settings", provider: Provider, folder: Path) -> list[C
     starter = KernelStarter(settings, provider, folder)
     logging.disable(logging.WARNING)  # what it would warn of is in the findings
     try:
-        nursery = await starter.nursery(await starter.environment(settings.environment))
+        nursery = await starter.nurseries.of(await starter.environments.get(settings.environment))
         began = time.monotonic()
         if nursery is None or not await nursery.warm():
             why = nursery.complaint if nursery is not None else "no zygote"
@@ -107,7 +107,7 @@ async def _fork_one(settings: "Settings", starter: "KernelStarter", folder: Path
             await kernel.aclose()
     finally:
         if folders.identity is not None:
-            starter.release_identity(folders.identity)
+            starter.provider.release_identity(folders.identity)
 
 
 async def _lacking(kernel: "Kernel", names: list[str]) -> list[str]:

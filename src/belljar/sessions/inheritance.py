@@ -64,7 +64,7 @@ class Inheritance:
     async def _take(self, registry: Registry, entry: Entry) -> None:
         identity = self._custody.identity_of(entry.id)
         folders = SessionFolders(entry.id, self._folder / entry.id, identity)
-        environment = await self._starter.environment(entry.environment)
+        environment = await self._starter.environments.get(entry.environment)
         kernel = await self._custody.readopt(entry.id, folders, environment)
         note, calls = self._custody.note(entry.id), self._custody.calls(entry.id)
         states = self._custody.copies.readopt(entry.id, kernel)
