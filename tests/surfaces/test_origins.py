@@ -66,7 +66,7 @@ async def place(
 async def fall_asleep(runtime: Runtime, session_id: str) -> None:
     """Let its time be over."""
     session = runtime.sessions.get(session_id, "local")
-    session._lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
+    session.lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
     with anyio.fail_after(30):
         while session_id not in await runtime.sessions.sweep():
             await anyio.lowlevel.checkpoint()

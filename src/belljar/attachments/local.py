@@ -163,7 +163,7 @@ class LocalAttachment:
     async def execute(self, code: str, *, allow_input: bool) -> str:
         """See `Attached`."""
         session = self._session
-        session.touch()
+        session.lease.touch()
         execution = session.submit(
             make_cell(session.settings, code, allow_input=allow_input, author=self._author),
         )
@@ -227,7 +227,7 @@ class LocalAttachment:
             return None
         try:
             kernel = session.life.kernel
-            session.touch()
+            session.lease.touch()
             return await ask(kernel) if kernel is not None and kernel.is_alive() else None
         except KernelDied:
             return None
@@ -239,7 +239,7 @@ class LocalAttachment:
         if self._on_execution in self._session.watchers:
             self._session.watchers.discard(self._on_execution)
             self._session.comms.leave(self._on_comm)
-            self._session.touch()
+            self._session.lease.touch()
             for execution in self._session.queue.running():
                 if execution.id in self._own:
                     execution.answer(None)  # nobody is left to ask

@@ -431,7 +431,7 @@ class Execution:
         self._session.life.last_cause = self._outcome.cause or self._session.life.last_cause
         self._result = self.result()
         if not self._is_abandoned:
-            kept = self._transcript
+            kept = self._transcript.recorder
             self._session.note()
             self._session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
             measure(self._result, self.span)

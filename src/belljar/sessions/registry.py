@@ -159,7 +159,7 @@ class Registry:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
             if not idle or (giver == principal and self.roll.has_asleep(principal, MOST_ASLEEP)):
                 return
-            session = min(idle, key=lambda each: each.expires_at)
+            session = min(idle, key=lambda each: each.lease.expires_at)
             whose = "its owner's" if giver == principal else "another owner's"
             await self.endings.retire(session, f"made room for {whose} new session at {iso(time.time())}")
 
@@ -248,14 +248,14 @@ class Registry:
             session = self._woken(session_id, principal)
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
-        session.touch()
+        session.lease.touch()
         spans.note(session_id=session.id)
         return session
 
     def notice(self, execution: Execution) -> SessionNotice | None:
         """What the first caller of the execution's session is told; None ever after."""
         session = self._sessions.get(execution.session_id)
-        return session.notice() if session is not None else None
+        return session.lease.notice() if session is not None else None
 
     def look(self, session_id: str, principal: str) -> tuple[SessionFolders, str]:
         """The folders and the environment of the caller's session, which is neither woken nor marked as used."""

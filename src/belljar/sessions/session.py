@@ -14,7 +14,7 @@ from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
 from belljar.kernels.base import Kernel
 from belljar.kernels.custody import Custody
-from belljar.models import Rewinding, SessionInfo, SessionNotice
+from belljar.models import Rewinding, SessionInfo
 from belljar.outputs.events import Event
 from belljar.outputs.screening import Screen, Screens
 from belljar.policy.guard import Guard
@@ -100,7 +100,7 @@ class Session:
         self.comms = Comms(self)
         """Its widgets, and who looks at them."""
         self._timeline = Timeline(self.id, journal)
-        self._lease = Lease(
+        self.lease = Lease(
             self.id,
             idle_s=settings.session_idle_s,
             is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
@@ -155,7 +155,7 @@ class Session:
         return running
 
     def _on_done(self, execution: Execution) -> None:
-        self.touch()
+        self.lease.touch()
         self._tell(execution)
         is_kept_soon = self._keeping is not None and not self._keeping.done()
         if not self.is_busy and self.life.checkpoints.are_kept and not self._is_closed and not is_kept_soon:
@@ -253,7 +253,7 @@ class Session:
     @property
     def is_expired(self) -> bool:
         """Whether nothing has used it for too long; what runs is never expired."""
-        return not self.is_busy and self._lease.left_s <= 0
+        return not self.is_busy and self.lease.left_s <= 0
 
     @property
     def is_idle(self) -> bool:
@@ -268,20 +268,11 @@ class Session:
             yield
         finally:
             self._holds -= 1
-            self.touch()
-
-    @property
-    def expires_at(self) -> float:
-        """When it ends if nothing happens."""
-        return self._lease.expires_at
-
-    def touch(self) -> None:
-        """It was used."""
-        self._lease.touch()
+            self.lease.touch()
 
     def restore(self, entry: Entry, loss: str) -> None:
         """It is older than this server, and goes on as it is on record; its earlier states were lost like that."""
-        self._lease.restore(entry.created_at)
+        self.lease.restore(entry.created_at)
         self.count = entry.executions
         self._timeline.restore()
         self.life.checkpoints.lose(self._timeline.ids, loss)
@@ -321,10 +312,6 @@ class Session:
         """What it does; `fresh` has no kernel yet."""
         return "running" if self.is_busy else "idle" if self.life.kernel else "fresh"
 
-    def notice(self) -> SessionNotice | None:
-        """What the first caller is told; None ever after."""
-        return self._lease.notice()
-
     def info(self) -> SessionInfo:
         """A line for lists. Looks through the folder, so call it in a thread."""
         last = self.queue.latest()
@@ -334,10 +321,10 @@ class Session:
             kernel=self.life.kernel.name if self.life.kernel else "not started",
             sandbox=self.settings.sandbox,
             state=self.state,
-            created_at=iso(self._lease.created_at),
-            last_used_at=iso(self._lease.used_at),
-            expires_at=iso(self.expires_at),
-            age_s=round(time.time() - self._lease.created_at, 1),
+            created_at=iso(self.lease.created_at),
+            last_used_at=iso(self.lease.used_at),
+            expires_at=iso(self.lease.expires_at),
+            age_s=round(time.time() - self.lease.created_at, 1),
             memory_mb=round(self.life.kernel.memory_mb(), 1) if self.life.kernel else 0.0,
             executions=self.count,
             files=len(self.workspace.list().entries),

@@ -37,7 +37,7 @@ class Transcript:
         on_change: Callable[[], None],
     ) -> None:
         self.summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
-        self._recorder = Recorder(
+        self.recorder = Recorder(
             DisplayStore(displays, execution_id),
             cap_bytes=settings.output_cap_bytes,
             text_chars=settings.output_budget_chars,
@@ -51,17 +51,7 @@ class Transcript:
     @property
     def sequence(self) -> int:
         """The number of the latest event."""
-        return self._recorder.sequence
-
-    @property
-    def text_bytes(self) -> int:
-        """What it takes in the journal."""
-        return self._recorder.text_bytes
-
-    @property
-    def display_bytes(self) -> int:
-        """What its displays take beside the journal."""
-        return self._recorder.display_bytes
+        return self.recorder.sequence
 
     def latest_text(self) -> str:
         """The last words."""
@@ -71,17 +61,17 @@ class Transcript:
     def go_on(self, events: Iterable[OutputEvent]) -> None:
         """After what an earlier server has kept of it."""
         for event in events:
-            self._recorder.go_on(event)
+            self.recorder.go_on(event)
             self.summary.add(event)
 
     def record(self, event: Event) -> None:
         """Keep what the cell said, within its bounds."""
-        if (output := self._recorder.record(event)) is not None:
+        if (output := self.recorder.record(event)) is not None:
             self._keep(output)
 
     def notice(self, text: str, **data: JsonValue) -> None:
         """Say something of our own between the words of the cell."""
-        self._keep(self._recorder.notice(text, **data))
+        self._keep(self.recorder.notice(text, **data))
 
     def flush(self) -> None:
         """Record what a screen held back of a stream that is over."""

@@ -191,7 +191,7 @@ class InterpreterSurface:
         except BaseException:
             await self._sessions.clear(session.id, principal)
             raise
-        notice = session.notice()
+        notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
         return model_blocks(info, f"session_id: {info.session_id}\n{notice.instructions if notice else ''}")
 
