@@ -22,6 +22,7 @@ from belljar.sessions.cells import make_cell
 from belljar.sessions.execution import Execution
 from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
+from belljar.sessions.traces import file_uri
 from belljar.settings import Settings, given_flags, load_settings
 from belljar.toolbox.base import Reply
 
@@ -66,8 +67,7 @@ class Engine:
         family: list[LocalSession] = []
         handle = LocalSession(self._runtime, session.id, family)
         try:
-            async with session.turn:
-                await session.life.ready()
+            await session.start()
             yield handle
         finally:
             for member in [*family]:
@@ -143,13 +143,9 @@ class LocalSession:
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""
         session = await self._session()
-        running = session.running()
-        for execution in reversed(running):
-            execution.interrupt()
+        # Takes effect when this call first waits: by then the executions are interrupted.
         self._askers.take_back()
-        patience_s = session.settings.interrupt_grace_s + 5
-        await asyncio.gather(*(execution.wait(patience_s) for execution in running))
-        return [execution.id for execution in running]
+        return [execution.id for execution in await session.interrupt()]
 
     # Files
 
@@ -227,4 +223,4 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
 
 
 def _reference(session: Session, name: str, size: int) -> FileReference:
-    return FileReference(uri=session.uri_of(name), name=name, mime_type=mime_type_of(name), size=size)
+    return FileReference(uri=file_uri(session.id, name), name=name, mime_type=mime_type_of(name), size=size)

@@ -96,7 +96,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
             open_trimming(journal, sessions, settings.journal_mb),
         ):
             # A Jupyter kernel that the settings name and this host does not have, likewise.
-            starter.check(settings.environment)
+            starter.environments.check(settings.environment)
             inheritance, left = Inheritance(handover, starter, sessions), handover.left()
             clean_up = partial(
                 recover,
@@ -168,7 +168,7 @@ async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) 
     while preparation.environment != "ready":
         try:
             if not name.startswith(KERNEL_PREFIX):
-                await starter.environment(name)
+                await starter.environments.get(name)
             preparation.environment = "ready"
         except BelljarError as error:
             preparation.environment = "broken"

@@ -219,7 +219,7 @@ async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, s
         own = await attached.execute("input('person? ')", allow_input=True)
         while not isinstance(await anext(news), Asks):
             pass
-    execution = session.execution(own)
+    execution = session.queue.find(own)
     assert execution is not None
     while not execution.is_finished:
         await execution.wait_for_change(DEADLINE_S)

@@ -221,7 +221,7 @@ class ForkingPlace(Place):
     def folders(self, session_id: str, *, fork_of: str = "") -> SessionFolders:
         """As a server has them: a fork is the same user as its origin."""
         if session_id not in self.identities:
-            self.identities[session_id] = self.identities[fork_of] if fork_of else self.starter.take_identity()
+            self.identities[session_id] = self.identities[fork_of] if fork_of else self.starter.provider.take_identity()
         return SessionFolders(session_id, self.folder / session_id, self.identities[session_id])
 
     async def start(self, kind: str, session_id: str = "s") -> IPythonKernel:

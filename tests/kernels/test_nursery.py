@@ -71,7 +71,7 @@ async def preloaded(
 
 
 async def nursery_of(place: ForkingPlace) -> Nursery:
-    found = await place.starter.nursery(await place.starter.environment(place.name))
+    found = await place.starter.nurseries.of(await place.starter.environments.get(place.name))
     assert found is not None
     return found
 

@@ -27,7 +27,7 @@ async def starter(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ker
 def folders(starter: KernelStarter, tmp_path_factory: pytest.TempPathFactory) -> SessionFolders:
     root = tmp_path_factory.mktemp("program")
     root.chmod(0o711)
-    made = SessionFolders(secrets.token_hex(16), root / "session", starter.take_identity())
+    made = SessionFolders(secrets.token_hex(16), root / "session", starter.provider.take_identity())
     made.make()
     return made
 

@@ -66,8 +66,8 @@ async def test_a_held_sandbox_is_nobodys_session(runtime: Runtime) -> None:
 
 
 async def test_a_sandbox_held_open_by_a_process_that_died_is_not_used(runtime: Runtime) -> None:
-    environment = await runtime.starter.environment(runtime.settings.environment)
-    nursery = await runtime.starter.nursery(environment)
+    environment = await runtime.starter.environments.get(runtime.settings.environment)
+    nursery = await runtime.starter.nurseries.of(environment)
     zygote = nursery and await nursery.zygote()
     assert zygote is not None
     for pid in zygotes():

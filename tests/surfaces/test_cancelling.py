@@ -52,8 +52,8 @@ async def calling(caller: Caller, tool: str, **arguments: Any) -> AsyncGenerator
 async def latest(runtime: Runtime, session_id: str, number: int) -> Execution:
     """The session's execution with this number, once it has been submitted."""
     session = runtime.sessions.get(session_id, "local")
-    await until(lambda: session.count >= number and session.latest())
-    execution = session.latest()
+    await until(lambda: session.count >= number and session.queue.latest())
+    execution = session.queue.latest()
     assert execution is not None
     return execution
 

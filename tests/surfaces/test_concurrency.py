@@ -31,7 +31,9 @@ async def test_calls_to_one_session_run_in_the_order_they_came(runtime: Runtime,
         async with anyio.create_task_group() as tasks:
             for number in range(5):
                 tasks.start_soon(call, number)
-                await until(lambda most=number + 2: len(runtime.sessions.get(session_id, "local").running()) >= most)
+                await until(
+                    lambda most=number + 2: len(runtime.sessions.get(session_id, "local").queue.running()) >= most
+                )
             assert results == {}
             await caller.release(session_id)
         assert (await caller.ended(first.execution_id)).status == "ok"
@@ -168,7 +170,7 @@ async def test_a_client_that_gives_up_waiting_need_not_stop_the_execution(
             running = await first_running(runtime, session_id)
             await until_said(runtime, running, "held")
             tasks.cancel_scope.cancel()
-        (running,) = [execution.id for execution in runtime.sessions.get(session_id, "local").running()]
+        (running,) = [execution.id for execution in runtime.sessions.get(session_id, "local").queue.running()]
         assert (await caller.get(running)).status == "running"
         await caller.release(session_id)
         assert (await caller.ended(running)).status == "ok"
@@ -177,8 +179,8 @@ async def test_a_client_that_gives_up_waiting_need_not_stop_the_execution(
 
 async def first_running(runtime: Runtime, session_id: str) -> str:
     session = runtime.sessions.get(session_id, "local")
-    await until(session.running)
-    return session.running()[0].id
+    await until(session.queue.running)
+    return session.queue.running()[0].id
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -132,7 +132,7 @@ async def test_the_resolver_is_quoted(caller: Caller) -> None:
 
 
 async def test_a_kernel_that_is_not_installed_is_refused_before_a_session_is_made(runtime: Runtime) -> None:
-    await runtime.starter.environment(runtime.settings.environment)
+    await runtime.starter.environments.get(runtime.settings.environment)
     with pytest.raises(EnvironmentBroken, match="no Jupyter kernel is named 'tulip'") as caught:
         runtime.sessions.create("local", environment="kernel:tulip")
     assert caught.value.hint.startswith(("Installed: ", "None is installed"))

@@ -7,9 +7,9 @@ import pytest
 
 from belljar.errors import SettingsError
 from belljar.files.removal import remove_tree
+from belljar.kernels.folder_owner import hand_over_folder
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.identities import find_identities
-from belljar.surfaces.executor.handover import hand_over_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 

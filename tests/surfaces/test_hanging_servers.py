@@ -138,7 +138,7 @@ async def test_sessions_of_every_origin_have_the_servers_that_are_there(
             result = await caller.execute(code, session_id)
             assert result.result == "{'a': 1}", result
         # The pooled one sleeps, and is woken by the next cell.
-        second.sessions.get(pooled, "local")._lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
+        second.sessions.get(pooled, "local").lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
 
         async def is_swept() -> bool:
             return pooled in await second.sessions.sweep()

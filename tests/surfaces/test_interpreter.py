@@ -246,7 +246,7 @@ async def test_a_session_that_gets_busy_while_others_are_swept_stays(default_env
     ):
         idle = runtime.sessions.get(await caller.new_session(), "local")
         used = runtime.sessions.get(await caller.new_session(), "local")
-        while max(idle.expires_at, used.expires_at) > time.time():
+        while max(idle.lease.expires_at, used.lease.expires_at) > time.time():
             await anyio.lowlevel.checkpoint()
         sweeping = asyncio.get_running_loop().create_task(runtime.sessions.sweep())
         # One turn of the loop later the sweep waits for the end of the first session.

@@ -73,7 +73,7 @@ async def place(
 async def fall_asleep(runtime: Runtime, session_id: str) -> None:
     """Let its time be over."""
     session = runtime.sessions.get(session_id, "local")
-    session._lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
+    session.lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
 
     async def is_swept() -> bool:
         return session_id in await runtime.sessions.sweep()

@@ -44,11 +44,11 @@ class LocalAttachment:
         self._told: set[str] = set()
         self._queue: asyncio.Queue[Execution | Word | Heard | None] = asyncio.Queue()
         self._views = Views()
-        last = session.latest()
+        last = session.queue.latest()
         self._count = last.result().execution_count if last else 0
         session.watchers.add(self._on_execution)
         session.comms.watch(self._on_comm)
-        for execution in session.running():
+        for execution in session.queue.running():
             if execution.has_started:
                 self._on_execution(execution)
 
@@ -163,7 +163,7 @@ class LocalAttachment:
     async def execute(self, code: str, *, allow_input: bool) -> str:
         """See `Attached`."""
         session = self._session
-        session.touch()
+        session.lease.touch()
         execution = session.submit(
             make_cell(session.settings, code, allow_input=allow_input, author=self._author),
         )
@@ -172,7 +172,7 @@ class LocalAttachment:
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """See `Attached`."""
-        execution = self._session.execution(execution_id)
+        execution = self._session.queue.find(execution_id)
         if execution is None or execution_id not in self._own or (asked := execution.question) is None:
             return
         values = values_of(asked.schema, text)
@@ -181,7 +181,7 @@ class LocalAttachment:
     async def interrupt(self) -> None:
         """See `Attached`."""
         self._session.comms.interrupt()
-        for execution in reversed(self._session.running()):
+        for execution in reversed(self._session.queue.running()):
             execution.interrupt()
 
     # Widgets
@@ -227,7 +227,7 @@ class LocalAttachment:
             return None
         try:
             kernel = session.life.kernel
-            session.touch()
+            session.lease.touch()
             return await ask(kernel) if kernel is not None and kernel.is_alive() else None
         except KernelDied:
             return None
@@ -239,8 +239,8 @@ class LocalAttachment:
         if self._on_execution in self._session.watchers:
             self._session.watchers.discard(self._on_execution)
             self._session.comms.leave(self._on_comm)
-            self._session.touch()
-            for execution in self._session.running():
+            self._session.lease.touch()
+            for execution in self._session.queue.running():
                 if execution.id in self._own:
                     execution.answer(None)  # nobody is left to ask
             self._queue.put_nowait(None)

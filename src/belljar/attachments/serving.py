@@ -78,8 +78,7 @@ class _Conversation:
         self._owner = f"jupyter:{_peer_name(self._stream)}"
         await self._registry.make_room(self._owner)
         session = self._registry.create(self._owner, environment=wanted.environment, reason="a Jupyter kernel")
-        async with session.turn:
-            await session.life.ready()
+        await session.start()
         return hold(self._registry, session)
 
     async def _converse(self, attached: LocalAttachment) -> None:

@@ -63,7 +63,7 @@ async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> li
     starter = KernelStarter(settings, provider, folder)
     logging.disable(logging.WARNING)  # the checks report what it would warn of
     try:
-        nursery = await starter.nursery(await starter.environment(settings.environment))
+        nursery = await starter.nurseries.of(await starter.environments.get(settings.environment))
         started_s = time.monotonic()
         if nursery is None or not await nursery.warm():
             why = nursery.complaint if nursery is not None else "no zygote"
@@ -101,7 +101,7 @@ async def _fork_one(settings: Settings, starter: KernelStarter, folder: Path) ->
             await kernel.aclose()
     finally:
         if folders.identity is not None:
-            starter.release_identity(folders.identity)
+            starter.provider.release_identity(folders.identity)
 
 
 async def _missing_modules(kernel: Kernel, names: list[str]) -> list[str]:

@@ -30,8 +30,7 @@ async def open_own(settings: Settings) -> AsyncGenerator[Attached]:
     async with open_runtime(settings.model_copy(update=chosen)) as runtime:
         session = runtime.sessions.create(PRINCIPAL, reason="a Jupyter kernel")
         try:
-            async with session.turn:
-                await session.life.ready()
+            await session.start()
             attached = hold(runtime.sessions, session)
             try:
                 yield attached

@@ -77,7 +77,7 @@ class Furnishing:
         sandbox: Sandbox,
         folders: Folders,
         python: Path,
-        packages: Environment | None,
+        environment: Environment | None,
         doors: Mapping[str, Door] | None = None,
         *,
         has_tools: bool = True,
@@ -85,11 +85,9 @@ class Furnishing:
         """A sandbox with its hatches open: at new doors, or at those that an earlier server opened."""
         return await open_hatches(
             sandbox,
-            session_id=folders.session_id,
-            scratch=folders.scratch,
+            folders,
             python=python,
-            environment=packages,
-            layer=folders.layer,
+            environment=environment,
             egress=await self._egress(),
             open_uv=self._workshop.uv_for(folders.session_id),
             room=room_for(folders, self._settings),

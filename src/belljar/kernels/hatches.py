@@ -5,7 +5,7 @@ All are sockets in the session's scratch folder, and live as long as the sandbox
 
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from belljar.environments.room import Room
 from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.kernels.desk import install_for, open_desk
-from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
+from belljar.kernels.folders import Folders
+from belljar.sandboxes.base import Sandbox, SandboxProcess
 from belljar.toolbox.opening import Toolbox
 
 INSIDE = Path(__file__).parent / "runner"
@@ -42,12 +43,10 @@ class Egress:
 
 async def open_hatches(
     sandbox: Sandbox,
+    folders: Folders,
     *,
-    session_id: str,
-    scratch: Path,
     python: Path,
     environment: Environment | None,
-    layer: Path,
     egress: Egress,
     open_uv: OpenUv,
     room: Room,
@@ -63,13 +62,14 @@ async def open_hatches(
         stack.push_async_callback(sandbox.aclose)
         hatches = await stack.enter_async_context(AsyncExitStack())
         hatched = HatchedSandbox(sandbox, hatches)
+        session_id, scratch = folders.session_id, folders.scratch
         # A new name for every kernel: the last one's code may have left anything under an old one.
         token = secrets.token_hex(4)
         kinds = ("packages", "egress", *(("toolbox",) if toolbox else ()))
         hatched.doors = {f"{kind}-{token}": Door() for kind in kinds} if doors is None else {**doors}
         names = {name.partition("-")[0]: name for name in hatched.doors}
         if environment is not None and (name := names.pop("packages", "")):
-            fulfil = partial(install_for, environment, layer, open_uv, room)
+            fulfil = partial(install_for, environment, folders.layer, open_uv, room)
             door = hatched.doors[name]
             await hatches.enter_async_context(open_desk(scratch, name, session_id=session_id, fulfil=fulfil, door=door))
             hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
@@ -118,6 +118,9 @@ class HatchedSandbox:
         self.doors: dict[str, Door] = {}
         """What its code can knock at, by the name in its scratch folder."""
         self.inner = sandbox
+        self.incidents = sandbox.incidents
+        self.memory_peak_mb = sandbox.memory_peak_mb
+        self.kill = sandbox.kill
 
     async def spawn(
         self,
@@ -142,18 +145,6 @@ class HatchedSandbox:
         told = {**_with_commands(environment, self.variables), **self.variables}
         paths = [*map(str, self.importable), *filter(None, [told.get("PYTHONPATH", "")])]
         return {**told, "PYTHONPATH": os.pathsep.join(paths)} if self.importable else told
-
-    def incidents(self) -> list[Incident]:
-        """See the contract."""
-        return self.inner.incidents()
-
-    def memory_peak_mb(self) -> float:
-        """See the contract."""
-        return self.inner.memory_peak_mb()
-
-    async def kill(self, spare: Collection[int] = ()) -> None:
-        """See the contract."""
-        await self.inner.kill(spare)
 
     def close_door(self, name: str) -> None:
         """Nobody answers at this one."""

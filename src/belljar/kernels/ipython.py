@@ -115,7 +115,7 @@ class IPythonKernel:
 
     async def _send_cell(self, request: dict[str, Any], on_begin: Callable[[], None] | None) -> None:
         if on_begin is not None and not self._wire.in_packets:
-            # What must be done before the code runs is done while IPython reads it.
+            # `on_begin` commits to the journal while IPython parses the code, which waits for `go`: see the contract.
             await self._wire.send({**request, "awaits_go": True})
             on_begin()
             with contextlib.suppress(KernelDied):  # its last words are still to be heard

@@ -24,12 +24,12 @@ from belljar.kernels.hatches import HatchedSandbox
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launching import RUNNER, session_environment
 from belljar.kernels.nurseries import Nurseries
-from belljar.kernels.nursery import Nursery, Zygote
+from belljar.kernels.nursery import Zygote
 from belljar.kernels.preparing import Environments
 from belljar.kernels.rooms import Room
 from belljar.kernels.skills import open_skills
 from belljar.kernels.workshop import Workshop
-from belljar.sandboxes.base import Branch, Branching, Identity, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import Branch, Branching, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.opening import Toolbox
@@ -53,29 +53,17 @@ class KernelStarter:
         outlives_server: bool = False,
     ) -> None:
         self._settings = settings
-        self._provider = provider
+        self.provider = provider
         self._toolbox = toolbox
         self._in_packets = outlives_server
         self.workshop = Workshop(settings, provider)
-        self._environments = Environments(settings)
+        self.environments = Environments(settings)
         self._furnishing = Furnishing(settings, provider, self.workshop, toolbox, open_skills(settings))
-        self._nurseries = Nurseries(
+        self.nurseries = Nurseries(
             settings, provider, self._furnishing, folder=folder, run=run, in_packets=outlives_server
         )
         self._rooms: dict[str, Room] = {}
         """Held open for sessions whose kernel has not been started yet."""
-
-    def check(self, name: str) -> None:
-        """Refuse a name that no kernel can be started for, before a session is made for it."""
-        self._environments.check(name)
-
-    def take_identity(self) -> Identity | None:
-        """A user of the host for a new session, where the provider has them."""
-        return self._provider.take_identity()
-
-    def release_identity(self, identity: Identity) -> None:
-        """The session is over."""
-        self._provider.release_identity(identity)
 
     def broker(self, session_id: str) -> Broker | None:
         """Where a session calls tools, if there are any."""
@@ -85,14 +73,6 @@ class KernelStarter:
         """A session is over."""
         if self._toolbox is not None:
             self._toolbox.forget(session_id)
-
-    async def environment(self, name: str) -> Environment:
-        """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
-        return await self._environments.get(name)
-
-    async def package_environment(self, name: str) -> Environment:
-        """The environment that packages for a session are chosen for: of a Jupyter kernel, its own interpreter's."""
-        return await self._environments.for_packages(name)
 
     async def rehatch(
         self, sandbox: Sandbox, folders: Folders, environment: Environment, doors: Mapping[str, Door]
@@ -114,7 +94,7 @@ class KernelStarter:
     async def _start(self, name: str, folders: Folders) -> tuple[Kernel, StartKind]:
         if name.startswith(KERNEL_PREFIX):
             return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
-        environment = await self.environment(name)
+        environment = await self.environments.get(name)
         room = await self._held_room(folders.session_id) or await self._open_room(environment, folders)
         if (kernel := await self._forked(room, environment, folders)) is not None:
             return kernel, "forked"
@@ -131,7 +111,7 @@ class KernelStarter:
 
     async def prepare(self, name: str, folders: Folders) -> None:
         """Hold a sandbox open for a session whose kernel is to be forked later, where `is_warm`."""
-        room = await self._open_room(await self.environment(name), folders)
+        room = await self._open_room(await self.environments.get(name), folders)
         await room.hold()
         self._rooms[folders.session_id] = room
 
@@ -149,9 +129,9 @@ class KernelStarter:
 
     async def _open_room(self, environment: Environment, folders: Folders) -> Room:
         spec = self._spec(folders, environment)
-        zygote = await self._nurseries.zygote(environment)
+        zygote = await self.nurseries.zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
-        sandbox = await self._hatched(branch or await self._provider.open(spec), folders, environment)
+        sandbox = await self._hatched(branch or await self.provider.open(spec), folders, environment)
         return Room(sandbox, zygote, branch)
 
     async def open_sandbox(
@@ -159,7 +139,7 @@ class KernelStarter:
     ) -> HatchedSandbox:
         """A fresh sandbox that shows the environment, and in which nothing runs yet; whoever asks closes it."""
         trees = (*environment.readable, RUNNER, folders.layer, *readable)
-        sandbox = await self._provider.open(self._furnishing.spec(folders, trees, has_tools=False))
+        sandbox = await self.provider.open(self._furnishing.spec(folders, trees, has_tools=False))
         return await self._furnishing.hatched(sandbox, folders, environment.python, environment, has_tools=False)
 
     def _spec(self, folders: Folders, environment: Environment) -> SandboxSpec:
@@ -170,22 +150,18 @@ class KernelStarter:
 
     # Warm starts
 
-    async def nursery(self, environment: Environment) -> Nursery | None:
-        """The environment's; None where sessions are not forked."""
-        return await self._nurseries.of(environment)
-
     async def is_warm(self, name: str) -> bool:
         """Wait until sessions of that environment are forked; False when they will not be."""
         if name.startswith(KERNEL_PREFIX):
             return False
-        nursery = await self.nursery(await self.environment(name))
+        nursery = await self.nurseries.of(await self.environments.get(name))
         return nursery is not None and await nursery.warm()
 
     async def fork(
         self, kernel: Kernel, origin: Folders, folders: Folders, *, copy: Asleep | None = None, reseed: bool = False
     ) -> tuple[Kernel, list[str]]:
         """A kernel with another one's memory, or a sleeping copy's, in a sandbox of its own; and what it lacks."""
-        provider = self._provider
+        provider = self.provider
         if not isinstance(kernel, IPythonKernel):
             raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
         if not isinstance(provider, Branching):
@@ -219,7 +195,7 @@ class KernelStarter:
             raise
 
     async def _open_branch(self, spec: SandboxSpec, zygote: Zygote) -> Branch | None:
-        provider = self._provider
+        provider = self.provider
         try:
             return await provider.open_branch(spec, zygote.trunk) if isinstance(provider, Branching) else None
         except SandboxUnavailable as error:
@@ -255,12 +231,12 @@ class KernelStarter:
 
         # The configured environment, unless that is itself a kernel's name: preparing another may take a minute.
         name = self._settings.environment
-        environment = await self.environment("default" if name.startswith(KERNEL_PREFIX) else name)
+        environment = await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, RUNNER, folders.layer)
         packages = await asyncio.to_thread(jupyter.kernel_environment, spec)
-        sandbox = await self._provider.open(self._furnishing.spec(folders, readable))
+        sandbox = await self.provider.open(self._furnishing.spec(folders, readable))
         sandbox = await self._furnishing.hatched(sandbox, folders, environment.python, packages)
         return await jupyter.start_jupyter(
             sandbox,
@@ -273,7 +249,7 @@ class KernelStarter:
 
     async def aclose(self) -> None:
         """Stop preparing, and end the processes that sessions are forked from."""
-        await self._environments.aclose()
+        await self.environments.aclose()
         for session_id in [*self._rooms]:
             await self.vacate(session_id)
-        await self._nurseries.aclose()
+        await self.nurseries.aclose()

@@ -50,6 +50,8 @@ class Guard:
 
     def __init__(self, book: Rulebook, session_id: str = "", principal: str = "", folder: Path | None = None) -> None:
         self._book = book
+        self.inspects_code = book.inspector.has_rules
+        """Whether there is anything to look for in code."""
         self._session_id = session_id
         self._principal = principal
         self._memory = Memory(folder if book.log is not None else None)
@@ -160,7 +162,7 @@ class Guard:
 
     async def examine(self, code: str, environment: str) -> Inspection:
         """Look through a cell before it runs; `vetted` tells what became of it."""
-        if not self._book.inspector.has_rules:
+        if not self.inspects_code:
             return Inspection()
         if environment.startswith(KERNEL_MARK) and self._book.policy.other_kernels == "deny":
             what = f"the rules read the Python of belljar's own kernel, and this is {environment}"

@@ -56,11 +56,8 @@ class Inspector:
         self._checks = [_prepared(number, rule) for number, rule in enumerate(rules, 1)]
         self._kinds = {template.kind for checks in self._checks for template in checks.templates}
         self._is_strict = is_strict
-
-    @property
-    def has_rules(self) -> bool:
+        self.has_rules = bool(self._checks)
         """Whether there is anything to look for."""
-        return bool(self._checks)
 
     def inspect(self, code: str, names: Names) -> Inspection:
         """Look through a cell. `names` learns what the cell binds, so pass a copy of what the session knows."""

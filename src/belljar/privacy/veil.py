@@ -51,14 +51,11 @@ class Veil:
         self.detector = Detector(self.rules)
         self._secrets = secrets or Secrets()
         self._is_in_use = rules is not None
+        self.covers_outputs = bool(self.detector) and self._hides("outputs")
+        """Whether there is anything to look for in what a session says."""
         self._box: Strongbox | None = None
         self._named: dict[str, str] = {}
         self._looked_at = -math.inf
-
-    @property
-    def covers_outputs(self) -> bool:
-        """Whether there is anything to look for in what a session says."""
-        return bool(self.detector) and self._hides("outputs")
 
     def fork(self, numbers: Numbers | None = None) -> "Veil":
         """For a session that goes on from this one's state: the same tokens so far, and its own from here on."""

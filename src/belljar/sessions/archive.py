@@ -14,8 +14,7 @@ from urllib.parse import quote
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.outputs.displays import read_display
 from belljar.outputs.notebook import NotebookCell
-from belljar.sessions.journal import Journal
-from belljar.sessions.recovery import KILLED
+from belljar.sessions.journal import KILLED, Journal
 from belljar.sessions.roll import Entry, Roll
 from belljar.sessions.schema import VERSION, version_of
 from belljar.sessions.transactions import LAST_BUSY_S

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from belljar.sandboxes.base import Incident
 
-KILLED = "its server ended without notice"
 RESUMED = "its server ended while it ran; it went on under the next one"
 _SURVIVED = {
     "out_of_memory": "a process of it was killed; the kernel lives, variables are kept",

@@ -79,7 +79,7 @@ class Comms:
     async def hear(self, request_id: str, message: CommMessage, author: str = "") -> None:
         """Hand a front end's word to the session, in its turn. What comes of it is told under the request's id."""
         session = self._session
-        session.touch()
+        session.lease.touch()
         try:
             async with session.turn, session.admission.slot(session.principal):
                 kernel = session.life.kernel

@@ -43,7 +43,7 @@ async def leave(session: Session, roll: Roll, end: str) -> None:
             report = await _save(session)
         await asyncio.to_thread(session.veil.save, session.folders.vault)
         _enter(session, roll, end, report)
-    for execution in session.running():
+    for execution in session.queue.running():
         if execution.has_started:
             execution.abandon()
         else:

@@ -116,7 +116,7 @@ class Endings:
         identity = session.folders.identity
         # A fork is its origin's user: the number is free when the last of them has gone.
         if identity is not None and all(other.folders.identity != identity for other in self._sessions.values()):
-            self._starter.release_identity(identity)
+            self._starter.provider.release_identity(identity)
 
 
 def about(session: Session) -> dict[str, str]:

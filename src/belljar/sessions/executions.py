@@ -36,7 +36,7 @@ class Executions:
     def find(self, execution_id: str, principal: str) -> Execution | None:
         """A live or recent execution of the caller's; None when only the journal may have it."""
         for session in self._sessions.values():
-            if session.principal == principal and (execution := session.execution(execution_id)) is not None:
+            if session.principal == principal and (execution := session.queue.find(execution_id)) is not None:
                 return execution
         return None
 
@@ -58,7 +58,8 @@ class Executions:
     def has_checkpoint(self, execution_id: str, principal: str) -> bool:
         """Whether the variables there were before the caller's execution can be had back by a rewind."""
         execution = self.find(execution_id, principal)
-        return execution is not None and execution.session.life.checkpoints.holds(execution_id)
+        session = self._sessions.get(execution.session_id) if execution is not None else None
+        return session is not None and session.life.checkpoints.holds(execution_id)
 
     # Results
 

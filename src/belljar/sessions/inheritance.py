@@ -64,7 +64,7 @@ class Inheritance:
     async def _take(self, registry: Registry, entry: Entry) -> None:
         identity = self._handover.identity_of(entry.id)
         folders = SessionFolders(entry.id, self._folder / entry.id, identity)
-        environment = await self._starter.environment(entry.environment)
+        environment = await self._starter.environments.get(entry.environment)
         restored = await self._handover.restore(entry.id, folders, environment, self._starter.rehatch)
         store = await asyncio.to_thread(_set_aside, folders.snapshots)
         box = Strongbox(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None

@@ -42,6 +42,8 @@ _START = "UPDATE executions SET started_at = ? WHERE id = ?"
 _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
 _FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
 _RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at FROM executions"
+KILLED = "its server ended without notice"
+"""What is said of an execution that has no result, because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
 
 
@@ -60,52 +62,26 @@ class Record:
     """Its code may have run; before that it waited for its turn."""
 
 
-class Journal:
-    """Open for the life of the runtime."""
+class Journal(Transactions):
+    """Open for the life of the runtime. How its rows are written, and wait when they cannot be, is the base class's."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
         self.path = path
-        self._connection = connection
-        self._changes = Transactions(connection)
         self._cut: set[str] = set()
         """Executions whose output is dropped while too much waits to be written."""
         self._grown_bytes = 0
         self.has_grown = asyncio.Event()
         """Set when so much was written that its size should be looked at."""
 
-    def write(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows within the open transaction; returns how many, 0 where that waits for a disk that refuses."""
-        return self._changes.write(statement, values)
-
-    def write_now(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows for good, or refuse as busy."""
-        return self._changes.write_now(statement, values)
-
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """What a query finds."""
-        self._changes.write_deferred()
+        self.write_deferred()
         return self._connection.execute(query, values)
-
-    def commit(self) -> None:
-        """Make what was written visible to other readers, and safe from the end of this process."""
-        self._changes.commit()
-
-    def settle(self) -> None:
-        """Commit, and leave nothing in the event loop: one of several users goes."""
-        self._changes.settle()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._changes.close()
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether what should be kept waits in memory for a disk that refuses."""
-        return self._changes.is_failing
 
     def check_room(self) -> None:
         """Refuse another execution while too much waits to be written."""
-        if self._changes.is_full:
+        if self.is_full:
             raise Busy(
                 "the journal cannot be written, and no more executions can wait in memory to be kept",
                 hint="Try again in 30 seconds; the server's operator finds the reason in its log",
@@ -115,10 +91,10 @@ class Journal:
         """An execution was submitted, under a key of its submitter's if it has one."""
         values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None, None)
         if not key:
-            self._changes.defer(record.id, _BEGIN, values)
+            self.defer(record.id, _BEGIN, values)
             return
-        self._changes.write_deferred()  # the order of the rows is that of executions
-        if not self.write(_BEGIN, values) and not self._changes.is_failing:
+        self.write_deferred()  # the order of the rows is that of executions
+        if not self.write(_BEGIN, values) and not self.is_failing:
             raise Busy(
                 "another server is at work on an execution with this idempotency_key", hint="Make the same call again"
             )
@@ -126,15 +102,15 @@ class Journal:
 
     def start(self, execution_id: str) -> None:
         """Its code is about to run."""
-        submitted = self._changes.take_back(execution_id)
+        submitted = self.take_back(execution_id)
         if submitted is None:
-            self._changes.write_and_commit(_START, (time.time(), execution_id))
+            self.write_and_commit(_START, (time.time(), execution_id))
         else:
-            self._changes.write_and_commit(_BEGIN, (*submitted[:-1], time.time()))
+            self.write_and_commit(_BEGIN, (*submitted[:-1], time.time()))
 
     def find_key(self, principal: str, key: str) -> str | None:
         """The execution that this principal submitted under a key."""
-        for execution_id, _, owner, _, _, known, _ in self._changes.values_of(_BEGIN):
+        for execution_id, _, owner, _, _, known, _ in self.values_of(_BEGIN):
             if (owner, known) == (principal, key):
                 return execution_id
         query = "SELECT id FROM executions WHERE principal = ? AND key = ?"
@@ -143,12 +119,12 @@ class Journal:
 
     def append(self, execution_id: str, event: OutputEvent) -> None:
         """An execution said something."""
-        if self._changes.is_full:
+        if self.is_full:
             if execution_id in self._cut:
                 return
             self._cut.add(execution_id)
             event = OutputEvent(sequence=event.sequence, kind="notice", text=UNKEPT)
-        elif self._cut and not self._changes.is_failing:
+        elif self._cut and not self.is_failing:
             self._cut.clear()
         self.write(_APPEND, (execution_id, event.sequence, event.kind, event.text, json.dumps(event.data)))
         self._grow(len(event.text))
@@ -161,7 +137,7 @@ class Journal:
 
     def finish(self, result: ExecutionResult, *, output_bytes: int = 0, display_bytes: int = 0) -> None:
         """An execution is over; its output takes so many bytes here, and its displays so many beside."""
-        self._changes.write_deferred()
+        self.write_deferred()
         self.write(_FINISH, (result.model_dump_json(), output_bytes, display_bytes, result.execution_id))
         self.commit()
         self._grow(EXECUTION_BYTES)
@@ -177,9 +153,9 @@ class Journal:
         if not execution_id.isascii():  # SQLite would refuse a lone surrogate by raising
             return None
         row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
-        for values in self._changes.values_of(_BEGIN):
+        for values in self.values_of(_BEGIN):
             row = (*values[:4], None, None, values[6]) if values[0] == execution_id else row
-        for result, _, _, finished in self._changes.values_of(_FINISH):
+        for result, _, _, finished in self.values_of(_FINISH):
             row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None
 
@@ -205,14 +181,14 @@ class Journal:
             (execution_id, min(since, sys.maxsize)),  # SQLite has no larger numbers
         ):
             yield OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
-        if self._changes.is_failing:
+        if self.is_failing:
             yield from self.unwritten(execution_id, since)
 
     def unwritten(self, execution_id: str, since: int = 0) -> list[OutputEvent]:
         """What of it waits in memory for a disk that refuses."""
         return [
             OutputEvent.model_validate({"sequence": sequence, "kind": kind, "text": text, "data": json.loads(data)})
-            for of, sequence, kind, text, data in self._changes.values_of(_APPEND)
+            for of, sequence, kind, text, data in self.values_of(_APPEND)
             if of == execution_id and sequence > since
         ]
 
@@ -236,7 +212,7 @@ class Journal:
 
     def forget_session(self, session_id: str) -> None:
         """A session was cleared by its owner."""
-        self._changes.write_deferred()
+        self.write_deferred()
         self.write(
             "DELETE FROM events WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )

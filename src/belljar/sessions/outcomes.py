@@ -7,6 +7,7 @@ from belljar.models import State, Status
 from belljar.outputs.events import Finished
 from belljar.sandboxes.base import Incident
 from belljar.sessions.causes import killed, survived
+from belljar.sessions.quota import DiskQuota
 from belljar.sessions.stopping import Stopper
 
 
@@ -22,8 +23,8 @@ class Outcome:
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
 
-    def conclude(self, finished: Finished, stopper: Stopper, *, timeout_s: float, folder: str) -> None:
-        """The kernel says that the cell is over; `folder` is what there is to say of the session's."""
+    def conclude(self, finished: Finished, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> None:
+        """The kernel says that the cell is over."""
         self.status = stopped_status(stopper) or ("ok" if finished.is_ok else "error")
         self.count = finished.execution_count
         self.cpu_s = finished.cpu_s
@@ -33,7 +34,7 @@ class Outcome:
         elif stopper.reason == "interrupted":
             self.cause = f"interrupted {stopper.asked}; variables are kept"
         elif stopper.reason == "disk_full":
-            self.cause = survived(Incident("disk_full", f"folder {folder}, so the cell was interrupted"))
+            self.cause = survived(Incident("disk_full", f"folder {quota.detail}, so the cell was interrupted"))
 
 
 def stopped_status(stopper: Stopper) -> Status | None:
@@ -41,13 +42,13 @@ def stopped_status(stopper: Stopper) -> Status | None:
     return "interrupted" if stopper.reason == "disk_full" else stopper.reason
 
 
-def cause_of_death(death: KernelDied, stopper: Stopper, *, timeout_s: float, folder: str) -> str:
+def cause_of_death(death: KernelDied, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> str:
     """Why a kernel died with its cell, where no limit of the sandbox and nobody else ended it."""
     if not stopper.was_killed:
         return f"{KernelDied.code}: {death.message}"
     match stopper.reason:
         case "disk_full":
-            return killed(Incident("disk_full", f"folder {folder}, and the cell went on"))
+            return killed(Incident("disk_full", f"folder {quota.detail}, and the cell went on"))
         case "timeout":
             return f"timeout: killed after {timeout_s:g} s, because it ignored the interrupt"
         case _:

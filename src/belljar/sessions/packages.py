@@ -28,7 +28,7 @@ async def install_packages(
     starter: KernelStarter, session: Session, requirements: Sequence[str], *, on_stage: OnStage | None = None
 ) -> Installation:
     """Install into the session's layer, then import in its kernel what was asked for."""
-    environment = await starter.package_environment(session.environment)
+    environment = await starter.environments.for_packages(session.environment)
     changes: list[Change] = []
     layer = session.folders.layer
     open_uv = starter.workshop.uv_for(session.id)

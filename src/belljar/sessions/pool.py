@@ -142,7 +142,7 @@ class Pool:
         self._roll.forget(folders.session_id)
         self._starter.forget(folders.session_id)
         if folders.identity is not None:
-            self._starter.release_identity(folders.identity)
+            self._starter.provider.release_identity(folders.identity)
 
     async def aclose(self) -> None:
         """End those that nobody asked for."""
@@ -165,7 +165,7 @@ def new_session_id() -> str:
 def new_folders(folder: Path, starter: KernelStarter) -> SessionFolders:
     """The places of a session that is about to be, with a name nobody can guess."""
     session_id = new_session_id()
-    folders = SessionFolders(session_id, folder / session_id, starter.take_identity())
+    folders = SessionFolders(session_id, folder / session_id, starter.provider.take_identity())
     folders.make()
     return folders
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from belljar.files.removal import remove_tree
 from belljar.models import ExecutionResult
 from belljar.outputs.summary import Summary
-from belljar.sessions.causes import KILLED
-from belljar.sessions.journal import Journal, Record
+from belljar.sessions.journal import KILLED, Journal, Record
 from belljar.sessions.roll import Entry, Roll
 from belljar.sessions.transcript import output_uri
 

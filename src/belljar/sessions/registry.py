@@ -17,7 +17,7 @@ from belljar.errors import Busy, SessionNotFound
 from belljar.kernels.base import Kernel
 from belljar.kernels.handover import Handover
 from belljar.kernels.starting import KernelStarter
-from belljar.models import SessionFork, SessionInfo
+from belljar.models import SessionFork, SessionInfo, SessionNotice
 from belljar.policy.guard import Guard
 from belljar.policy.opening import Guardrails
 from belljar.privacy.numbers import Numbers
@@ -27,6 +27,7 @@ from belljar.privacy.veil import Veil
 from belljar.sessions import returns
 from belljar.sessions.admission import Admission
 from belljar.sessions.endings import DAY_S, Endings, about
+from belljar.sessions.execution import Execution
 from belljar.sessions.executions import Executions
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.forks import fork_kernel
@@ -92,7 +93,7 @@ class Registry:
         """A new session; its kernel starts with its first cell."""
         self._check_room(principal)
         name = environment or self.settings.environment
-        self._starter.check(name)
+        self._starter.environments.check(name)
         asked_at = time.perf_counter()
         unborn = self.pool.take(name)
         folders = unborn.folders if unborn else self._new_folders(name)
@@ -112,7 +113,7 @@ class Registry:
     ) -> tuple[Session, SessionFork]:
         """A new session that goes on from the state of another one, or from its state before an execution."""
         origin = await self.reach(session_id, principal)
-        origin.check_idle()
+        origin.queue.check_idle()
         await self.make_room(principal, spared=origin)
         self._check_room(principal)
         async with origin.turn:
@@ -158,7 +159,7 @@ class Registry:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
             if not idle or (giver == principal and self.roll.has_asleep(principal, MOST_ASLEEP)):
                 return
-            session = min(idle, key=lambda each: each.expires_at)
+            session = min(idle, key=lambda each: each.lease.expires_at)
             whose = "its owner's" if giver == principal else "another owner's"
             await self.endings.retire(session, f"made room for {whose} new session at {iso(time.time())}")
 
@@ -241,13 +242,20 @@ class Registry:
 
     def get(self, session_id: str, principal: str) -> Session:
         """The caller's session, woken if it sleeps, marked as used."""
-        self.endings.check_not_leaving(session_id, principal)
-        session = self._sessions.get(session_id) or self._woken(session_id, principal)
+        session = self._sessions.get(session_id)
+        if session is None:
+            self.endings.check_not_leaving(session_id, principal)
+            session = self._woken(session_id, principal)
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
-        session.touch()
+        session.lease.touch()
         spans.note(session_id=session.id)
         return session
+
+    def notice(self, execution: Execution) -> SessionNotice | None:
+        """What the first caller of the execution's session is told; None ever after."""
+        session = self._sessions.get(execution.session_id)
+        return session.lease.notice() if session is not None else None
 
     def look(self, session_id: str, principal: str) -> tuple[SessionFolders, str]:
         """The folders and the environment of the caller's session, which is neither woken nor marked as used."""
@@ -267,7 +275,7 @@ class Registry:
         self._check_room(principal)
         if not self.roll.claim(session_id):
             return None
-        folders = SessionFolders(session_id, self._folder / session_id, self._starter.take_identity())
+        folders = SessionFolders(session_id, self._folder / session_id, self._starter.provider.take_identity())
         folders.make()
         session = self._open(folders, principal, entry.environment, entry.reason)
         returns.wake(session, entry)

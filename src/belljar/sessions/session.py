@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Literal
-from urllib.parse import quote
 
 from belljar.errors import KernelDied
 from belljar.files.removal import remove_tree
 from belljar.files.shelf import Shelf
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
+from belljar.kernels.base import Kernel
 from belljar.kernels.handover import Handover
-from belljar.models import Rewinding, SessionInfo, SessionNotice
+from belljar.models import Rewinding, SessionInfo
+from belljar.outputs.events import Event
 from belljar.outputs.screening import Screen, Screens
 from belljar.policy.guard import Guard
 from belljar.privacy.screen import VeilScreen
@@ -25,7 +26,7 @@ from belljar.sessions.authors import Authors
 from belljar.sessions.cells import Cell
 from belljar.sessions.checkpoints import Checkpoints
 from belljar.sessions.comms import Comms
-from belljar.sessions.execution import Execution
+from belljar.sessions.execution import Execution, interrupt_all
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.journal import Journal, Record
 from belljar.sessions.lease import Lease, iso
@@ -101,7 +102,7 @@ class Session:
         self.comms = Comms(self)
         """Its widgets, and who looks at them."""
         self._timeline = Timeline(self.id, journal)
-        self._lease = Lease(
+        self.lease = Lease(
             self.id,
             idle_s=settings.session_idle_s,
             is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
@@ -147,20 +148,19 @@ class Session:
         self.queue.add(execution)
         return execution
 
-    def execution(self, execution_id: str) -> Execution | None:
-        """An execution that is running or ended lately; older ones are in the journal."""
-        return self.queue.find(execution_id)
+    async def start(self) -> Kernel:
+        """Start the kernel now, if there is none, instead of with the first cell."""
+        async with self.turn:
+            return await self.life.ready()
 
-    def latest(self) -> Execution | None:
-        """The execution that was submitted last, if any is remembered."""
-        return self.queue.latest()
-
-    def running(self) -> list[Execution]:
-        """Executions that run or wait for their turn, in order."""
-        return self.queue.running()
+    async def interrupt(self) -> list[Execution]:
+        """Stop all executions that run or wait, and wait until they have ended; return them."""
+        running = self.queue.running()
+        await interrupt_all(running)
+        return running
 
     def _on_done(self, execution: Execution) -> None:
-        self.touch()
+        self.lease.touch()
         self._tell(execution)
         is_kept_soon = self._keeping is not None and not self._keeping.done()
         if not self.is_busy and self.life.checkpoints.are_kept and not self._is_closed and not is_kept_soon:
@@ -183,11 +183,21 @@ class Session:
 
     # What an execution finds around it
 
-    def begin(self, execution: Execution) -> None:
-        """Its turn has come."""
-        self._timeline.add(execution.id)
-        self.life.checkpoints.begin(execution.id, execution.number)
-        self._tell(execution)
+    def begin(self, execution_id: str, number: int) -> str:
+        """See `ExecutionContext`."""
+        self._timeline.add(execution_id)
+        self.life.checkpoints.begin(execution_id, number)
+        if (execution := self.queue.find(execution_id)) is not None:
+            self._tell(execution)
+        return self.life.checkpoints.gap
+
+    def note_author(self, author: str) -> str:
+        """See `ExecutionContext`."""
+        return self.authors.begin(author)
+
+    def pass_to_views(self, execution_id: str, sequence: int, event: Event) -> bool:
+        """See `ExecutionContext`."""
+        return self.comms.tell(execution_id, sequence, event)
 
     def note(self) -> None:
         """Put on record that it is used and what it holds, if that is news, with whatever is committed next."""
@@ -201,24 +211,15 @@ class Session:
         veil: list[Screen] = [VeilScreen(self.veil)] if self.veil.covers_outputs else []
         return Screens([*veil, *self.guard.screens()])
 
-    def cancel_calls(self) -> None:
-        """The cell that runs is being stopped, and what it waits for with it."""
-        if self.tools is not None:
-            self.tools.cancel()
-
     async def write_file(self, name: str, data: bytes) -> None:
         """Put a file into the folder, if there is room."""
         self.workspace.check_name(name)
         await self.quota.check_room(len(data))
         await asyncio.to_thread(self.workspace.write, name, data)
 
-    def uri_of(self, name: str) -> str:
-        """The resource URI of a file in the session folder."""
-        return file_uri(self.id, name)
-
     def _on_growth(self) -> None:
         """The folder is over its limit and grows: stop the cell, or what a cell left running."""
-        running = next((execution for execution in self.running() if execution.has_started), None)
+        running = next((execution for execution in self.queue.running() if execution.has_started), None)
         if running is not None:
             running.stop_for_disk(at_once=self.quota.is_far_over)
             return
@@ -227,13 +228,9 @@ class Session:
 
     # Back in time
 
-    def check_idle(self) -> None:
-        """Refuse what cannot be done while a cell runs."""
-        self.queue.check_idle()
-
     async def rewind(self, to: str | int) -> Rewinding:
         """Back to before an execution: by its id, or the number of executions to take back."""
-        self.check_idle()
+        self.queue.check_idle()
         # Whoever stops waiting must not leave it half-way, with the files of one state and the variables of another.
         # What is meant is told now, when nothing runs: by its turn there may be cells after it.
         rewinding = self.queue.run_aside(self._rewind(self._timeline.target(to)))
@@ -261,7 +258,7 @@ class Session:
     @property
     def is_expired(self) -> bool:
         """Whether nothing has used it for too long; what runs is never expired."""
-        return not self.is_busy and self._lease.left_s <= 0
+        return not self.is_busy and self.lease.left_s <= 0
 
     @property
     def is_idle(self) -> bool:
@@ -276,20 +273,11 @@ class Session:
             yield
         finally:
             self._holds -= 1
-            self.touch()
-
-    @property
-    def expires_at(self) -> float:
-        """When it ends if nothing happens."""
-        return self._lease.expires_at
-
-    def touch(self) -> None:
-        """It was used."""
-        self._lease.touch()
+            self.lease.touch()
 
     def restore(self, entry: Entry, loss: str) -> None:
         """It is older than this server, and goes on as it is on record; its earlier states were lost like that."""
-        self._lease.restore(entry.created_at)
+        self.lease.restore(entry.created_at)
         self.count = entry.executions
         self._timeline.restore()
         self.life.checkpoints.lose(self._timeline.ids, loss)
@@ -329,23 +317,19 @@ class Session:
         """What it does; `fresh` has no kernel yet."""
         return "running" if self.is_busy else "idle" if self.life.kernel else "fresh"
 
-    def notice(self) -> SessionNotice | None:
-        """What the first caller is told; None ever after."""
-        return self._lease.notice()
-
     def info(self) -> SessionInfo:
         """A line for lists. Looks through the folder, so call it in a thread."""
-        last = self.latest()
+        last = self.queue.latest()
         return SessionInfo(
             session_id=self.id,
             environment=self.environment,
             kernel=self.life.kernel.name if self.life.kernel else "not started",
             sandbox=self.settings.sandbox,
             state=self.state,
-            created_at=iso(self._lease.created_at),
-            last_used_at=iso(self._lease.used_at),
-            expires_at=iso(self.expires_at),
-            age_s=round(time.time() - self._lease.created_at, 1),
+            created_at=iso(self.lease.created_at),
+            last_used_at=iso(self.lease.used_at),
+            expires_at=iso(self.lease.expires_at),
+            age_s=round(time.time() - self.lease.created_at, 1),
             memory_mb=round(self.life.kernel.memory_mb(), 1) if self.life.kernel else 0.0,
             executions=self.count,
             files=len(self.workspace.list().entries),
@@ -354,11 +338,6 @@ class Session:
             last_status=last.result().status if last else None,
             last_cause=self.life.last_cause,
         )
-
-
-def file_uri(session_id: str, name: str) -> str:
-    """The resource URI of a file in a session's folder."""
-    return f"kernel://{session_id}/{quote(name)}"
 
 
 def _drop_outcome(task: asyncio.Task[Any]) -> None:

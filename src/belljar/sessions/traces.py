@@ -4,7 +4,7 @@ Knows nothing of kernels.
 """
 
 import asyncio
-from collections.abc import Callable
+from urllib.parse import quote
 
 from belljar.files.changes import Snapshot, changes, snapshot
 from belljar.files.volume import Usage
@@ -17,16 +17,19 @@ SMALL_FOLDER = 100
 TOLD_CHARS = 100_000
 
 
-class Traces:
-    """One cell's; `uri_of` tells where a caller gets a file."""
+def file_uri(session_id: str, name: str) -> str:
+    """Return the resource URI of a file in a session's folder."""
+    return f"kernel://{session_id}/{quote(name)}"
 
-    def __init__(
-        self, workspace: Workspace, quota: DiskQuota, sharing: Sharing | None, uri_of: Callable[[str], str]
-    ) -> None:
+
+class Traces:
+    """One cell's."""
+
+    def __init__(self, session_id: str, workspace: Workspace, quota: DiskQuota, sharing: Sharing | None) -> None:
+        self._session_id = session_id
         self._workspace = workspace
         self._quota = quota
         self._sharing = sharing
-        self._uri_of = uri_of
         self._before = self._after = Snapshot({}, is_complete=True, taken_ns=0)
 
     async def bring_in(self) -> list[str]:
@@ -55,7 +58,7 @@ class Traces:
         left = TOLD_CHARS
         for change in found:
             file = FileReference(
-                uri=self._uri_of(change.name),
+                uri=file_uri(self._session_id, change.name),
                 name=change.name,
                 mime_type=change.mime_type,
                 size=change.size,

@@ -41,7 +41,7 @@ class Transcript:
         on_change: Callable[[], None],
     ) -> None:
         self.summary = Summary(budget_chars=settings.output_budget_chars, uri=output_uri(execution_id))
-        self._recorder = Recorder(
+        self.recorder = Recorder(
             DisplayStore(displays, execution_id),
             cap_bytes=settings.output_cap_bytes,
             text_chars=settings.output_budget_chars,
@@ -49,23 +49,13 @@ class Transcript:
         self._execution_id = execution_id
         self._is_committed_at_once = outlives_server
         self._journal = journal
-        self._screens = screens
-        self.on_change = on_change
+        self.screens = screens
+        self._on_change = on_change
 
     @property
     def sequence(self) -> int:
         """The number of the latest event."""
-        return self._recorder.sequence
-
-    @property
-    def text_bytes(self) -> int:
-        """What it takes in the journal."""
-        return self._recorder.text_bytes
-
-    @property
-    def display_bytes(self) -> int:
-        """What its displays take beside the journal."""
-        return self._recorder.display_bytes
+        return self.recorder.sequence
 
     def latest_text(self) -> str:
         """The last words."""
@@ -75,25 +65,21 @@ class Transcript:
     def go_on(self, events: Iterable[OutputEvent]) -> None:
         """After what an earlier server has kept of it."""
         for event in events:
-            self._recorder.go_on(event)
+            self.recorder.go_on(event)
             self.summary.add(event)
-
-    async def screened(self, event: Event) -> list[Event]:
-        """What the session's screens leave of an event, to be recorded."""
-        return await self._screens.passed(event)
 
     def record(self, event: Event) -> None:
         """Keep what the cell said, within its bounds."""
-        if (output := self._recorder.record(event)) is not None:
+        if (output := self.recorder.record(event)) is not None:
             self._keep(output)
 
     def notice(self, text: str, **data: JsonValue) -> None:
         """Say something of our own between the words of the cell."""
-        self._keep(self._recorder.notice(text, **data))
+        self._keep(self.recorder.notice(text, **data))
 
     def flush(self) -> None:
         """Record what a screen held back of a stream that is over."""
-        for event in self._screens.flush():
+        for event in self.screens.flush():
             self.record(event)
 
     def _keep(self, output: OutputEvent) -> None:
@@ -103,4 +89,4 @@ class Transcript:
             # are followed by the end, which is committed.
             self._journal.commit()
         self.summary.add(output)
-        self.on_change()
+        self._on_change()

@@ -13,7 +13,7 @@ from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
 from belljar.sessions.registry import Registry
-from belljar.sessions.session import file_uri
+from belljar.sessions.traces import file_uri
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks

@@ -12,7 +12,7 @@ from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.cells import make_cell
-from belljar.sessions.execution import Execution
+from belljar.sessions.execution import Execution, interrupt_all
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.calls import note_refusal
@@ -118,9 +118,10 @@ class InterpreterSurface:
             return await self._answer(execution, ctx, wait_s)
         try:
             cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
-            known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
-            if known is not None:
-                return await self._answer_again(known, ctx, wait_s)
+            if idempotency_key:
+                known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
+                if known is not None:
+                    return await self._answer_again(known, ctx, wait_s)
             session = await chosen_session(self._sessions, session_id)
             session_id = session.id
             if filename:
@@ -158,17 +159,15 @@ class InterpreterSurface:
                 "interrupt_execution takes either execution_id or session_id", hint="Pass one of them"
             )
         if session_id:
-            running = self._sessions.get(session_id, current_principal()).running()
+            running = self._sessions.get(session_id, current_principal()).queue.running()
         else:
             execution = self._sessions.executions.find(execution_id, current_principal())
             if execution is None:
                 self._sessions.executions.result(execution_id, current_principal())
             running = [execution] if execution is not None and not execution.is_finished else []
-        for execution in reversed(running):
+        for execution in running:
             execution.span.link()
-            execution.interrupt()
-        grace = self._settings.interrupt_grace_s
-        await asyncio.gather(*(execution.wait(grace + 5) for execution in running))
+        await interrupt_all(running)
         report = Interrupted(interrupted=[execution.id for execution in running], message=_interruption(running))
         return model_blocks(report, report.message)
 
@@ -188,12 +187,11 @@ class InterpreterSurface:
         await self._sessions.make_room(principal)
         session = self._sessions.create(principal, environment=environment, reason=reason)
         try:
-            async with session.turn:
-                await session.life.ready()
+            await session.start()
         except BaseException:
             await self._sessions.clear(session.id, principal)
             raise
-        notice = session.notice()
+        notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
         return model_blocks(info, f"session_id: {info.session_id}\n{notice.instructions if notice else ''}")
 
@@ -232,7 +230,7 @@ class InterpreterSurface:
             return question
         self._sessions.journal.commit()
         result = execution.result()
-        result.session_info = execution.session.notice()
+        result.session_info = self._sessions.notice(execution)
         return self._shown(result, ctx)
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
@@ -255,7 +253,7 @@ class InterpreterSurface:
         principal, executions = current_principal(), self._sessions.executions
         answer = execution_blocks(
             result,
-            executions.display_reader(result.session_id),
+            lambda uri: executions.display_reader(result.session_id)(uri),
             image_budget_bytes=self._settings.image_budget_bytes,
             structured=asked_structure(ctx, self._settings.structured),
             failures_are_errors=self._settings.failures_are_errors,

@@ -32,7 +32,7 @@ def gauges(runtime: Runtime) -> list[Gauge]:
     """The engine as it is. Quick, and called where sessions are: on the event loop's thread."""
     sessions = runtime.sessions.all()
     states = Tally(session.state for session in sessions)
-    unfinished = [execution for session in sessions for execution in session.running()]
+    unfinished = [execution for session in sessions for execution in session.queue.running()]
     running = sum(execution.has_started for execution in unfinished)
     memory = [session.life.kernel.memory_mb() * MEBIBYTE for session in sessions if session.life.kernel]
     kept = sum(session.life.checkpoints.count for session in sessions)

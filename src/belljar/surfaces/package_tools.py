@@ -99,7 +99,7 @@ class PackageTools:
         if is_chosen:
             folders, name = self._sessions.look(session_id, current_principal())
             layer = folders.layer
-        environment = await self._starter.package_environment(name)
+        environment = await self._starter.environments.for_packages(name)
         statuses = await asyncio.to_thread(check_installed, environment, layer, packages)
         report = PackageReport(
             session_id=session_id if is_chosen else None, packages=[as_fields(status) for status in statuses]

@@ -43,7 +43,7 @@ class StateTools:
         do not come along: the answer names them.
         """
         session, fork = await self._sessions.fork(session_id, current_principal(), at=at, reseed=reseed)
-        fork.session_info = session.notice()
+        fork.session_info = session.lease.notice()
         return model_blocks(fork, _fork_text(fork, at))
 
     @refusals_as_results

@@ -22,12 +22,12 @@ from belljar.errors import BelljarError, KernelDied, TooLarge
 from belljar.kernels.programs import ProgramEnd
 from belljar.outputs.budget import clip
 from belljar.runtime import Runtime
+from belljar.sessions.workbench import Workbench
 from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
 from belljar.surfaces.calls import note_refusal
 from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
-from belljar.surfaces.executor.workbench import Workbench
 from belljar.surfaces.tools import CHANGES, ENDS, READS, REPLACES, Answer, Ctx, add_tools, idempotent, stage_reporter
 
 P = ParamSpec("P")

@@ -1,4 +1,7 @@
-"""Where one caller's code files run: their folder, their packages, and the programs that are running now."""
+"""Where one caller's code files run: their folder, their packages, and the programs that are running now.
+
+Programs take slots beside executions and obey the same policy and limits, but have no session. Knows nothing of MCP.
+"""
 
 import asyncio
 import hashlib
@@ -16,6 +19,7 @@ from belljar.environments.packages import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
 from belljar.files.private import make_folder, way_mode
 from belljar.files.removal import remove_tree
+from belljar.kernels.code_files import Storage
 from belljar.kernels.furnishing import room_for
 from belljar.kernels.programs import OUTPUT_CAP_BYTES, ProgramEnd, run_program, settle
 from belljar.kernels.starting import KernelStarter
@@ -27,7 +31,6 @@ from belljar.sandboxes.identities import make_layer
 from belljar.sessions.quota import DiskQuota
 from belljar.sessions.registry import Registry
 from belljar.sessions.vetting import vet
-from belljar.surfaces.executor.storage import Storage
 from belljar.toolbox.base import Question
 
 SETTLED = "settled-"
@@ -68,7 +71,7 @@ class Workbench:
         self._starter = starter
         self._settings = settings
         self._root = root
-        self._identity = starter.take_identity()
+        self._identity = starter.provider.take_identity()
         self.storage = Storage(storage, self._identity)
         self._guard, self._veil = sessions.guard(f"executor-{root.name}", principal, root)
         self._admission = sessions.admission

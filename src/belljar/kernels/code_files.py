@@ -13,8 +13,8 @@ from belljar.errors import InvalidArgument, InvalidPath, TooLarge
 from belljar.files.names import SANDBOX_ROOT
 from belljar.files.private import make_missing
 from belljar.files.workspace import Workspace
+from belljar.kernels.folder_owner import hand_over_folder
 from belljar.sandboxes.base import Identity
-from belljar.surfaces.executor.handover import hand_over_folder
 
 LARGEST_FILE_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
