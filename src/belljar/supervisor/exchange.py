@@ -79,6 +79,8 @@ class Exchange:
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
                 return str(error.strerror)
+            # Before the reader notices, because whoever asks again at once must find another supervisor.
+            self._is_over = True
             return GONE
         return ""
 
