@@ -264,12 +264,12 @@ async def rounds(runtime: Runtime, count: int) -> None:
 
 
 async def quiet(runtime: Runtime) -> Holdings:
-    """Counts that have not changed for a second, with everything ready that is kept ready."""
+    """Counts that have not changed for a second, with everything ready that is kept ready and nobody left to bury."""
     await until(lambda: runtime.sessions.pool.is_full)
     clock = asyncio.get_running_loop().time
     found, since = holdings(runtime), clock()
     async with asyncio.timeout(60):
-        while clock() - since < 1:
+        while clock() - since < 1 or found.zombies:
             await asyncio.sleep(0.05)
             if (again := holdings(runtime)) != found:
                 found, since = again, clock()

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.supervisor import Deposit, Supervisor, finding, has_supervisor, line, open_supervisor
 from belljar.supervisor.apart.packets import PACKET_BYTES
 from belljar.supervisor.children import SupervisedChild
+from belljar.supervisor.exchange import GONE, Exchange
 from serving_process import alive, supervisors
 from waiting import until
 
@@ -260,6 +262,16 @@ async def test_a_supervisor_that_was_killed_is_replaced_with_the_next_command(li
     assert await child.wait() == 0
     child.release()
     assert len(supervisors(folder) - {pid}) == 1
+
+
+def test_a_connection_that_takes_no_request_is_over_before_its_reader_has_noticed() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    exchange = Exchange(ours)
+    with theirs:
+        theirs.shutdown(socket.SHUT_RD)  # ends what can be sent to it, and nothing that the reader hears of
+        assert exchange.ask({"op": "look"}).result(30) == ({"error": GONE}, [])
+        assert exchange.is_over
+        exchange.close()
 
 
 async def test_one_of_another_version_is_ended_and_replaced(

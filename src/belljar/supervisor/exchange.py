@@ -76,9 +76,8 @@ class Exchange:
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
                 return str(error.strerror)
-            if isinstance(error, ConnectionError):
-                # Noted here too, because the reader's thread may not have had its turn yet.
-                self._is_over = True
+            # Before the reader notices, because whoever asks again at once must find another supervisor.
+            self._is_over = True
             return GONE
         return ""
 
