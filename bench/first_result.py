@@ -3,8 +3,8 @@
 import time
 from contextlib import AsyncExitStack
 
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import Cell
 from bench.figures import Figure, Round, paired
 from bench.ipykernels import open_ipykernel
 from bench.stage import Stage

@@ -1,7 +1,7 @@
 """`belljar` with a journal that keeps nothing: a call as it would be if durability cost nothing."""
 
 from belljar.cli import main
-from belljar.sessions.journal import Journal
+from belljar.journal.journal import Journal
 
 
 def _forget(*_: object, **__: object) -> int:

@@ -5,8 +5,8 @@ import statistics
 import time
 from pathlib import Path
 
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import Cell
 from belljar.sessions.session import Session
 from bench.figures import Figure
 from bench.ipykernels import IPyKernel, open_ipykernel

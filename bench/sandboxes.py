@@ -10,8 +10,8 @@ import time
 from functools import partial
 
 from belljar.errors import BelljarError
-from belljar.kernels.furnishing import limits_of
-from belljar.kernels.launching import session_environment
+from belljar.kernels.launch import session_environment
+from belljar.provisioning.sandbox_specs import limits_of
 from belljar.sandboxes import open_provider, providers
 from belljar.sandboxes.base import SandboxSpec
 from belljar.sessions.folders import SessionFolders

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from belljar.toolbox.config import StdioServer
-from belljar.toolbox.connection import Limits
-from belljar.toolbox.search import Index
+from belljar.toolbox.connection import UpstreamLimits
+from belljar.toolbox.search import ToolIndex
+from belljar.toolbox.server_config import StdioServer
 from belljar.toolbox.upstreams import open_upstreams
 from bench.figures import Figure
 from bench.registries import kept, node, npm_folder, python_environment
@@ -143,14 +143,14 @@ async def _figures(kind: str, phrases: Sequence[tuple[str, str, str]], target: f
     ]
 
 
-async def _index(names: Sequence[str]) -> tuple[Index, int]:
+async def _index(names: Sequence[str]) -> tuple[ToolIndex, int]:
     variables = VARIABLES | _google(kept())
     servers = {name: _node(name, variables) if name in NODE else _python(name, variables) for name in names}
-    async with open_upstreams(servers, Limits(start_s=START_S)) as upstreams:
+    async with open_upstreams(servers, UpstreamLimits(start_s=START_S)) as upstreams:
         catalogue = await upstreams.catalogue()
     if away := [each.error for each in catalogue.servers.values() if each.error]:
         raise RuntimeError("; ".join(away))
-    return Index(catalogue), len(catalogue.tools())
+    return ToolIndex(catalogue), len(catalogue.tools())
 
 
 def _google(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ import platformdirs
 
 from belljar.environments import Environment, open_environment
 from belljar.kernels.base import Kernel
-from belljar.kernels.starting import KernelStarter
+from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import open_provider
 from belljar.sessions.folders import SessionFolders
 from belljar.settings import Settings, load_settings

@@ -21,14 +21,14 @@ from hypothesis import strategies as some
 from belljar import ipc
 from belljar.control import ServerAnswer, ask_servers
 from belljar.environments import Environment
-from belljar.kernels.desk import Reply, open_desk
+from belljar.inside.supervisor.packets import MOST_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
+from belljar.provisioning.package_server import PackageReply, open_package_server
 from belljar.runtime import open_runtime
-from belljar.supervisor.apart.packets import MOST_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
-from belljar.supervisor.exchange import GONE, Exchange
-from belljar.toolbox.broker import Broker, Desk
-from belljar.toolbox.hatch import open_hatch
-from belljar.toolbox.pace import Paces
-from belljar.toolbox.requests import Search
+from belljar.supervisor.client import GONE, SupervisorConnection
+from belljar.toolbox.broker import Broker, ToolCatalogue
+from belljar.toolbox.fair_share import FairShares
+from belljar.toolbox.session_requests import SearchMessage
+from belljar.toolbox.session_server import open_tool_server
 from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio
@@ -308,10 +308,10 @@ async def served(
         elif kind == "packages":
             path = folder / kind
 
-            async def fulfil(_: object) -> Reply:
-                return Reply(lines=["installed"])
+            async def fulfil(_: object) -> PackageReply:
+                return PackageReply(lines=["installed"])
 
-            await stack.enter_async_context(open_desk(folder, kind, session_id="session", fulfil=fulfil))
+            await stack.enter_async_context(open_package_server(folder, kind, session_id="session", fulfil=fulfil))
 
             async def check() -> bool:
                 return json.loads(await said_to(path, PACKAGES))["lines"] == ["installed"]
@@ -319,12 +319,12 @@ async def served(
         else:
             path = folder / kind
 
-            async def find(_: Search) -> dict[str, Any]:
+            async def find(_: SearchMessage) -> dict[str, Any]:
                 return {"outcome": "found"}
 
-            broker = Broker("session", cast("Desk", None), limit_bytes=1_000)
+            broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=1_000)
             await stack.enter_async_context(
-                open_hatch(folder, kind, broker=broker, find=find, folder_inside="/", paces=Paces())
+                open_tool_server(folder, kind, broker=broker, find=find, folder_inside="/", paces=FairShares())
             )
 
             async def check() -> bool:
@@ -478,7 +478,7 @@ def test_whatever_a_supervisor_says_every_question_has_an_answer_and_nothing_sta
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reading, writing = os.pipe()
-    exchange = Exchange(ours)
+    exchange = SupervisorConnection(ours)
     questions = [exchange.ask({"op": "attend"}) for _ in range(asked)]
     for packet in said:
         with contextlib.suppress(OSError):  # it has hung up already
@@ -498,7 +498,7 @@ def test_whatever_a_supervisor_says_every_question_has_an_answer_and_nothing_sta
 
 def test_a_supervisor_that_is_gone_is_known_to_be_with_the_first_word_to_it() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    exchange = Exchange(ours)
+    exchange = SupervisorConnection(ours)
     theirs.close()
     answer, _ = exchange.ask({"op": "attend"}).result(DEADLINE_S)
     assert (answer, exchange.is_over) == ({"error": GONE}, True)

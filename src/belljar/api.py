@@ -13,18 +13,18 @@ from itertools import islice
 from belljar.answers import values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
-from belljar.files.mime import mime_type_of
-from belljar.files.scanning import PAGED_LIMIT
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
+from belljar.executions.file_changes import file_uri
+from belljar.files.file_types import mime_type_of
+from belljar.files.scan import PAGED_LIMIT
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import make_cell
-from belljar.sessions.execution import Execution
 from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
-from belljar.sessions.traces import file_uri
 from belljar.settings import Settings, given_flags, load_settings
-from belljar.toolbox.base import Reply
+from belljar.toolbox.base import QuestionReply
 
 PRINCIPAL = "local"
 MAX_DOWNLOAD_BYTES = 1 << 30
@@ -218,7 +218,7 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
     try:
         values = values_of(question.schema, await asker.ask(question.message))
     finally:
-        execution.reply(Reply("decline") if values is None else Reply("accept", values), number)
+        execution.reply(QuestionReply("decline") if values is None else QuestionReply("accept", values), number)
     return True
 
 

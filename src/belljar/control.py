@@ -2,7 +2,7 @@
 
 Each server answers at one socket that only its own user can open. The first message says what is wanted (`op`): a list
 of all sessions, which this module asks for and writes, or a hold on one session (`attachments/`). The socket is served
-in `attachments/serving.py`.
+in `attachments/server.py`.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
 """JSON messages over UNIX sockets: addresses, listening sockets, peers, and a bounded reader.
 
 A message is one line of JSON. The operator's socket (`control.py`, `attachments/`), the tool server
-(`toolbox/hatch.py`) and the package desk (`kernels/desk.py`) speak through here. What comes from a session is hostile,
-so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never another exception. Streams are
-read with `recv`, for which Linux closes descriptors that a peer sends uninvited.
+(`toolbox/session_server.py`) and the package desk (`provisioning/package_server.py`) speak through here. What comes
+from a session is hostile, so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never
+another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer sends uninvited.
 
-Two wires are not here. Packets with descriptors are in `supervisor/apart/packets.py`, one file for both ends, because
-the supervisor runs without belljar's modules. The kernel's frames are in `kernels/frames.py`, because they are binary.
+Two wires are not here. Packets with descriptors are in `inside/supervisor/packets.py`, one file for both ends, because
+the supervisor runs without belljar's modules. The kernel's frames are in `kernels/wire.py`, because they are binary.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """What this process has done, in numbers: counters and histograms that the other rooms add to as they go.
 
 Plain numbers in memory, always on: adding takes half a microsecond. How they are shown is the business of
-`surfaces/metrics.py`; what can be counted when it is asked for (sessions, memory) is not kept here. A label takes one
-of a few known values: never an id, a principal, a name from a call or anything else without bounds.
+`surfaces/operations.py`; what can be counted when it is asked for (sessions, memory) is not kept here. A label takes
+one of a few known values: never an id, a principal, a name from a call or anything else without bounds.
 
 `prometheus_client` writes the text, and does not count. Its own counters would load it at start-up (40 ms), take two to
 three times as long for each count, write bounds as `le="1.0"` where ours are `le="1"`, and add a `_created` series to

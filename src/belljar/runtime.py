@@ -16,27 +16,27 @@ from belljar.attachments import serve_operators
 from belljar.environments import check_configured
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
+from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, open_data_directory, way_mode
-from belljar.files.removal import remove_tree
-from belljar.kernels.handover import Handover, NoHandover
-from belljar.kernels.kept_kernels import KernelHandover
-from belljar.kernels.starting import KernelStarter
-from belljar.policy.opening import Guardrails, read_guardrails
-from belljar.privacy.opening import SECTION, Veils
+from belljar.journal.journal import open_journal, usable
+from belljar.journal.retention import open_trimming
+from belljar.journal.session_records import SessionRecords
+from belljar.policy.guardrails import Guardrails, read_guardrails
+from belljar.privacy.redactors import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
+from belljar.provisioning.handover import Handover, NoHandover
+from belljar.provisioning.kept_kernels import KernelHandover
+from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Provider
-from belljar.sandboxes.handover import HandsOver
-from belljar.sessions.inheritance import Inheritance
-from belljar.sessions.journal import open_journal, usable
+from belljar.sandboxes.handover import HandoverProvider
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
-from belljar.sessions.roll import Roll
-from belljar.sessions.trimming import open_trimming
+from belljar.sessions.takeover import Takeover
 from belljar.settings import Settings
 from belljar.supervisor import open_supervisor
-from belljar.toolbox.grove import Plot
-from belljar.toolbox.opening import Toolbox, open_toolbox
+from belljar.toolbox.toolbox import Toolbox, open_toolbox
+from belljar.toolbox.tree import TreeDirectory
 
 RETRY_S = 30.0
 KEEPING_HINT = "Set keep_alive to false, or sandbox to namespace"
@@ -75,7 +75,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     await check_configured(settings)
     guardrails = configured_guardrails(settings)
     settings = guardrails.settings
-    veils = Veils(guardrails.sections, settings.secrets_file)
+    veils = Redactors(guardrails.sections, settings.secrets_file)
     provider = open_provider(settings)
     if provider.warning:
         log.warning("%s", provider.warning)
@@ -88,7 +88,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     ):
         # Users of sessions pass through it to their folders.
         make_folder(sessions, way_mode())
-        roll = Roll(journal, run.folder.name)
+        roll = SessionRecords(journal, run.folder.name)
         name, outlives = run.folder.name, handover.is_on
         async with (
             open_toolbox(settings, _plot(run, handover)) as toolbox,
@@ -97,7 +97,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
         ):
             # A Jupyter kernel that the settings name and this host does not have, likewise.
             starter.environments.check(settings.environment)
-            inheritance, left = Inheritance(handover, starter, sessions), handover.left()
+            inheritance, left = Takeover(handover, starter, sessions), handover.left()
             clean_up = partial(
                 recover,
                 journal,
@@ -138,7 +138,7 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
     if not settings.keep_alive:
         yield NoHandover()
         return
-    if (gap := keeping_gap(provider)) or not isinstance(provider, HandsOver):
+    if (gap := keeping_gap(provider)) or not isinstance(provider, HandoverProvider):
         raise SettingsError(f"keep_alive cannot be used: {gap}", hint=KEEPING_HINT)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
         if supervisor is None:
@@ -148,16 +148,16 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
             yield KernelHandover(supervisor, provider.hand_over_with(supervisor))
 
 
-def _plot(run: "Run", handover: Handover) -> Plot:
+def _plot(run: "Run", handover: Handover) -> TreeDirectory:
     """Where the toolbox's tree stands: sessions that outlive this server have it mounted."""
     if not handover.is_on:
-        return Plot(run.folder.name, run.living)
-    return Plot(run.folder.name, run.living, handover.deposit_tree, handover.has_any)
+        return TreeDirectory(run.folder.name, run.living)
+    return TreeDirectory(run.folder.name, run.living, handover.deposit_tree, handover.has_any)
 
 
 def keeping_gap(provider: Provider) -> str:
     """Why sandboxes cannot outlive the server; empty when they can."""
-    if not isinstance(provider, HandsOver):
+    if not isinstance(provider, HandoverProvider):
         return f"a sandbox of {provider.name} cannot be handed on from one server to the next, only one of namespaces"
     return "" if hasattr(os, "pidfd_open") else "this Python or Linux has no descriptors of processes (pidfd_open)"
 

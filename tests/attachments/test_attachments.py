@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from belljar.attachments import Attached, open_attachment, open_served
-from belljar.attachments.messages import Asks, Begun, Checked, Ended, Gone, Inspected, News, Said
+from belljar.attachments import AttachedSession, open_attachment, open_served
+from belljar.attachments.messages import (
+    CompletenessReply,
+    ExecutionEnded,
+    ExecutionOutput,
+    ExecutionStarted,
+    InspectionReply,
+    QuestionAsked,
+    SessionEnded,
+    SessionEvent,
+)
 from belljar.environments import Environment
 from belljar.errors import EngineError, InvalidArgument, SessionNotFound
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import make_cell
-from belljar.sessions.execution import Execution
 from belljar.sessions.session import Session
 from shared_environment import settings_with
 from waiting import until
@@ -52,7 +61,9 @@ async def session(runtime: Runtime) -> Session:
 
 
 @asynccontextmanager
-async def attached_to(runtime: Runtime, session: Session) -> AsyncIterator[tuple[Attached, AsyncIterator[News]]]:
+async def attached_to(
+    runtime: Runtime, session: Session
+) -> AsyncIterator[tuple[AttachedSession, AsyncIterator[SessionEvent]]]:
     """Over the socket, as another process would; and the news it brings."""
     async with (
         asyncio.timeout(DEADLINE_S),
@@ -73,19 +84,19 @@ async def _ran(session: Session, code: str) -> Execution:
     return execution
 
 
-async def _until_end(news: AsyncIterator[News]) -> list[News]:
+async def _until_end(news: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
     """What is told of the next cell."""
-    told: list[News] = []
-    while not told or not isinstance(told[-1], Ended):
+    told: list[SessionEvent] = []
+    while not told or not isinstance(told[-1], ExecutionEnded):
         told.append(await anext(news))
     return told
 
 
-def _outputs(told: list[News]) -> list[tuple[str, object]]:
+def _outputs(told: list[SessionEvent]) -> list[tuple[str, object]]:
     return [
         (item.output, item.content.get("text") or item.content.get("data") or item.content.get("ename"))
         for item in told
-        if isinstance(item, Said)
+        if isinstance(item, ExecutionOutput)
     ]
 
 
@@ -94,7 +105,7 @@ async def test_variables_are_shared_both_ways(runtime: Runtime, session: Session
     async with attached_to(runtime, session) as (attached, news):
         await attached.execute("shared += 1\nprint('mine')\nshared", allow_input=False)
         told = await _until_end(news)
-    assert isinstance(told[0], Begun)
+    assert isinstance(told[0], ExecutionStarted)
     assert told[0].is_own
     assert _outputs(told) == [("stream", "mine\n"), ("execute_result", {"text/plain": "21"})]
     assert (await _ran(session, "shared")).result().result == "21"
@@ -120,13 +131,15 @@ async def test_what_the_agent_runs_is_seen_by_the_person(runtime: Runtime, sessi
         execution = _submitted(session, "print('a')\ndisplay({'text/html': '<b>'}, raw=True)\n1 / 0")
         told = await _until_end(news)
         count = attached.count
-    assert told[0] == Begun(execution_id=execution.id, code=execution.cell.code, count=count, is_own=False)
+    assert told[0] == ExecutionStarted(execution_id=execution.id, code=execution.cell.code, count=count, is_own=False)
     assert _outputs(told) == [
         ("stream", "a\n"),
         ("display_data", {"text/html": "<b>"}),
         ("error", "ZeroDivisionError"),
     ]
-    assert told[-1] == Ended(execution_id=execution.id, status="error", count=execution.result().execution_count)
+    assert told[-1] == ExecutionEnded(
+        execution_id=execution.id, status="error", count=execution.result().execution_count
+    )
 
 
 async def test_who_comes_while_a_cell_runs_sees_all_of_it(runtime: Runtime, session: Session) -> None:
@@ -158,11 +171,11 @@ async def test_names_are_completed_and_explained_between_cells_only(runtime: Run
         found = await attached.complete("1 + eleph", 9)
         assert (found.matches, found.start, found.end) == (["elephants"], 4, 9)
         assert "Give it a little." in str((await attached.inspect("water", 3)).data["text/plain"])
-        assert await attached.check("if x:") == Checked(status="incomplete", indent="    ")
+        assert await attached.check("if x:") == CompletenessReply(status="incomplete", indent="    ")
         running = _submitted(session, _until(gate.name))
-        assert isinstance(await anext(news), Begun)
+        assert isinstance(await anext(news), ExecutionStarted)
         assert (await attached.complete("1 + eleph", 9)).matches == []
-        assert await attached.inspect("water", 3) == Inspected(data={})
+        assert await attached.inspect("water", 3) == InspectionReply(data={})
         assert (await attached.check("if x:")).status == "unknown"
         gate.touch()
         await _until_end(news)
@@ -172,11 +185,11 @@ async def test_names_are_completed_and_explained_between_cells_only(runtime: Run
 async def test_a_person_can_interrupt_the_agent(runtime: Runtime, session: Session) -> None:
     async with attached_to(runtime, session) as (attached, news):
         execution = _submitted(session, "print('on', flush=True)\nwhile True: pass")
-        while not isinstance(await anext(news), Said):
+        while not isinstance(await anext(news), ExecutionOutput):
             pass
         await attached.interrupt()
         told = await _until_end(news)
-    assert isinstance(told[-1], Ended)
+    assert isinstance(told[-1], ExecutionEnded)
     assert told[-1].status == "interrupted"
     assert execution.result().status == "interrupted"
 
@@ -188,27 +201,27 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
             await agents.wait_for_change(DEADLINE_S)
         await attached.answer(agents.id, "not yours to answer", agents.questions)
         agents.answer("yes")
-        assert not any(isinstance(item, Asks) for item in await _until_end(news))
+        assert not any(isinstance(item, QuestionAsked) for item in await _until_end(news))
         own = await attached.execute("input('person? ')", allow_input=True)
-        told: list[News] = []
-        while not isinstance(item := await anext(news), Ended):
+        told: list[SessionEvent] = []
+        while not isinstance(item := await anext(news), ExecutionEnded):
             told.append(item)
-            if isinstance(item, Asks):
+            if isinstance(item, QuestionAsked):
                 await attached.answer(own, "me", item.question)
     assert agents.result().result == "'yes'"
-    assert Asks(execution_id=own, prompt="person? ", is_password=False, question=1) in told
+    assert QuestionAsked(execution_id=own, prompt="person? ", is_password=False, question=1) in told
     assert _outputs(told)[-1] == ("execute_result", {"text/plain": "'me'"})
 
 
 async def test_an_answer_to_a_question_that_is_over_is_none_to_the_next(runtime: Runtime, session: Session) -> None:
     async with attached_to(runtime, session) as (attached, news):
         own = await attached.execute("input('first? ')\ninput('second? ')", allow_input=True)
-        told: list[News] = []
-        while not isinstance(item := await anext(news), Ended):
+        told: list[SessionEvent] = []
+        while not isinstance(item := await anext(news), ExecutionEnded):
             told.append(item)
-            if isinstance(item, Asks) and item.question == 1:
+            if isinstance(item, QuestionAsked) and item.question == 1:
                 await attached.answer(own, "one", 1)
-            elif isinstance(item, Asks):
+            elif isinstance(item, QuestionAsked):
                 await attached.answer(own, "one", 1)
                 await attached.answer(own, "two", 2)
     assert _outputs(told)[-1] == ("execute_result", {"text/plain": "'two'"})
@@ -217,7 +230,7 @@ async def test_an_answer_to_a_question_that_is_over_is_none_to_the_next(runtime:
 async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, session: Session) -> None:
     async with attached_to(runtime, session) as (attached, news):
         own = await attached.execute("input('person? ')", allow_input=True)
-        while not isinstance(await anext(news), Asks):
+        while not isinstance(await anext(news), QuestionAsked):
             pass
     execution = session.queue.find(own)
     assert execution is not None
@@ -248,7 +261,7 @@ async def test_the_end_of_a_session_ends_its_news(runtime: Runtime) -> None:
     await _ran(session, "1")
     async with attached_to(runtime, session) as (attached, news):
         await runtime.sessions.clear(session.id, AGENT)
-        assert [item async for item in news] == [Gone()]
+        assert [item async for item in news] == [SessionEnded()]
         with pytest.raises(EngineError, match="hung up"):
             await attached.execute("1", allow_input=False)
 

@@ -8,15 +8,15 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from belljar.attachments import Attached, open_attachment
-from belljar.attachments.messages import Begun, Ended, Heard, News, Said
-from belljar.attachments.views import MOST_WAITING_BYTES, Views
+from belljar.attachments import AttachedSession, open_attachment
+from belljar.attachments.local import MOST_WAITING_BYTES, CommViews
+from belljar.attachments.messages import CommHeard, ExecutionEnded, ExecutionOutput, ExecutionStarted, SessionEvent
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions import life
-from belljar.sessions.cells import make_cell
-from belljar.sessions.departures import put_to_sleep
-from belljar.sessions.execution import Execution
+from belljar.sessions import session_kernel
+from belljar.sessions.closing import put_to_sleep
 from belljar.sessions.session import Session
 from shared_environment import settings_with
 
@@ -50,7 +50,9 @@ async def session(runtime: Runtime) -> Session:
 
 
 @asynccontextmanager
-async def attached_to(runtime: Runtime, session: Session) -> AsyncIterator[tuple[Attached, AsyncIterator[News]]]:
+async def attached_to(
+    runtime: Runtime, session: Session
+) -> AsyncIterator[tuple[AttachedSession, AsyncIterator[SessionEvent]]]:
     async with (
         asyncio.timeout(DEADLINE_S),
         open_attachment(runtime.settings.data_directory, session.id) as attached,
@@ -66,22 +68,22 @@ async def _ran(session: Session, code: str) -> Execution:
     return execution
 
 
-async def _until(kind: type[Ended | Heard], news: AsyncIterator[News]) -> list[News]:
-    told: list[News] = []
+async def _until(kind: type[ExecutionEnded | CommHeard], news: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
+    told: list[SessionEvent] = []
     while not told or not isinstance(told[-1], kind):
         told.append(await anext(news))
     return told
 
 
-def _outputs(told: list[News]) -> list[str]:
-    return [item.output for item in told if isinstance(item, Said)]
+def _outputs(told: list[SessionEvent]) -> list[str]:
+    return [item.output for item in told if isinstance(item, ExecutionOutput)]
 
 
 def _moved(model: str, value: int) -> CommMessage:
     return CommMessage("comm_msg", model, {"method": "update", "state": {"value": value}, "buffer_paths": []})
 
 
-async def _model(attached: Attached) -> str:
+async def _model(attached: AttachedSession) -> str:
     """Of the slider, which was made when nobody looked."""
     return [*await attached.comms()][2]
 
@@ -102,9 +104,9 @@ async def test_a_person_moves_what_the_agent_made_and_the_agent_is_told(runtime:
     await _ran(session, "moves = []\nslider.observe(lambda change: (moves.append(change['new']), print('!')), 'value')")
     async with attached_to(runtime, session) as (attached, news):
         await attached.send_comm("one", _moved(await _model(attached), 7))
-        told = await _until(Heard, news)
+        told = await _until(CommHeard, news)
     assert _outputs(told) == ["comm_msg", "stream"]
-    assert {item.execution_id for item in told if isinstance(item, Said)} == {"one"}
+    assert {item.execution_id for item in told if isinstance(item, ExecutionOutput)} == {"one"}
     after = (await _ran(session, "moves")).result()
     assert after.result == "[7]"
     assert after.output[0].endswith(" used widgets in this session since your last one]\n")
@@ -114,12 +116,14 @@ async def test_a_person_moves_what_the_agent_made_and_the_agent_is_told(runtime:
 async def test_what_one_does_all_see_between_the_cells_it_was_done_between(runtime: Runtime, session: Session) -> None:
     async with attached_to(runtime, session) as (one, _), attached_to(runtime, session) as (_, news):
         await one.send_comm("two", _moved(await _model(one), 5))
-        assert (await _until(Heard, news))[-1] == Heard(request_id="two")
+        assert (await _until(CommHeard, news))[-1] == CommHeard(request_id="two")
         execution = await _ran(session, "print('a')\nslider.value = 6\nprint('b')")
-        told = await _until(Ended, news)
-    assert isinstance(told[0], Begun)
+        told = await _until(ExecutionEnded, news)
+    assert isinstance(told[0], ExecutionStarted)
     assert told[0].execution_id == execution.id
-    said = [item.content.get("text") or item.content["data"]["state"] for item in told if isinstance(item, Said)]
+    said = [
+        item.content.get("text") or item.content["data"]["state"] for item in told if isinstance(item, ExecutionOutput)
+    ]
     assert said[0].endswith(" used widgets in this session since your last one]\n")
     assert said[1:3] == ["a\n", {"value": 6}]
     assert "".join(said[3:]) == "!\nb\n"
@@ -134,8 +138,12 @@ async def test_a_word_to_a_widget_waits_for_the_cell_that_runs(runtime: Runtime,
         await attached.send_comm("three", _moved(model, 1))
         assert await attached.comms() == {}
         running.answer("go on")
-        told = await _until(Heard, news)
-    assert [type(item) for item in told if not isinstance(item, Said)] == [Begun, Ended, Heard]
+        told = await _until(CommHeard, news)
+    assert [type(item) for item in told if not isinstance(item, ExecutionOutput)] == [
+        ExecutionStarted,
+        ExecutionEnded,
+        CommHeard,
+    ]
 
 
 # For threads that outlive their cells: a test says when they may go on, and hears of their end.
@@ -146,10 +154,10 @@ async def test_a_thread_has_a_widget_say_something_between_cells(runtime: Runtim
     code = f"{PIPES}def work():\n    open('go').read()\n    slider.value = 50\nthreading.Thread(target=work).start()"
     async with attached_to(runtime, session) as (_, news):
         await _ran(session, code)
-        await _until(Ended, news)
+        await _until(ExecutionEnded, news)
         await asyncio.to_thread((session.folders.workspace / "go").write_text, "on")
         said = await anext(news)
-    assert isinstance(said, Said)
+    assert isinstance(said, ExecutionOutput)
     assert (said.execution_id, said.content["data"]["state"]) == ("", {"value": 50})
 
 
@@ -188,7 +196,7 @@ async def test_callbacks_that_never_end_do_not_keep_their_session_from_going_to_
 async def test_a_callback_that_never_ends_does_not_cost_the_next_server_the_session(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "CATCH_UP_S", 2.0)
+    monkeypatch.setattr(session_kernel, "CATCH_UP_S", 2.0)
     session, model = await _turning(runtime)
     async with attached_to(runtime, session) as (_, news):
         hearing = session.queue.run_aside(session.comms.hear("turn", _moved(model, 1)))
@@ -234,7 +242,7 @@ async def test_comms_that_are_none_are_passed_over(runtime: Runtime, session: Se
 
 
 async def test_a_front_end_that_does_not_keep_up_is_told_so_once() -> None:
-    views = Views()
+    views = CommViews()
     large = CommMessage("comm_msg", "model", {"text": "x" * (MOST_WAITING_BYTES // 3)})
     taken = [word for _ in range(6) if (word := views.taken("cell", large)) is not None]
     assert [word.output for word in taken] == [*["comm_msg"] * 3, "stream"]
@@ -249,8 +257,8 @@ async def test_a_front_end_that_does_not_keep_up_is_told_so_once() -> None:
 async def test_words_that_wait_take_as_much_memory_as_is_counted() -> None:
     """Of many short ones most is not their text, and nested data takes thirty times as much as its text."""
     for data, most in (({"a": 1}, 300), ({"a": [[] for _ in range(10_000)]}, 3)):
-        views, small = Views(), CommMessage("comm_msg", "model", data)
-        Views().taken("cell", small)  # what the first of all words makes ready is there for good
+        views, small = CommViews(), CommMessage("comm_msg", "model", data)
+        CommViews().taken("cell", small)  # what the first of all words makes ready is there for good
         tracemalloc.start()
         try:
             kept = [word for _ in range(most) if (word := views.taken("cell", small)) is not None]

@@ -6,9 +6,9 @@ from pathlib import Path
 import anyio
 
 from belljar.environments import Environment
+from belljar.executions.cell import make_cell
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import make_cell
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 from shared_environment import settings_with

@@ -11,7 +11,7 @@ from belljar.cli import doctor
 from belljar.cli.doctor import HostFinding, examine_providers, report
 from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
-from belljar.sandboxes.base import Check, Sandbox, SandboxSpec
+from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from brought_sandboxes import shelf_on_path
 
@@ -27,8 +27,8 @@ class BrokenProvider:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def check(self) -> list[Check]:
-        return [Check("kernel", False, "too old", "Get a newer one")]
+    def check(self) -> list[HostCheck]:
+        return [HostCheck("kernel", False, "too old", "Get a newer one")]
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         raise NotImplementedError

@@ -19,11 +19,11 @@ from ran_sessions import Ran, execute, ran, settings_in
 
 import belljar as package
 from belljar.environments import Environment
+from belljar.executions.cell import make_cell
+from belljar.journal.journal import open_journal
+from belljar.journal.schema import VERSION
+from belljar.journal.session_records import SessionRecords
 from belljar.runtime import open_runtime
-from belljar.sessions.cells import make_cell
-from belljar.sessions.journal import open_journal
-from belljar.sessions.roll import Roll
-from belljar.sessions.schema import VERSION
 from serving_process import http_server, serve_over_http
 
 Run = Callable[..., Any]
@@ -232,7 +232,7 @@ def test_output_never_becomes_code(exported: Run) -> None:
     ],
 )
 def test_what_python_cannot_read_is_a_comment(code: str, script: str) -> None:
-    from belljar.outputs.percent import as_python
+    from belljar.outputs.script import as_python
 
     assert as_python(code) == script
 
@@ -361,7 +361,7 @@ def roll(tmp_path: Path) -> Path:
 
     async def enter() -> None:
         with open_journal(data / "journal.sqlite") as journal:
-            entered = Roll(journal, "1-gone")
+            entered = SessionRecords(journal, "1-gone")
             for identifier in ("aa1", "aa2", "bb1", "cc1"):
                 entered.enter(identifier, "local", "default", "")
             entered.end("bb1", "was cleared")

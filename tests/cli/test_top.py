@@ -22,7 +22,7 @@ from belljar.cli.session_table import ServersSnapshot, SessionTable
 from belljar.control import ServerAnswer, SessionLine
 from belljar.environments import Environment
 from belljar.models import SessionInfo
-from belljar.sessions.lease import iso
+from belljar.sessions.session import iso
 from live_server import clean_environment
 
 Run = Callable[..., Any]

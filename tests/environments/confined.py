@@ -2,14 +2,14 @@
 
 import pytest
 
-from belljar.kernels.workshop import Workshop
+from belljar.provisioning.confined_uv import UvSandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from shared_environment import settings_with
 
 
-def open_workshop(**flags: object) -> Workshop:
+def open_workshop(**flags: object) -> UvSandbox:
     provider = NamespaceProvider()
     for check in provider.check():
         if not check.is_ok:
             pytest.skip(f"{check.name}: {check.detail}")
-    return Workshop(settings_with(**flags), provider)
+    return UvSandbox(settings_with(**flags), provider)

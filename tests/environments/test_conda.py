@@ -52,7 +52,7 @@ def nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(platformdirs.user_cache_path()))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr("belljar.environments.conda._USUAL_ROOTS", ("~/miniconda3",))
+    monkeypatch.setattr("belljar.environments.conda.places._USUAL_ROOTS", ("~/miniconda3",))
     return tmp_path
 
 

@@ -28,19 +28,18 @@ from belljar.cli import env
 from belljar.environments import open_environment
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.catalogue import examine, managed_folder, unused_folders
-from belljar.environments.channels import channel_rules, channel_urls, channels_of
-from belljar.environments.conda_installs import specs_of
-from belljar.environments.conda_making import WORK
+from belljar.environments.conda.channels import channel_rules, channel_urls, channels_of
+from belljar.environments.conda.installs import WORK, specs_of
+from belljar.environments.conda.prefix import relocate
 from belljar.environments.packages import (
-    Change,
     InstallOutcome,
+    PackageChange,
     as_fields,
     check_installed,
     check_requirements,
     install,
     modules_of,
 )
-from belljar.environments.prefixes import relocate
 from belljar.environments.uv import OpenUv, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument, SettingsError
 from belljar.runtime import open_runtime
@@ -178,7 +177,7 @@ def wheels(town: Town) -> OpenUv:
 async def test_what_a_channel_has_comes_from_there_and_the_rest_from_the_index(
     town: Town, wheels: OpenUv, layer: Path
 ) -> None:
-    changes: list[Change] = []
+    changes: list[PackageChange] = []
     stages: list[str] = []
 
     async def hear(stage: str) -> None:
@@ -221,7 +220,7 @@ async def test_another_version_takes_the_place_of_the_first_wherever_each_came_f
 ) -> None:
     _, shed = await install(town.environment, layer, ["kite<1.5", "shed[all]"], open_uv=wheels)
     assert (shed.source, shed.note) == ("pypi", "conda: it knows no extras or conditions")
-    changes: list[Change] = []
+    changes: list[PackageChange] = []
     outcomes = await install(town.environment, layer, ["kite>=1.5", "shed<2"], on_change=changes.append, open_uv=wheels)
 
     assert [(each.installed_version, each.source) for each in outcomes] == [("1.5", "conda"), ("1.0", "conda")]
@@ -329,7 +328,7 @@ async def test_a_channels_password_is_taken_from_netrc_and_left_out_of_what_sess
 async def test_without_the_extra_there_are_wheels_and_the_way_to_more(
     town: Town, wheels: OpenUv, layer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.environments.conda_installs.find_rattler", lambda: None)
+    monkeypatch.setattr("belljar.environments.conda.installs.find_rattler", lambda: None)
 
     (lamp,) = await install(town.environment, layer, ["lamp"], open_uv=wheels)
 

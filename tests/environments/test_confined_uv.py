@@ -21,14 +21,14 @@ import anyio
 import pytest
 from confined import open_workshop
 
-from belljar.environments.access import read_access
 from belljar.environments.base import Environment
+from belljar.environments.package_index import read_access
 from belljar.environments.packages import InstallOutcome, install
 from belljar.environments.uv import UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken
-from belljar.files.removal import remove_tree
-from belljar.kernels import workshop as workshop_module
-from belljar.kernels.workshop import Workshop
+from belljar.files.fd_walk import remove_tree
+from belljar.provisioning import confined_uv as workshop_module
+from belljar.provisioning.confined_uv import UvSandbox
 from belljar.sandboxes.process import ProcessProvider
 from local_index import LocalIndex
 from shared_environment import settings_with
@@ -114,7 +114,7 @@ def inside(small_environment: Environment, layer: Path, tmp_path: Path, monkeypa
     """Runs code where uv would run."""
     stand_in(small_environment, tmp_path, monkeypatch, "exec(sys.argv[-1])")
 
-    async def run(code: str, *, timeout_s: float = 30, shop: Workshop | None = None) -> UvAnswer:
+    async def run(code: str, *, timeout_s: float = 30, shop: UvSandbox | None = None) -> UvAnswer:
         (staging := layer.parent / "staging").mkdir(exist_ok=True)
         async with (shop or open_workshop()).uv_for("s1")(small_environment, staging) as uv:
             return await uv([code], timeout_s=timeout_s)
@@ -409,7 +409,7 @@ async def test_packages_belong_to_the_server_and_everyone_may_read_them(
 
 
 async def test_a_provider_that_does_not_isolate_leaves_uv_on_the_host():
-    assert Workshop(settings_with(), ProcessProvider()).uv_for("s1") is open_uv_on_host
+    assert UvSandbox(settings_with(), ProcessProvider()).uv_for("s1") is open_uv_on_host
 
 
 async def test_a_server_behind_a_proxy_leaves_uv_on_the_host_and_says_so(

@@ -7,7 +7,7 @@ import pytest
 
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.errors import EnvironmentBroken
-from belljar.sandboxes.namespace.bubblewrap import find_bubblewrap
+from belljar.sandboxes.namespace.bwrap_args import find_bubblewrap
 
 
 def make_venv(folder: Path, python: str = sys.executable) -> Path:

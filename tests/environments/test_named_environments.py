@@ -11,8 +11,8 @@ from belljar.environments import check_configured, check_environments, known_nam
 from belljar.environments.base import inspect_interpreter
 from belljar.environments.description import describe_packages
 from belljar.environments.installs import install
+from belljar.environments.lockfile import lock_of
 from belljar.environments.managed import LOCK
-from belljar.environments.pins import lock_of
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.runtime import open_runtime
 from belljar.settings import Settings

@@ -14,12 +14,12 @@ from uv import find_uv_bin
 
 from belljar.api import LocalSession, open_engine, open_session
 from belljar.egress.rules import Rule
-from belljar.environments import Environment, room
-from belljar.environments.index import find_index_hosts, index_variables
+from belljar.environments import Environment, install_room
+from belljar.environments.package_index import find_index_hosts, index_variables
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import TooLarge
-from belljar.files import volume
-from belljar.files.volume import Usage
+from belljar.files import disk_usage
+from belljar.files.disk_usage import FolderUsage
 from belljar.runtime import open_runtime
 from belljar.sandboxes import providers
 from belljar.sessions.packages import install_packages
@@ -352,9 +352,9 @@ async def test_packages_that_unpack_to_more_than_there_is_room_for_end_the_insta
     town: int, default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
 ):
     # Fewer than anyone would want, because making files is slow.
-    monkeypatch.setattr(volume, "_FEWEST_FILES", 2_000)
-    monkeypatch.setattr(volume, "_FILES_PER_MB", 1)
-    monkeypatch.setattr(room, "_BESIDE", Usage(64 << 20, 1_000))
+    monkeypatch.setattr(disk_usage, "_FEWEST_FILES", 2_000)
+    monkeypatch.setattr(disk_usage, "_FILES_PER_MB", 1)
+    monkeypatch.setattr(install_room, "_BESIDE", FolderUsage(64 << 20, 1_000))
     add_bombs(tmp_path / "index")
     flags = {"disk_mb": 50, "sandbox": provider}
     async with session(default_environment, tmp_path, **flags) as handle:

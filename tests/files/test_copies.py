@@ -18,8 +18,8 @@ from hostile_trees import (
 )
 
 from belljar.errors import EngineError, FileMissing, InvalidPath, TooLarge
-from belljar.files import copies, descent, reflink
-from belljar.files.copies import CopyReport, copy_tree
+from belljar.files import fd_walk, tree_copy
+from belljar.files.tree_copy import CopyReport, copy_tree
 
 MEBIBYTE = 1 << 20
 
@@ -141,7 +141,7 @@ def test_a_very_deep_tree_is_refused_and_leaves_nothing(place: Path) -> None:
 
 
 def test_too_many_entries_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MAX_ENTRIES", 5)
+    monkeypatch.setattr(tree_copy, "MAX_ENTRIES", 5)
     for number in range(6):
         (place / "session" / str(number)).touch()
     with pytest.raises(TooLarge, match="more than 5 entries"):
@@ -199,7 +199,7 @@ def test_a_disk_that_fails_leaves_nothing_half_made(
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(copies, "copy_content", fail)
+    monkeypatch.setattr(tree_copy, "copy_content", fail)
     with pytest.raises(kind, match=os.strerror(number)):
         copy(place)
     assert not (place / "copy").exists()
@@ -210,7 +210,7 @@ def test_a_folder_swapped_for_a_link_at_the_last_moment_is_not_followed(
 ) -> None:
     (place / "session" / "folder").mkdir()
     (place / "session" / "folder" / "own").write_bytes(b"own")
-    real = descent.opened_folder
+    real = fd_walk.opened_folder
 
     def swap_first(name: str, parent: int | None = None, *, is_written: bool = False):
         if name == "folder" and not is_written and not (place / "session" / "folder").is_symlink():
@@ -218,7 +218,7 @@ def test_a_folder_swapped_for_a_link_at_the_last_moment_is_not_followed(
             (place / "session" / "folder").symlink_to(place / "outside")
         return real(name, parent, is_written=is_written)
 
-    monkeypatch.setattr(copies, "opened_folder", swap_first)
+    monkeypatch.setattr(tree_copy, "opened_folder", swap_first)
     copy(place)
     assert (place / "copy" / "folder").is_symlink()
 
@@ -228,7 +228,7 @@ def test_a_file_swapped_for_a_link_or_a_pipe_is_never_followed_nor_waited_for(
 ) -> None:
     file = place / "session" / "file"
     file.write_bytes(b"own")
-    real = descent.opened_file
+    real = fd_walk.opened_file
     swaps = iter((lambda: file.symlink_to(place / "outside" / "file"), lambda: os.mkfifo(file)))
 
     def swap_first(name: str, parent: int, *, is_written: bool = False):
@@ -244,7 +244,7 @@ def test_a_file_swapped_for_a_link_or_a_pipe_is_never_followed_nor_waited_for(
             raise OSError(errno.ELOOP, "was a link")
         return opened
 
-    monkeypatch.setattr(copies, "opened_file", swap_first)
+    monkeypatch.setattr(tree_copy, "opened_file", swap_first)
     report = copy(place)
     assert [changed.name for changed in report.changed] == ["file"]
     assert list((place / "copy").iterdir()) == []
@@ -290,7 +290,7 @@ def test_a_file_written_meanwhile_is_copied_again_once(
     file = place / "session" / "file"
     file.write_bytes(b"start")
     left = [b"+"] * writes
-    real = reflink.copy_content
+    real = tree_copy.copy_content
 
     def write_meanwhile(source: int, target: int, limit_bytes: int) -> int:
         copied = real(source, target, limit_bytes)
@@ -299,7 +299,7 @@ def test_a_file_written_meanwhile_is_copied_again_once(
                 stream.write(left.pop())
         return copied
 
-    monkeypatch.setattr(copies, "copy_content", write_meanwhile)
+    monkeypatch.setattr(tree_copy, "copy_content", write_meanwhile)
     report = copy(place)
     assert (place / "copy" / "file").read_bytes() == b"start+"
     assert [changed.name for changed in report.changed] == (["file"] if is_reported else [])
@@ -314,7 +314,7 @@ def test_a_file_system_that_cannot_copy_by_itself_is_read_and_written(
 
     monkeypatch.setattr(os, "copy_file_range", cannot)
     if name == "clone":
-        monkeypatch.setattr(reflink, "clone", _pretend_to_clone)
+        monkeypatch.setattr(tree_copy, "clone", _pretend_to_clone)
     build_shapes(place / "session", place / "outside")
     report = copy(place)
     assert picture(place / "copy") == picture(place / "session")
@@ -325,13 +325,13 @@ def _pretend_to_clone(source: int, target: int) -> bool:
     """Blocks shared by a file system that can, which there may be none of here."""
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
-    for start, end in reflink.data_ranges(source, size):
+    for start, end in tree_copy.data_ranges(source, size):
         os.pwrite(target, os.pread(source, end - start, start), start)
     return True
 
 
 def test_the_limit_holds_for_content_that_is_shared_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reflink, "clone", _pretend_to_clone)
+    monkeypatch.setattr(tree_copy, "clone", _pretend_to_clone)
     (place / "session" / "file").write_bytes(bytes(MEBIBYTE))
     with pytest.raises(TooLarge):
         copy(place, MEBIBYTE - 1)

@@ -2,7 +2,7 @@ import mimetypes
 
 import pytest
 
-from belljar.files.mime import is_text, mime_type_of
+from belljar.files.file_types import is_text, mime_type_of
 
 
 @pytest.mark.parametrize(

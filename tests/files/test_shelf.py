@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import InvalidPath, TooLarge
-from belljar.files.shelf import Shelf
+from belljar.files.owner_folder import OwnerFolder
 from belljar.files.workspace import Workspace
 
 
-def put(shelf: Shelf, folder: Path, name: str, content: bytes) -> None:
+def put(shelf: OwnerFolder, folder: Path, name: str, content: bytes) -> None:
     (folder / "source").write_bytes(content)
     descriptor = os.open(folder / "source", os.O_RDONLY)
     try:
@@ -21,7 +21,7 @@ def put(shelf: Shelf, folder: Path, name: str, content: bytes) -> None:
 
 
 def test_what_was_put_is_given_with_its_time(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "shelf", limit_bytes=1_000)
+    shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=1_000)
     put(shelf, tmp_path, "a/b.txt", b"one")
     (tmp_path / "target").mkdir()
     shelf.give("a/b.txt", Workspace(tmp_path / "target"), "workspace/c.txt", 100)
@@ -31,7 +31,7 @@ def test_what_was_put_is_given_with_its_time(tmp_path: Path) -> None:
 
 
 def test_every_change_has_another_version(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "shelf", limit_bytes=1_000)
+    shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=1_000)
     versions = [shelf.version()]
     put(shelf, tmp_path, "a", b"one")
     versions.append(shelf.version())
@@ -46,7 +46,7 @@ def test_every_change_has_another_version(tmp_path: Path) -> None:
 
 
 def test_there_is_room_for_so_much_and_a_file_may_replace_itself(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "shelf", limit_bytes=10)
+    shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=10)
     put(shelf, tmp_path, "a", b"12345678")
     put(shelf, tmp_path, "a", b"1234567890")
     with pytest.raises(TooLarge, match="1 bytes, and 0 of 10 are free"):
@@ -55,8 +55,8 @@ def test_there_is_room_for_so_much_and_a_file_may_replace_itself(tmp_path: Path)
 
 
 def test_there_is_room_for_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.files.shelf.MOST_FILES", 2)
-    shelf = Shelf(tmp_path / "shelf", limit_bytes=100)
+    monkeypatch.setattr("belljar.files.owner_folder.MOST_FILES", 2)
+    shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=100)
     for name in "ab":
         put(shelf, tmp_path, name, b"1")
     with pytest.raises(TooLarge, match="there are 2 files already"):
@@ -66,12 +66,12 @@ def test_there_is_room_for_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/etc/out", "", "a\0b"])
 def test_no_name_leads_out_of_it(tmp_path: Path, name: str) -> None:
-    shelf = Shelf(tmp_path / "shelf", limit_bytes=100)
+    shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=100)
     with pytest.raises(InvalidPath):
         put(shelf, tmp_path, name, b"1")
 
 
 def test_others_on_the_host_cannot_look_in(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "shelf", limit_bytes=100)
+    shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=100)
     put(shelf, tmp_path, "a", b"1")
     assert (tmp_path / "shelf" / "files").stat().st_mode & 0o077 == 0

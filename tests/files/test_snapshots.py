@@ -23,7 +23,7 @@ from hostile_trees import (
 )
 
 from belljar.errors import EngineError, InvalidArgument
-from belljar.files import descent, reflink, restoring, stamps, taking
+from belljar.files import fd_walk, snapshot_read, snapshot_write, stat_trust, tree_copy
 from belljar.files.snapshots import Snapshots
 
 MEBIBYTE = 1 << 20
@@ -191,12 +191,12 @@ def test_where_writers_cannot_be_asked_for_only_old_files_are_trusted(
     def refuse(*_: object) -> int:
         raise PermissionError(errno.EACCES, "no leases")
 
-    monkeypatch.setattr(stamps.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(stat_trust.fcntl, "fcntl", refuse)
     (folder / "file").write_bytes(b"content")
     descriptor = os.open(folder / "file", os.O_RDONLY)
-    assert not stamps.Vouching().is_sound(descriptor)
-    monkeypatch.setattr(stamps, "_WRITTEN_BACK_NS", -1)
-    assert stamps.Vouching().is_sound(descriptor)
+    assert not stat_trust.StatTrust().is_sound(descriptor)
+    monkeypatch.setattr(stat_trust, "_WRITTEN_BACK_NS", -1)
+    assert stat_trust.StatTrust().is_sound(descriptor)
     os.close(descriptor)
     snapshots.take("first")
     assert snapshots.take("second").copied_files == 0
@@ -349,7 +349,7 @@ def test_too_many_entries_or_too_deep_a_tree_is_not_kept(
     descriptors = open_descriptors()
     assert snapshots.take("deep").reason == "the folder is more than 64 levels deep"
     assert open_descriptors() == descriptors
-    monkeypatch.setattr(taking, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(snapshot_read, "MAX_ENTRIES", 10)
     assert snapshots.take("many").reason == "the folder has more than 10 entries"
     assert stored(place) == 0
 
@@ -363,8 +363,8 @@ def test_a_deep_tree_that_was_added_is_removed(folder: Path, snapshots: Snapshot
 
 
 def test_very_many_added_files_are_removed(folder: Path, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restoring, "_BATCH", 7)
-    monkeypatch.setattr(descent, "_BATCH", 7)
+    monkeypatch.setattr(snapshot_write, "_BATCH", 7)
+    monkeypatch.setattr(fd_walk, "_BATCH", 7)
     (folder / "kept").touch()
     snapshots.take("first")
     (folder / "below").mkdir()
@@ -383,7 +383,7 @@ def test_a_store_without_room_keeps_nothing_and_says_so(
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(taking, "copy_content", fail)
+    monkeypatch.setattr(snapshot_read, "copy_content", fail)
     report = snapshots.take("first")
     assert (report.is_complete, report.reason) == (
         False,
@@ -404,7 +404,7 @@ def test_what_cannot_be_restored_is_named_and_the_rest_is_restored(
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(restoring, "copy_content", fail)
+    monkeypatch.setattr(snapshot_write, "copy_content", fail)
     report = snapshots.restore("first")
     assert not report.is_complete
     assert [(skipped.name, skipped.reason) for skipped in report.skipped] == [
@@ -421,7 +421,7 @@ def test_a_file_written_meanwhile_is_copied_again_once(
     file = folder / "file"
     file.write_bytes(b"start")
     left = [b"+"] * writes
-    real = reflink.copy_content
+    real = tree_copy.copy_content
 
     def write_meanwhile(source: int, target: int, limit_bytes: int) -> int:
         copied = real(source, target, limit_bytes)
@@ -430,7 +430,7 @@ def test_a_file_written_meanwhile_is_copied_again_once(
                 stream.write(left.pop())
         return copied
 
-    monkeypatch.setattr(taking, "copy_content", write_meanwhile)
+    monkeypatch.setattr(snapshot_read, "copy_content", write_meanwhile)
     report = snapshots.take("first")
     assert (report.is_complete, report.copied_files, stored(place)) == (True, 1, 1)
     assert [changed.name for changed in report.changed] == (["file"] if is_reported else [])

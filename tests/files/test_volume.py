@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hostile_trees import build_deep
 
-from belljar.files import volume
-from belljar.files.volume import usage
+from belljar.files import disk_usage
+from belljar.files.disk_usage import usage
 
 MEBIBYTE = 1 << 20
 
@@ -52,7 +52,7 @@ def test_a_tree_too_deep_to_walk_is_measured_all_the_same(tmp_path: Path) -> Non
 def test_a_folder_with_very_many_files_is_left_to_du(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(bytes(MEBIBYTE))
     (tmp_path / "more").touch()
-    monkeypatch.setattr(volume, "_MAX_ENTRIES", 1)
+    monkeypatch.setattr(disk_usage, "_MAX_ENTRIES", 1)
     assert usage([tmp_path]).size_bytes >= MEBIBYTE
 
 
@@ -70,5 +70,5 @@ def test_files_and_folders_are_counted_once_whoever_counts(tmp_path: Path, monke
     (tmp_path / "own" / "again").hardlink_to(tmp_path / "own" / "a")
     (tmp_path / "own" / "link").symlink_to("nowhere")
     assert usage([tmp_path / "own"]).files == 5
-    monkeypatch.setattr(volume, "_MAX_ENTRIES", 1)
+    monkeypatch.setattr(disk_usage, "_MAX_ENTRIES", 1)
     assert usage([tmp_path / "own"]).files == 6, "du counts the folder itself"

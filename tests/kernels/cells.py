@@ -11,20 +11,11 @@ import pytest
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel, start_ipython
-from belljar.kernels.launching import RUNNER, session_environment
-from belljar.kernels.starting import KernelStarter
-from belljar.outputs.events import (
-    DisplayData,
-    Event,
-    ExecuteResult,
-    Finished,
-    InputRequest,
-    MimeBundle,
-    Raised,
-    Stream,
-)
+from belljar.kernels.launch import RUNNER, session_environment
+from belljar.outputs.events import DisplayData, Event, ExecuteResult, Finished, InputRequest, MimeBundle, Raised, Stream
+from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import Branching, Identity, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import ForkableProvider, Identity, Provider, Sandbox, SandboxSpec
 from belljar.sessions.folders import SessionFolders
 from belljar.settings import Settings
 from shared_environment import shared_settings
@@ -243,7 +234,7 @@ class ForkingPlace(Place):
 def branching() -> Provider:
     """The provider that sessions are forked behind, or a skipped test that says what the host lacks."""
     provider = usable("namespace")
-    assert isinstance(provider, Branching)
+    assert isinstance(provider, ForkableProvider)
     if gap := provider.branching_gap():
         pytest.skip(f"no session can be forked here: {gap}")
     return provider

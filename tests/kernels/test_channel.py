@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import KernelDied
-from belljar.kernels.exchange import MOST_EARLY_BYTES, PIECE_BYTES, Exchange
-from belljar.kernels.frames import MOST_AT_ONCE, Wire
-from belljar.kernels.messages import Clear, Comm, Rehearsed, Sync
-from belljar.kernels.runner.channel import Channel
+from belljar.inside.runner.channel import Channel
+from belljar.kernels.protocol import ClearMessage, CommMessageIn, RehearsedMessage, SyncMessage
+from belljar.kernels.wire import MOST_AT_ONCE, MOST_EARLY_BYTES, PIECE_BYTES, RunnerRequests, Wire
 from belljar.outputs.events import Stream
 
 pytestmark = pytest.mark.anyio
@@ -111,7 +110,7 @@ async def test_what_a_finaliser_says_follows_the_message_it_ran_in_the_middle_of
     sock.finalise = finalise  # type: ignore[method-assign]
     channel.send({"type": "sync"}, {"type": "rehearsed"})
     said = [item for _ in range(3) for item in await wire.receive()]
-    assert said == [Sync(type="sync"), Rehearsed(type="rehearsed"), Clear(type="clear", wait=True)]
+    assert said == [SyncMessage(type="sync"), RehearsedMessage(type="rehearsed"), ClearMessage(type="clear", wait=True)]
     assert (may_wait, channel.is_owner()) == ([False], True)
     channel.close()
 
@@ -134,7 +133,7 @@ async def test_a_widgets_word_that_has_not_its_form_is_refused(
     wire: Wire, channel: Channel, wrong: dict[str, object]
 ) -> None:
     channel.send(COMM, {**COMM, **wrong})
-    assert await wire.receive() == [Comm(type="comm", kind="comm_msg", comm_id="id", data={})]
+    assert await wire.receive() == [CommMessageIn(type="comm", kind="comm_msg", comm_id="id", data={})]
     with pytest.raises(KernelDied, match="malformed"):
         await wire.receive()
 
@@ -155,7 +154,7 @@ async def test_a_flood_of_messages_leaves_others_their_turn(wire: Wire, channel:
 
 
 async def test_of_output_between_cells_the_beginning_waits_however_small_its_pieces_are(wire: Wire) -> None:
-    exchange = Exchange(wire)
+    exchange = RunnerRequests(wire)
     for _ in range(MOST_EARLY_BYTES // 10):
         exchange.keep(Stream("stdout", "x"))
     assert 0 < len(exchange.take_early()) <= MOST_EARLY_BYTES // PIECE_BYTES

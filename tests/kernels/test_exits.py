@@ -8,8 +8,8 @@ import pytest
 from cells import ForkingPlace, Place, run
 
 from belljar.errors import KernelDied
-from belljar.kernels import copies
-from belljar.kernels.exits import exit_status, tells_exits
+from belljar.kernels import forked_process
+from belljar.kernels.forked_process import exit_status, tells_exits
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ ENDS = {"import os; os._exit(3)": "exit status 3", "import os; os.kill(os.getpid
 def teller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param and not tells_exits():
         pytest.skip("this Linux does not tell how a process ended that is no child")
-    monkeypatch.setattr(copies, "tells_exits", lambda: request.param)
+    monkeypatch.setattr(forked_process, "tells_exits", lambda: request.param)
 
 
 @pytest.mark.parametrize("code", ENDS)

@@ -17,7 +17,7 @@ from belljar.errors import EnvironmentBroken, KernelDied, KernelStartFailed
 from belljar.kernels.base import Kernel
 from belljar.kernels.jupyter import KernelSpec, find_kernelspec, kernel_readable, start_jupyter, zmtp
 from belljar.kernels.jupyter import kernel as kernel_module
-from belljar.kernels.jupyter.messages import Display, Message, Seal
+from belljar.kernels.jupyter.messages import DisplayContent, Message, MessageSigner
 from belljar.outputs.events import DisplayData, Stream
 
 pytestmark = pytest.mark.anyio
@@ -259,12 +259,12 @@ _CONTENT = b'{"data": {"text/plain": "a"}}'
 
 
 def test_a_message_with_form_is_read() -> None:
-    message = Seal("key").unpack(_parts(_HEADER, b'{"msg_id": "0"}', _CONTENT))
-    assert message == Message("1", "0", Display(data={"text/plain": "a"}))
+    message = MessageSigner("key").unpack(_parts(_HEADER, b'{"msg_id": "0"}', _CONTENT))
+    assert message == Message("1", "0", DisplayContent(data={"text/plain": "a"}))
 
 
 def test_a_message_of_an_unknown_kind_is_passed_over() -> None:
-    assert Seal("key").unpack(_parts(b'{"msg_id": "1", "msg_type": "comm_open"}', b"{}", b"nothing")) is None
+    assert MessageSigner("key").unpack(_parts(b'{"msg_id": "1", "msg_type": "comm_open"}', b"{}", b"nothing")) is None
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_message_of_an_unknown_kind_is_passed_over() -> None:
 )
 def test_a_message_without_form_is_refused(parts: list[bytes], complaint: str) -> None:
     with pytest.raises(KernelDied, match=complaint):
-        Seal("key").unpack(parts)
+        MessageSigner("key").unpack(parts)
 
 
 async def test_garbage_on_the_connections_ends_the_kernel(process_place: Place, kind: str) -> None:

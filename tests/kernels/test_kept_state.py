@@ -16,8 +16,7 @@ from cells import DEADLINE_S, ForkingPlace, Place, run, usable
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied
-from belljar.kernels.base import Kernel
-from belljar.kernels.keeping import KeepsState, StateReport
+from belljar.kernels.base import Kernel, StatefulKernel, StateReport
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -51,13 +50,13 @@ async def done(kernel: Kernel, code: str) -> None:
 async def save(
     kernel: Kernel, file: Path | str, *, limit_bytes: int | None = None, limit_s: float | None = None
 ) -> StateReport:
-    assert isinstance(kernel, KeepsState)
+    assert isinstance(kernel, StatefulKernel)
     async with asyncio.timeout(DEADLINE_S):
         return await kernel.save_state(str(file), limit_bytes=limit_bytes, limit_s=limit_s)
 
 
 async def load(kernel: Kernel, file: Path | str) -> StateReport:
-    assert isinstance(kernel, KeepsState)
+    assert isinstance(kernel, StatefulKernel)
     async with asyncio.timeout(DEADLINE_S):
         return await kernel.load_state(str(file))
 

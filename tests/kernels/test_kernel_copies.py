@@ -11,8 +11,8 @@ import pytest
 from cells import ForkingPlace, interrupt_when_started, run
 
 from belljar.errors import BelljarError, CopyRefused, KernelDied
-from belljar.kernels import ipython, sleepers
-from belljar.kernels.base import Asleep, Kernel
+from belljar.kernels import forked_process, ipython
+from belljar.kernels.base import Kernel, KernelSnapshot
 from belljar.kernels.ipython import IPythonKernel
 from waiting import until
 
@@ -57,7 +57,7 @@ async def forked(
         await fork.aclose()
 
 
-Wake = Callable[[IPythonKernel, Asleep], Awaitable[IPythonKernel]]
+Wake = Callable[[IPythonKernel, KernelSnapshot], Awaitable[IPythonKernel]]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def wake() -> AsyncIterator[Wake]:
     """Wakes copies, and lets go of the kernels at the end."""
     opened: list[IPythonKernel] = []
 
-    async def wake(kernel: IPythonKernel, copy: Asleep) -> IPythonKernel:
+    async def wake(kernel: IPythonKernel, copy: KernelSnapshot) -> IPythonKernel:
         async with asyncio.timeout(PATIENCE_S):
             opened.append(await kernel.wake(copy))
         return opened[-1]
@@ -397,7 +397,7 @@ _HOSTILE = {
 async def test_a_hostile_session_is_copied_or_refused_in_bounded_time(
     place: ForkingPlace, wake: Wake, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    for room in (ipython, sleepers):
+    for room in (ipython, forked_process):
         monkeypatch.setattr(room, "COPY_PATIENCE_S", 1.0)
     async with asyncio.timeout(PATIENCE_S), place.open("ipython", "origin") as origin:
         await run(origin, code)

@@ -13,12 +13,12 @@ from cells import Place, run, usable
 
 from belljar.environments import Environment
 from belljar.errors import SandboxUnavailable
-from belljar.kernels.handover import Handover, NoHandover, RestoredKernel
 from belljar.kernels.ipython import IPythonKernel
-from belljar.kernels.kept_kernels import KernelHandover
-from belljar.kernels.starting import KernelStarter
+from belljar.provisioning.handover import Handover, NoHandover, RestoredKernel
+from belljar.provisioning.kept_kernels import KernelHandover
+from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import Identity
-from belljar.sandboxes.handover import HandsOver
+from belljar.sandboxes.handover import HandoverProvider
 from belljar.sessions.folders import SessionFolders
 from belljar.supervisor import open_supervisor
 from belljar.toolbox.base import CallRecord
@@ -68,7 +68,7 @@ class Server:
 @asynccontextmanager
 async def a_server(folder: Path, environment: Environment) -> AsyncGenerator[Server]:
     provider, settings = usable("namespace"), shared_settings().model_copy(update={"fork_start": False})
-    assert isinstance(provider, HandsOver)
+    assert isinstance(provider, HandoverProvider)
     with open_supervisor(folder, LONG_S) as supervisor:
         assert supervisor is not None
         handover = KernelHandover(supervisor, provider.hand_over_with(supervisor))

@@ -12,11 +12,11 @@ import pytest
 from cells import ForkingPlace, open_forking_place, run
 
 from belljar.environments import Environment
-from belljar.kernels import nursery
 from belljar.kernels.base import Kernel
-from belljar.kernels.nursery import Nursery, Zygote
+from belljar.provisioning import zygotes
+from belljar.provisioning.zygotes import EnvironmentZygote, ZygoteProcess
 from belljar.sandboxes.base import Sandbox
-from belljar.sandboxes.namespace.enclosed import NamespaceProcess
+from belljar.sandboxes.namespace.process import NamespaceProcess
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -70,13 +70,13 @@ async def preloaded(
         yield place, (await nursery_of(place)).complaint
 
 
-async def nursery_of(place: ForkingPlace) -> Nursery:
+async def nursery_of(place: ForkingPlace) -> EnvironmentZygote:
     found = await place.starter.nurseries.of(await place.starter.environments.get(place.name))
     assert found is not None
     return found
 
 
-async def zygote_of(place: ForkingPlace) -> Zygote | None:
+async def zygote_of(place: ForkingPlace) -> ZygoteProcess | None:
     return await (await nursery_of(place)).zygote()
 
 
@@ -121,7 +121,7 @@ async def test_a_zygote_that_never_gets_warm_is_told_of_and_sessions_start_cold(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
 ) -> None:
     if module == "hangs":
-        monkeypatch.setattr(nursery, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(zygotes, "PATIENCE_S", 1.0)
     async with preloaded(environment, tmp_path, module) as (place, complaint):
         assert said in complaint
         assert not await place.starter.is_warm(place.name)
@@ -132,7 +132,7 @@ async def test_a_zygote_that_never_gets_warm_is_told_of_and_sessions_start_cold(
 async def test_copies_of_a_kernel_that_was_started_cold_end_without_a_trace(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nursery, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(zygotes, "PATIENCE_S", 0.5)
     code = (
         "import atexit\natexit.register(lambda: open('left', 'w').close())\n"
         "file = open('log', 'w'); written = file.write('once')"
@@ -165,7 +165,7 @@ async def test_a_dead_zygote_is_replaced_and_nobody_notices(environment: Path, t
 async def test_a_worn_out_zygote_is_replaced(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nursery, "RECYCLE_AFTER", 1)
+    monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 1)
     async with preloaded(environment, tmp_path) as (place, _), place.open("ipython", "before") as before:
         first = await zygote_of(place)
         assert await place.starter.is_warm(place.name)

@@ -12,10 +12,10 @@ import pytest
 from cells import ForkingPlace, Place, interrupt_when_started, open_forking_place, run
 
 from belljar.environments import Environment, open_environment
-from belljar.environments.installed import OLDEST_PYTHON
+from belljar.environments.selection import OLDEST_PYTHON
 from belljar.errors import EnvironmentBroken
 from belljar.kernels.base import Kernel
-from belljar.kernels.launching import RUNNER
+from belljar.kernels.launch import RUNNER
 from belljar.settings import EnvironmentEntry, Settings
 from other_pythons import other_python
 from shared_environment import shared_settings

@@ -8,8 +8,8 @@ import pytest
 from cells import branching
 
 from belljar.environments import Environment
-from belljar.kernels.programs import ProgramEnd, run_program, settle
-from belljar.kernels.starting import KernelStarter
+from belljar.provisioning.program_process import ProgramEnd, run_program, settle
+from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
 from shared_environment import shared_settings
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.kernels.copies import KeptProcess
-from belljar.kernels.frames import BEGINS, GOES_ON, Wire
+from belljar.inside.runner.channel import Channel
+from belljar.kernels.forked_process import ForkedProcess
+from belljar.kernels.handover_note import NoteFile
 from belljar.kernels.ipython import IPythonKernel
-from belljar.kernels.launching import runner_command
-from belljar.kernels.messages import Ready
-from belljar.kernels.runner.channel import Channel
-from belljar.kernels.slate import Slate
+from belljar.kernels.launch import runner_command
+from belljar.kernels.protocol import ReadyMessage
+from belljar.kernels.wire import BEGINS, GOES_ON, Wire
 from belljar.outputs.events import Event, ExecuteResult, Finished, InputRequest, Stream
 from belljar.sandboxes.base import SandboxSpec
 from belljar.sandboxes.process import ProcessProvider
@@ -89,7 +89,7 @@ class Life:
         self.folder = folder
         self.wire = wire
         self.kernel = kernel
-        self.slate = Slate()
+        self.slate = NoteFile()
         kernel.note_request(self.slate)
 
     async def hand_on(self, listening: "asyncio.Task[object] | None" = None) -> IPythonKernel:
@@ -99,10 +99,10 @@ class Life:
             await asyncio.gather(listening, return_exceptions=True)
         heir = Wire(in_packets=True, kept=[os.dup(descriptor) for descriptor in self.wire.descriptors])
         heir.peer_pid = self.wire.peer_pid
-        kept = KeptProcess()
+        kept = ForkedProcess()
         kept.readopt(heir.peer_pid, os.pidfd_open(heir.peer_pid), -1)
         kernel = IPythonKernel(heir, self.kernel.sandbox, kept, self.kernel.environment)
-        self.slate = Slate(os.dup(self.slate.descriptor))
+        self.slate = NoteFile(os.dup(self.slate.descriptor))
         kernel.note_request(self.slate)
         self.kernel.leave()
         self.wire, self.kernel = heir, kernel
@@ -124,7 +124,7 @@ async def life(default_environment: Environment, tmp_path: Path) -> AsyncGenerat
         pass_fds=[wire.child_socket],
     )
     wire.close_child_ends()
-    await wire.expect(Ready)
+    await wire.expect(ReadyMessage)
     life = Life(wire, IPythonKernel(wire, sandbox, process, default_environment), tmp_path / "workspace")
     try:
         yield life

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from belljar.kernels.launching import MODULES
+from belljar.kernels.launch import MODULES
 
 
 def run(folder: Path, code: str) -> str:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from belljar.models import OutputEvent
-from belljar.outputs.event_budget import within_budget
+from belljar.outputs.budget import within_budget
 
 
 def _event(kind: Any, text: str = "", **data: Any) -> OutputEvent:

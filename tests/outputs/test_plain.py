@@ -2,8 +2,7 @@ import time
 
 import pytest
 
-from belljar.outputs.colours import coloured
-from belljar.outputs.plain import as_plain
+from belljar.outputs.terminal_text import as_plain, coloured
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy.decisions import FILE, DecisionLog
+from belljar.policy.decision_log import FILE, DecisionLog
 from belljar.policy.guard import Guard, rulebook
-from belljar.policy.loading import parse_policy
+from belljar.policy.policy_file import parse_policy
 
 POLICY = '[[tools]]\nmatch = "mail.*"\ndecision = "ask"\n[[code]]\ncalls = "eval"\ndecision = "warn"'
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from belljar.policy.base import Finding
-from belljar.policy.inspection import Inspector
-from belljar.policy.names import Names
+from belljar.policy.code_inspection import Inspector
+from belljar.policy.code_names import CodeNames
 from belljar.policy.rules import CodeRule
 
 RULE = CodeRule.model_validate(
@@ -23,7 +23,7 @@ RULE = CodeRule.model_validate(
 def found(code: str, *before: str, strict: bool = False) -> list[tuple[int, str]]:
     """The findings in a cell, after others that ran."""
     inspector = Inspector([RULE], is_strict=strict)
-    names = Names()
+    names = CodeNames()
     for cell in before:
         assert inspector.inspect(cell, names).findings == ()
     return [(finding.line, finding.what) for finding in inspector.inspect(code, names).findings]
@@ -104,7 +104,7 @@ def test_patterns_are_found(code: str) -> None:
 
 def test_code_in_text_that_is_run_is_looked_into() -> None:
     inspector = Inspector([CodeRule(imports=["subprocess"])])
-    inspection = inspector.inspect("x = 1\nexec('import subprocess')", Names())
+    inspection = inspector.inspect("x = 1\nexec('import subprocess')", CodeNames())
     assert inspection.findings == (Finding(2, 0, "import of subprocess, in text that is run", "code.1"),)
 
 
@@ -138,8 +138,8 @@ def test_a_variable_that_is_called_like_a_magic_is_none() -> None:
 
 def test_only_named_imports_pass_where_a_rule_names_those() -> None:
     inspector = Inspector([CodeRule(only_imports=["math", "numpy"])])
-    assert inspector.inspect("import math, numpy.linalg\nfrom numpy import random", Names()).decision == "allow"
-    assert inspector.inspect("import mathutils", Names()).decision == "deny"
+    assert inspector.inspect("import math, numpy.linalg\nfrom numpy import random", CodeNames()).decision == "allow"
+    assert inspector.inspect("import mathutils", CodeNames()).decision == "deny"
 
 
 def test_strict_refuses_what_cannot_be_seen_through() -> None:
@@ -159,15 +159,15 @@ def test_strict_refuses_what_cannot_be_seen_through() -> None:
 )
 def test_the_strictest_rule_decides(rules: list[dict[str, Any]], strict: bool, decision: str) -> None:
     inspector = Inspector([CodeRule.model_validate({"calls": "eval", **rule}) for rule in rules], is_strict=strict)
-    assert inspector.inspect("eval('1')", Names()).decision == decision
+    assert inspector.inspect("eval('1')", CodeNames()).decision == decision
 
 
 def test_code_that_cannot_be_read_is_refused_with_its_line() -> None:
-    inspection = Inspector([RULE]).inspect("x = 1\ny = = 2", Names())
+    inspection = Inspector([RULE]).inspect("x = 1\ny = = 2", CodeNames())
     assert inspection.decision == "deny"
     assert [(finding.line, finding.rule) for finding in inspection.findings] == [(2, "code")]
 
 
 @pytest.mark.parametrize("code", ["a" + ".b" * 900, "f(" * 80 + ")" * 80, "x = " + "-" * 500 + "1", "a" + "[0]" * 900])
 def test_deep_code_neither_breaks_nor_stalls_the_inspection(code: str) -> None:
-    assert Inspector([RULE]).inspect(code, Names()).decision in ("allow", "deny")
+    assert Inspector([RULE]).inspect(code, CodeNames()).decision in ("allow", "deny")

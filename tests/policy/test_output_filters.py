@@ -15,8 +15,8 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
+from belljar.policy.output_filter import MOST_LINE_CHARS, FilterScreen
 from belljar.policy.rules import OutputRule
-from belljar.policy.screen import MOST_LINE_CHARS, FilterScreen
 
 KEY = "sk-abcdefgh12345678"
 RULES: list[dict[str, Any]] = [{"pattern": "sk-[a-z0-9]{8,}", "replace": "\\0[key]"}, {"text": "Projekt Ü"}]

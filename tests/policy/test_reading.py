@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.policy.reading import Escape, Reading, Unreadable, read_cell
+from belljar.policy.cell_syntax import Escape, Reading, Unreadable, read_cell
 
 
 def escapes(code: str) -> list[tuple[int, str]]:
@@ -127,8 +127,8 @@ def test_code_behind_a_command_that_a_carriage_return_ends_is_read() -> None:
     ],
 )
 def test_reading_comes_to_an_end(code: str, most_chars: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.policy.reading._MOST_TRANSFORMS", 5)
-    monkeypatch.setattr("belljar.policy.reading._MOST_CHARS", most_chars)
+    monkeypatch.setattr("belljar.policy.cell_syntax._MOST_TRANSFORMS", 5)
+    monkeypatch.setattr("belljar.policy.cell_syntax._MOST_CHARS", most_chars)
     with pytest.raises(Unreadable, match=reason):
         read_cell(code)
 
@@ -137,7 +137,7 @@ def test_ipython_is_loaded_with_the_first_cell_that_has_magics() -> None:
     code = """if True:
         import sys
         import belljar.cli.serving
-        from belljar.policy.reading import is_quick, read_cell
+        from belljar.policy.cell_syntax import is_quick, read_cell
         read_cell("x = 1\\nprint(x)\\n")
         assert "IPython" not in sys.modules and is_quick("x = 7 % 3 != 1") and not is_quick("%pwd")
         read_cell("%pwd")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from belljar.policy.base import Verdict
-from belljar.policy.decisions import DecisionLog
+from belljar.policy.decision_log import DecisionLog
 from belljar.policy.guard import Guard, Rulebook, rulebook
-from belljar.policy.loading import parse_policy
-from belljar.policy.memory import Memory
+from belljar.policy.guard_state import GuardState
+from belljar.policy.policy_file import parse_policy
 
 
 def book(text: str) -> Rulebook:
@@ -225,14 +225,14 @@ def test_counts_yeses_and_names_outlive_the_guard_and_go_to_forks(tmp_path: Path
 
 def test_no_number_of_names_makes_a_guard_forget_what_it_counted(tmp_path: Path) -> None:
     shared = rulebook(parse_policy('[[tools]]\nmatch = "*"\nmax_calls = 1', "p").policy, log=DecisionLog(tmp_path))
-    memory = Memory(tmp_path)
+    memory = GuardState(tmp_path)
     names = memory.names.copy()
     names.origins |= {f"name_{number}": {f"{'x' * 190}{each}" for each in range(16)} for number in range(5_000)}
     memory.learn(names)
     judged(Guard(shared, "1", "me", tmp_path), "a.b")
     woken = Guard(shared, "1", "me", tmp_path)
     assert judged(woken, "a.b").decision == "deny"
-    assert len(Memory(tmp_path).names.origins) == 5_000
+    assert len(GuardState(tmp_path).names.origins) == 5_000
 
 
 UNIQUE = """

@@ -3,8 +3,8 @@
 import pytest
 from personal_data import IDS
 
-from belljar.privacy.detection import Detector
-from belljar.privacy.ids import COMMON, NAMES
+from belljar.privacy.detectors import Detector
+from belljar.privacy.national_ids import COMMON, NAMES
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.spans import Span, disjoint
 

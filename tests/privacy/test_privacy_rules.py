@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from belljar.errors import SettingsError
-from belljar.privacy.opening import Veils
+from belljar.privacy.redactors import Redactors
 from belljar.privacy.rules import PrivacyRules, matches
 from belljar.privacy.secrets import Secrets
 
@@ -68,7 +68,7 @@ def test_a_file_of_secrets_that_cannot_be_read_is_not_quoted(tmp_path: Path) -> 
 
 def test_a_server_does_not_start_with_secrets_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: FileNotFoundError"):
-        Veils({}, str(tmp_path / "none.toml"))
+        Redactors({}, str(tmp_path / "none.toml"))
 
 
 def test_a_server_without_rules_does_not_pay_for_the_libraries() -> None:

@@ -12,6 +12,7 @@ from personal_data import mixed_texts
 
 import belljar
 from belljar.environments import Environment
+from belljar.executions.cell import make_cell
 from belljar.outputs.events import (
     ClearOutput,
     CommMessage,
@@ -22,20 +23,19 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.outputs.screening import Screens
-from belljar.privacy import screen as screen_module
+from belljar.outputs.screens import Screens
+from belljar.privacy import redaction_screen as screen_module
+from belljar.privacy.redaction import SessionRedactor
+from belljar.privacy.redaction_screen import MOST_CHARS, RedactionScreen
 from belljar.privacy.rules import PrivacyRules
-from belljar.privacy.screen import MOST_CHARS, VeilScreen
-from belljar.privacy.veil import Veil
 from belljar.runtime import open_runtime
-from belljar.sessions.cells import make_cell
 from shared_environment import settings_with
 
 POLICY = '[privacy]\nhide = ["email", "phone", "card", "iban", "national_id"]\n'
 RULES = PrivacyRules(hide=("email", "phone", "card", "iban", "national_id"))
 
 
-def shown(screen: VeilScreen, *events: Event) -> list[Event]:
+def shown(screen: RedactionScreen, *events: Event) -> list[Event]:
     return [*(passed for event in events for passed in screen.screen(event)), *screen.flush()]
 
 
@@ -48,13 +48,15 @@ def test_pieces_of_a_stream_show_what_the_whole_would(mixed: tuple[str, list[str
     for size in (*sizes, len(text)):
         pieces.append(Stream("stdout", text[place : place + size]))
         place += size
-    said = "".join(event.text for event in shown(VeilScreen(Veil(RULES)), *pieces) if isinstance(event, Stream))
-    assert said == Veil(RULES).cover(text)
+    said = "".join(
+        event.text for event in shown(RedactionScreen(SessionRedactor(RULES)), *pieces) if isinstance(event, Stream)
+    )
+    assert said == SessionRedactor(RULES).cover(text)
     assert not [value for value in values if value in said]
 
 
 def test_the_streams_do_not_hold_each_other_back_and_end_before_what_follows() -> None:
-    screen = VeilScreen(Veil(RULES))
+    screen = RedactionScreen(SessionRedactor(RULES))
     events: list[Event] = [Stream("stdout", "4111 1111"), Stream("stderr", "warning\n"), Stream("stdout", " 1111 1111")]
     assert shown(screen, *events, ClearOutput()) == [
         Stream("stderr", "warning\n"),
@@ -65,12 +67,12 @@ def test_the_streams_do_not_hold_each_other_back_and_end_before_what_follows() -
 
 def test_what_widgets_say_is_covered() -> None:
     said = CommMessage("comm_open", "id", {"state": {"value": "ann@example.com", "n": 1}}, metadata={"by": "bob@x.org"})
-    (covered,) = shown(VeilScreen(Veil(RULES)), said)
+    (covered,) = shown(RedactionScreen(SessionRedactor(RULES)), said)
     assert covered == replace(said, data={"state": {"value": "[EMAIL_1]", "n": 1}}, metadata={"by": "[EMAIL_2]"})
 
 
 def test_every_form_of_text_is_covered_and_pictures_are_not_touched() -> None:
-    screen = VeilScreen(Veil(RULES))
+    screen = RedactionScreen(SessionRedactor(RULES))
     mail = "ann@example.com"
     picture = "4111111111111111"
     bundle = {"text/plain": mail, "text/html": f"<td>{mail}</td>", "application/json": {mail: [mail, 1]}}
@@ -94,7 +96,7 @@ def test_every_form_of_text_is_covered_and_pictures_are_not_touched() -> None:
 
 
 def test_output_without_end_is_not_shown_unsearched() -> None:
-    screen = VeilScreen(Veil(RULES))
+    screen = RedactionScreen(SessionRedactor(RULES))
     line = "x" * 999 + "\n"
     said = shown(
         screen, Stream("stdout", line), Stream("stdout", line * (MOST_CHARS // 1_000)), Stream("stdout", "more\n")
@@ -107,7 +109,7 @@ def test_output_without_end_is_not_shown_unsearched() -> None:
 def test_output_that_takes_too_long_to_search_is_not_shown_unsearched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen_module, "MOST_S", 0.001)
     numbers = "+123456" * 500
-    screen = VeilScreen(Veil(RULES))
+    screen = RedactionScreen(SessionRedactor(RULES))
     said = shown(screen, Stream("stdout", f"{numbers}\n"), Stream("stdout", "more\n"), DisplayData({"text/plain": "x"}))
     assert len(said) == 2
     assert "takes too long" in str(said[1])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE
 
-from belljar.sandboxes.base import Branch, Identity, Limits, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import ForkedSandbox, Identity, Limits, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 FORKER = """
@@ -163,7 +163,9 @@ class Grove:
                 pass_fds=pass_fds,
             )
 
-    async def open_branch(self, origin: Sandbox, spec: SandboxSpec | None = None) -> tuple[Branch, SandboxProcess]:
+    async def open_branch(
+        self, origin: Sandbox, spec: SandboxSpec | None = None
+    ) -> tuple[ForkedSandbox, SandboxProcess]:
         branch = await self.provider.open_branch(spec or self.spec(), origin)
         self.opened.append(branch)
         return branch, await self.hold(branch)
@@ -175,7 +177,7 @@ class Grove:
         return await self.enter(origin, branch, process, spec, joins=joins)
 
     async def enter(
-        self, origin: Inmate, branch: Branch, process: SandboxProcess, spec: SandboxSpec, *, joins: bool = True
+        self, origin: Inmate, branch: ForkedSandbox, process: SandboxProcess, spec: SandboxSpec, *, joins: bool = True
     ) -> Inmate:
         entrance = branch.entrance()
         message = {"flags": entrance.flags, "uid": entrance.identity.uid, "gid": entrance.identity.gid}

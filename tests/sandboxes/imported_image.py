@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.sandboxes.container.engines import Engine, find_engines
+from belljar.sandboxes.container.engines import ContainerEngine, find_engines
 
 _PROGRAMS = [Path("/usr/bin") / name for name in ("true", "cat", "env", "dash", "id")]
 # As images have them: closed to a session, which uses one and has to get through the other.
@@ -27,7 +27,7 @@ _LINKS = ("bin", "sbin", "lib", "lib64")
 @functools.cache
 def import_image(choice: str = "auto") -> str:
     """The image's name; the default's, which is likely to be missing, where no engine answers."""
-    engines = [engine for engine in find_engines(choice) if isinstance(engine, Engine)]
+    engines = [engine for engine in find_engines(choice) if isinstance(engine, ContainerEngine)]
     if sys.platform != "linux" or not engines:
         return "belljar:latest"
     files = sorted({path.parent.resolve() / path.name for path in (*_PROGRAMS, *_libraries())})

@@ -6,8 +6,8 @@ import os
 import pytest
 from trials import Opener, run
 
-from belljar.sandboxes.appearance import machine_files
 from belljar.sandboxes.base import Limits, Provider
+from belljar.sandboxes.machine_files import machine_files
 
 pytestmark = pytest.mark.anyio
 

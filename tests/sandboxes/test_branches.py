@@ -14,12 +14,14 @@ from groves import Grove, Inmate
 from trials import ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Branch, Branching, Identity
+from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Identity
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace import branch_trial as branch_trial
-from belljar.sandboxes.namespace import offshoots, places, sealing
-from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
+from belljar.sandboxes.namespace import fork_trial as branch_trial
+from belljar.sandboxes.namespace import hardening
+from belljar.sandboxes.namespace import namespaces as places
+from belljar.sandboxes.namespace import sandbox as offshoots
 from belljar.sandboxes.namespace.provider import NamespaceProvider
+from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.seccomp import Filter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="Linux only")]
@@ -330,7 +332,7 @@ async def test_a_killed_branch_can_be_opened_again(grove: Grove) -> None:
     trunk = await grove.trunk()
     one = await grove.branch(trunk)
     await one.sandbox.kill()
-    assert isinstance(one.sandbox, Branch)
+    assert isinstance(one.sandbox, ForkedSandbox)
     process = await grove.hold(one.sandbox)
     again = await grove.enter(trunk, one.sandbox, process, one.spec)
     assert await again.ask("answer = os.listdir('.')") == [one.spec.session_id]
@@ -496,12 +498,12 @@ async def test_folders_that_no_sandbox_gets_through_are_named(grove: Grove) -> N
 
 
 def test_a_provider_that_branches_says_so() -> None:
-    assert isinstance(NamespaceProvider(), Branching)
-    assert not isinstance(usable("process"), Branching)
+    assert isinstance(NamespaceProvider(), ForkableProvider)
+    assert not isinstance(usable("process"), ForkableProvider)
 
 
 def _without_filter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sealing, "load_filter", lambda: Filter(complaint="libseccomp cannot be loaded (none)"))
+    patch.setattr(hardening, "load_filter", lambda: Filter(complaint="libseccomp cannot be loaded (none)"))
 
 
 def _without_tool(patch: pytest.MonkeyPatch) -> None:
@@ -537,7 +539,7 @@ def test_what_a_trial_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @for_root
 async def test_root_without_users_for_its_sessions_branches_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
-    monkeypatch.setattr(sealing, "find_identities", lambda: None)
+    monkeypatch.setattr(hardening, "find_host_users", lambda: None)
     provider = NamespaceProvider()
     assert provider.take_identity() is None
     assert provider.branching_gap() == ""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from belljar.sandboxes.base import Limits
-from belljar.sandboxes.cgroups import PREFIX, Group, Groups, OldGroup
-from belljar.sandboxes.hierarchy import LEAF, ControlGroups, read_control_groups
+from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups
+from belljar.sandboxes.cgroups import PREFIX, ControlGroup, GroupV1, ServerGroups
 from belljar.sandboxes.limits import Enforcer
 
 LIMITS = Limits(memory_mb=100, cpus=1.5, processes=20)
@@ -70,13 +70,13 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTree:
     return FakeTree(tmp_path, monkeypatch)
 
 
-def only(group: Group) -> Path:
+def only(group: ControlGroup) -> Path:
     (folder,) = set(group.folders.values())
     return folder
 
 
 async def test_a_unified_group_is_written_with_its_limits_and_no_swap(tree: FakeTree) -> None:
-    groups = Groups(tree.offer())
+    groups = ServerGroups(tree.offer())
     group = groups.make("ab-c", LIMITS)
     assert group is not None
     folder = only(group)
@@ -106,7 +106,7 @@ async def test_a_unified_group_tells_what_was_hit(tree: FakeTree) -> None:
 
 
 async def test_a_unified_group_is_killed_in_one_stroke(tree: FakeTree) -> None:
-    groups = Groups(tree.offer())
+    groups = ServerGroups(tree.offer())
     group = groups.make("s", LIMITS)
     assert group is not None
     group.kill()
@@ -118,7 +118,7 @@ async def test_older_kernels_lack_files_and_a_group_is_made_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = frozenset({"memory.peak", "memory.swap.max", "cgroup.kill", "pids.events"})
-    groups = Groups(FakeTree(tmp_path, monkeypatch, lacking).offer())
+    groups = ServerGroups(FakeTree(tmp_path, monkeypatch, lacking).offer())
     group = groups.make("s", LIMITS)
     assert group is not None
     assert (group.take_peak_bytes(), group.refused_forks(), group.oom_kills()) == (0, 0, 1)
@@ -128,7 +128,7 @@ async def test_older_kernels_lack_files_and_a_group_is_made_without_them(
 
 
 async def test_who_is_in_a_unified_group_moves_into_a_leaf_before_it_passes_controllers_on(tree: FakeTree) -> None:
-    groups = Groups(tree.offer(tenants=(71,)))
+    groups = ServerGroups(tree.offer(tenants=(71,)))
     group = groups.make("s", LIMITS)
     assert group is not None
     assert (tree.top / LEAF / "cgroup.procs").read_text() == "71"
@@ -137,7 +137,7 @@ async def test_who_is_in_a_unified_group_moves_into_a_leaf_before_it_passes_cont
 
 
 async def test_only_controllers_with_a_limit_get_a_group(tree: FakeTree) -> None:
-    groups = Groups(tree.offer())
+    groups = ServerGroups(tree.offer())
     assert groups.make("s", Limits(disk_mb=1, open_files=1)) is None
     group = groups.make("s", Limits(processes=7))
     assert group is not None
@@ -152,7 +152,7 @@ async def test_groups_of_a_server_that_was_killed_are_removed_and_those_of_a_liv
     (tree.top / "others").mkdir()
     lock = os.open(alive, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    groups = Groups(tree.offer())
+    groups = ServerGroups(tree.offer())
     group = groups.make("s", LIMITS)
     assert group is not None
     assert (dead.exists(), (alive / "session-1").exists(), (tree.top / "others").exists()) == (False, True, True)
@@ -165,7 +165,7 @@ async def test_a_host_that_refuses_what_it_promised_is_one_without_groups(
 ) -> None:
     (tree.top / "cgroup.subtree_control").unlink()
     (tree.top / "cgroup.subtree_control").mkdir()
-    groups = Groups(tree.offer(tenants=(71,)))
+    groups = ServerGroups(tree.offer(tenants=(71,)))
     assert groups.make("s", LIMITS) is None
     assert groups.make("s", LIMITS) is None
     assert groups.controllers == []
@@ -187,12 +187,12 @@ async def test_a_host_without_groups_makes_none_and_says_so() -> None:
 
 
 @pytest.fixture
-def real() -> Iterator[Groups]:
+def real() -> Iterator[ServerGroups]:
     offer = read_control_groups()
     if {*offer.usable()} != {"memory", "cpu", "pids"}:
         pytest.skip(f"control groups cannot be written here: {offer.kind}")
     before = _ours(offer)
-    yield Groups(offer)
+    yield ServerGroups(offer)
     assert _ours(offer) - before == set()
 
 
@@ -201,10 +201,10 @@ def _ours(offer: ControlGroups) -> set[Path]:
     return {path for folder in offer.usable().values() for path in folder.glob(f"{mine}*")}
 
 
-async def test_a_group_on_this_host_has_its_limits_and_is_removed(real: Groups) -> None:
+async def test_a_group_on_this_host_has_its_limits_and_is_removed(real: ServerGroups) -> None:
     group = real.make("s", LIMITS)
     assert group is not None
-    if isinstance(group, OldGroup):
+    if isinstance(group, GroupV1):
         read = {file: int((group.folders[name] / file).read_text()) for name, file in _V1.items()}
         assert read == {"memory.memsw.limit_in_bytes": 100 << 20, "cpu.cfs_quota_us": 150_000, "pids.max": 20}
     assert (group.oom_kills(), group.refused_forks(), group.members()) == (0, 0, set())
@@ -215,7 +215,7 @@ async def test_a_group_on_this_host_has_its_limits_and_is_removed(real: Groups) 
 _V1 = {"memory": "memory.memsw.limit_in_bytes", "cpu": "cpu.cfs_quota_us", "pids": "pids.max"}
 
 
-async def test_two_groups_live_side_by_side_and_the_servers_own_goes_with_the_last(real: Groups) -> None:
+async def test_two_groups_live_side_by_side_and_the_servers_own_goes_with_the_last(real: ServerGroups) -> None:
     one, two = real.make("s", LIMITS), real.make("s", LIMITS)
     assert one is not None
     assert two is not None

@@ -21,14 +21,14 @@ from belljar.api import open_session
 from belljar.environments import Environment
 from belljar.errors import InvalidArgument, SandboxUnavailable
 from belljar.sandboxes.base import Limits, Provider, SandboxSpec
+from belljar.sandboxes.cgroup_discovery import ControlGroups
 from belljar.sandboxes.cgroups import adopt
 from belljar.sandboxes.container import process as containment
 from belljar.sandboxes.container import provider as container
-from belljar.sandboxes.container.doorway import Doorway
-from belljar.sandboxes.container.engines import LABEL, Engine, find_engines
-from belljar.sandboxes.container.flags import Enclosure, find_interpreter
+from belljar.sandboxes.container.engines import LABEL, ContainerEngine, find_engines
+from belljar.sandboxes.container.handshake import Handshake
 from belljar.sandboxes.container.provider import ContainerProvider
-from belljar.sandboxes.hierarchy import ControlGroups
+from belljar.sandboxes.container.run_arguments import RunArguments, find_interpreter
 from waiting import until
 
 pytestmark = [
@@ -66,8 +66,8 @@ def provider() -> Provider:
 
 
 @pytest.fixture
-def engine(provider: Provider) -> Engine:
-    return next(engine for engine in find_engines("auto") if isinstance(engine, Engine))
+def engine(provider: Provider) -> ContainerEngine:
+    return next(engine for engine in find_engines("auto") if isinstance(engine, ContainerEngine))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_podman_is_asked_first_and_the_one_that_works_is_taken(program: Program)
     program("docker", _answer(DOCKER))
     silent, answering = find_engines("auto")
     assert silent == ("podman", "status 1")
-    assert isinstance(answering, Engine)
+    assert isinstance(answering, ContainerEngine)
     assert (answering.kind, answering.version, answering.controllers) == ("docker", "28.2.2", {"memory", "pids"})
     assert [*find_engines("podman")] == [silent]
 
@@ -153,7 +153,7 @@ def test_podman_is_asked_first_and_the_one_that_works_is_taken(program: Program)
 def test_a_program_called_docker_may_be_podman(program: Program) -> None:
     program("docker", _answer(PODMAN))
     (engine,) = find_engines("docker")
-    assert isinstance(engine, Engine)
+    assert isinstance(engine, ContainerEngine)
     assert engine.kind == "podman"
 
 
@@ -161,13 +161,13 @@ def test_rootless_podman_sets_no_limits_in_the_old_hierarchy(program: Program) -
     host = {**PODMAN["host"], "security": {"rootless": True}, "cgroupVersion": "v1"}
     program("podman", _answer({**PODMAN, "host": host}))
     (engine,) = find_engines("auto")
-    assert isinstance(engine, Engine)
+    assert isinstance(engine, ContainerEngine)
     assert (engine.is_rootless, engine.controllers) == (True, frozenset())
 
 
 def test_podman_is_tried_with_other_runtimes_and_without_mapped_users(program: Program) -> None:
     program("runc", "")
-    engine = Engine("podman", "podman", "5", is_rootless=True, controllers=frozenset())
+    engine = ContainerEngine("podman", "podman", "5", is_rootless=True, controllers=frozenset())
     tried = [(fallback.options, fallback.maps_users) for fallback in engine.fallbacks()]
     assert (("--runtime", "runc"), True) in tried
     assert ((), False) in tried
@@ -201,10 +201,10 @@ def test_the_interpreter_is_a_shown_trees_else_the_images(tmp_path: Path) -> Non
 
 
 def test_a_path_that_would_be_read_as_options_is_refused(tmp_path: Path) -> None:
-    engine = Engine("docker", "docker", "28", is_rootless=False, controllers=frozenset())
+    engine = ContainerEngine("docker", "docker", "28", is_rootless=False, controllers=frozenset())
     folder = tmp_path / "a,readonly=false"
     folder.mkdir()
-    enclosure = Enclosure(engine, "image", SandboxSpec("s", folder, tmp_path, tmp_path), "name", [])
+    enclosure = RunArguments(engine, "image", SandboxSpec("s", folder, tmp_path, tmp_path), "name", [])
     with pytest.raises(InvalidArgument, match="readonly=false"):
         enclosure.mounts(["true"], tmp_path, tmp_path)
 
@@ -246,7 +246,7 @@ for path in ('/proc/1/fd/3', '/proc/1/mem', '/proc/1/environ'):
 
 
 async def test_one_peer_is_let_in_and_nobody_after_it() -> None:
-    doorway = Doorway(os.geteuid(), {"passwd": "text"})
+    doorway = Handshake(os.geteuid(), {"passwd": "text"})
     door, folder = str(doorway.step / "door"), doorway.step.parent
     assert folder.stat().st_mode & 0o777 == 0o700
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
@@ -261,7 +261,7 @@ async def test_one_peer_is_let_in_and_nobody_after_it() -> None:
 
 
 async def test_another_user_is_not_let_in() -> None:
-    doorway = Doorway(os.geteuid() + 1, {})
+    doorway = Handshake(os.geteuid() + 1, {})
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.setblocking(False)
         stranger.connect(str(doorway.step / "door"))
@@ -272,7 +272,7 @@ async def test_another_user_is_not_let_in() -> None:
 
 
 async def test_the_environment_is_not_told_to_the_engine(
-    provider: Provider, open_sandbox: Opener, engine: Engine
+    provider: Provider, open_sandbox: Opener, engine: ContainerEngine
 ) -> None:
     sandbox, _ = await open_sandbox(provider)
     reading, writing = os.pipe()
@@ -382,7 +382,9 @@ def test_limits_are_found_in_a_unified_group_above_the_commands_own(tmp_path: Pa
 # The end
 
 
-async def test_nothing_outlives_a_server_that_is_killed(provider: Provider, engine: Engine, tmp_path: Path) -> None:
+async def test_nothing_outlives_a_server_that_is_killed(
+    provider: Provider, engine: ContainerEngine, tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     sources = Path(container.__file__).parents[2]
@@ -406,7 +408,7 @@ async def test_nothing_outlives_a_server_that_is_killed(provider: Provider, engi
 
 
 async def test_containers_of_dead_servers_are_removed_and_no_others(
-    provider: Provider, engine: Engine, tmp_path: Path
+    provider: Provider, engine: ContainerEngine, tmp_path: Path
 ) -> None:
     started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     names = {
@@ -431,7 +433,7 @@ async def test_containers_of_dead_servers_are_removed_and_no_others(
 
 
 async def test_a_spawn_that_is_cancelled_leaves_nothing(
-    provider: Provider, open_sandbox: Opener, engine: Engine
+    provider: Provider, open_sandbox: Opener, engine: ContainerEngine
 ) -> None:
     sandbox, _ = await open_sandbox(provider)
     spawning = asyncio.create_task(run(sandbox, "import signal; signal.pause()"))

@@ -22,15 +22,15 @@ from belljar.egress.proxy import open_proxy
 from belljar.egress.rules import Rule
 from belljar.environments import Environment
 from belljar.errors import KernelDied
-from belljar.kernels.desk import Reply, open_desk
 from belljar.kernels.ipython import IPythonKernel, start_ipython
-from belljar.kernels.launching import RUNNER
+from belljar.kernels.launch import RUNNER
 from belljar.outputs.events import Event, Finished
+from belljar.provisioning.package_server import PackageReply, open_package_server
 from belljar.sandboxes.base import Provider
-from belljar.toolbox.broker import Broker, Desk
-from belljar.toolbox.hatch import open_hatch
-from belljar.toolbox.pace import Paces
-from belljar.toolbox.requests import Search
+from belljar.toolbox.broker import Broker, ToolCatalogue
+from belljar.toolbox.fair_share import FairShares
+from belljar.toolbox.session_requests import SearchMessage
+from belljar.toolbox.session_server import open_tool_server
 
 pytestmark = pytest.mark.anyio
 OWN_KERNEL = {
@@ -263,19 +263,19 @@ MOST_DESCRIPTORS = 16 + 64 + 20 + 80
 async def _doors(folder: Path) -> AsyncGenerator[None]:
     """What a session can connect to, as the server has it."""
 
-    async def find(_: Search) -> dict[str, object]:
+    async def find(_: SearchMessage) -> dict[str, object]:
         return {"outcome": "found", "text": "x" * 1_000_000}
 
-    async def fulfil(_: Sequence[str]) -> Reply:
-        return Reply(lines=["installed"])
+    async def fulfil(_: Sequence[str]) -> PackageReply:
+        return PackageReply(lines=["installed"])
 
     def judge(_: str, __: Rule) -> str:
         return ""
 
-    broker = Broker("session", cast("Desk", None), limit_bytes=1_000)
+    broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=1_000)
     async with (
-        open_hatch(folder, "tools", broker=broker, find=find, folder_inside="/", paces=Paces()),
-        open_desk(folder, "packages", session_id="session", fulfil=fulfil),
+        open_tool_server(folder, "tools", broker=broker, find=find, folder_inside="/", paces=FairShares()),
+        open_package_server(folder, "packages", session_id="session", fulfil=fulfil),
         open_proxy(folder, "egress", session_id="session", rules=[], judge=judge),
     ):
         yield

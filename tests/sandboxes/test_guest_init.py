@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.sandboxes import guest_init
+from belljar.inside import guest_init
 from belljar.sandboxes.microvm import DescriptorBridge
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="descriptors are passed by exec")

@@ -15,10 +15,10 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE, Opener, read_until
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Interruptible, Limits, Provider, SandboxSpec
+from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.gvisor.provider import GVisorProvider
 from belljar.sandboxes.gvisor.runsc import find_runsc
-from belljar.sandboxes.hierarchy import read_control_groups
-from belljar.sandboxes.lineage import open_descendant
+from belljar.sandboxes.process_tree import open_descendant
 from belljar.settings import Settings
 
 pytestmark = pytest.mark.anyio

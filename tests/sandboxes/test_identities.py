@@ -4,7 +4,7 @@ import pytest
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Identity
-from belljar.sandboxes.identities import Identities, usable_numbers
+from belljar.sandboxes.host_users import HostUsers, usable_numbers
 
 WHOLE = "         0          0 4294967295\n"
 
@@ -36,7 +36,7 @@ def test_where_there_are_too_few_there_are_none(uids: str, gids: str) -> None:
 
 
 def test_each_is_given_out_once_until_it_is_released() -> None:
-    identities = Identities(range(0x70000000, 0x70000000 + 5))
+    identities = HostUsers(range(0x70000000, 0x70000000 + 5))
     taken = [identities.take() for _ in range(5)]
     assert {identity.uid for identity in taken} == set(range(0x70000000, 0x70000000 + 5))
     assert all(identity.uid == identity.gid for identity in taken)
@@ -49,5 +49,5 @@ def test_each_is_given_out_once_until_it_is_released() -> None:
 
 def test_a_number_with_an_account_is_passed_over() -> None:
     with pytest.raises(SandboxUnavailable):
-        Identities(range(1)).take()
-    assert isinstance(Identities(range(0x70000000, 0x7FFFFFFF)).take(), Identity)
+        HostUsers(range(1)).take()
+    assert isinstance(HostUsers(range(0x70000000, 0x7FFFFFFF)).take(), Identity)

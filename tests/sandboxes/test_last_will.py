@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from trials import usable
 
-from belljar.sandboxes.namespace.last_will import LastWill
+from belljar.sandboxes.namespace.orphan_reaper import OrphanReaper
 
 DEADLINE_S = 30
 SERVER = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from belljar.sandboxes.base import SandboxSpec
-from belljar.sandboxes.namespace.enclosed import NamespaceProcess
+from belljar.sandboxes.namespace.process import NamespaceProcess
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 point, folder, stdout = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -54,7 +54,7 @@ def test_nothing_outlives_a_server_that_is_killed_as_it_starts_a_sandbox(point: 
 
 
 def test_who_is_named_is_ended_and_who_is_struck_is_spared_though_a_first_shell_was_killed() -> None:
-    will = LastWill()
+    will = OrphanReaper()
     nobody, will._line = os.pipe()
     os.close(nobody)
     reading, writing = os.pipe()

@@ -20,7 +20,8 @@ import pytest
 from trials import DEADLINE_S, PYTHON, Outcome, run
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import guest_init, microvm, open_provider
+from belljar.inside import guest_init
+from belljar.sandboxes import microvm, open_provider
 from belljar.sandboxes.base import Interruptible, Limits, SandboxSpec
 from belljar.sandboxes.microvm import MicroVMProvider, find_obstacle, interpreter_for, make_root
 from belljar.settings import Settings

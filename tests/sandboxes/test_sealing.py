@@ -10,7 +10,7 @@ from trials import ENVIRONMENT, PYTHON, Opener, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Identity, Provider
-from belljar.sandboxes.namespace import sealing as sealing
+from belljar.sandboxes.namespace import hardening as sealing
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.seccomp import Filter
 

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from belljar.errors import Busy
-from belljar.sessions import admission
-from belljar.sessions.admission import Admission
+from belljar.executions import admission
+from belljar.executions.admission import Admission
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -1,6 +1,6 @@
 """What is said of cells that are not the owner's."""
 
-from belljar.sessions.authors import Authors
+from belljar.sessions.session import Authors
 
 
 def test_a_cell_of_somebody_else_says_whose_it_is() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
+from belljar.executions.cell import make_cell
 from belljar.runtime import open_runtime
 from belljar.sessions import checkpoints
-from belljar.sessions.cells import make_cell
 from belljar.sessions.checkpoints import Checkpoint
 from belljar.sessions.session import Session
 from belljar.settings import Settings

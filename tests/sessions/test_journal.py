@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from belljar.errors import Busy, SettingsError
+from belljar.journal import writer
+from belljar.journal.journal import UNKEPT, ExecutionRecord, Journal, open_journal
+from belljar.journal.schema import VERSION, version_of
+from belljar.journal.session_records import SessionRecords
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.sessions import transactions
-from belljar.sessions.journal import UNKEPT, Journal, Record, open_journal
-from belljar.sessions.roll import Roll
-from belljar.sessions.schema import VERSION, version_of
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ def full(journal: Journal) -> Generator[None]:
 
 
 def submit(journal: Journal, execution_id: str, key: str = "") -> None:
-    journal.begin(Record(execution_id, "session", OWNER, "code", None), time.time(), key)
+    journal.begin(ExecutionRecord(execution_id, "session", OWNER, "code", None), time.time(), key)
     journal.start(execution_id)
 
 
@@ -144,7 +144,7 @@ async def test_what_waits_at_the_end_is_still_written(anyio_backend: str, path: 
 async def test_more_than_memory_should_hold_is_told_instead_of_a_gap(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(writer, "MOST_WAITING_BYTES", 10_000)
     submit(journal, "one")
     with locked(path):
         for number in range(1, 100):
@@ -189,7 +189,7 @@ async def test_a_key_is_taken_once_by_whichever_server_is_first(journal: Journal
 
 
 async def test_a_session_is_not_claimed_later_than_it_is_asked_for(journal: Journal, path: Path) -> None:
-    roll = Roll(journal, "this one")
+    roll = SessionRecords(journal, "this one")
     roll.enter("session", OWNER, "default", "")
     roll.put_to_sleep("session", "ended")
     with locked(path), pytest.raises(Busy, match="cannot be written now"):
@@ -202,13 +202,13 @@ async def test_a_session_is_not_claimed_later_than_it_is_asked_for(journal: Jour
 
 async def test_executions_are_in_order_whatever_the_clock_says(journal: Journal) -> None:
     for execution_id, submitted_at in (("first", 3e9), ("second", 1.0), ("third", 2e9)):
-        journal.begin(Record(execution_id, "session", OWNER, "code", None), submitted_at)
+        journal.begin(ExecutionRecord(execution_id, "session", OWNER, "code", None), submitted_at)
     assert [record.id for record in journal.of_session("session")] == ["first", "second", "third"]
     assert journal.timeline("session", 2) == ["second", "third"]
 
 
 async def test_an_execution_is_on_record_before_its_code_runs(journal: Journal, path: Path) -> None:
-    journal.begin(Record("one", "session", OWNER, "code", None), time.time(), "key")
+    journal.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time(), "key")
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT id, started_at FROM executions").fetchall() == [("one", None)]
         journal.start("one")
@@ -220,34 +220,34 @@ async def test_an_execution_that_waits_for_its_turn_is_on_record_soon_and_before
 ) -> None:
     query = "SELECT id, started_at IS NOT NULL FROM executions ORDER BY rowid"
     with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
-        journal.begin(Record("one", "session", OWNER, "code", None), time.time())
-        journal.begin(Record("two", "session", OWNER, "code", None), time.time())
+        journal.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
+        journal.begin(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
         assert [record.id for record in journal.unfinished("session")] == ["one", "two"]
         journal.commit()
         assert other.execute(query).fetchall() == [("one", 0), ("two", 0)]
-        journal.begin(Record("three", "session", OWNER, "code", None), time.time())
+        journal.begin(ExecutionRecord("three", "session", OWNER, "code", None), time.time())
         await until(lambda: len(other.execute(query).fetchall()) >= 3)
         journal.start("one")
-        journal.begin(Record("four", "session", OWNER, "code", None), time.time())
+        journal.begin(ExecutionRecord("four", "session", OWNER, "code", None), time.time())
         journal.start("four")
         assert other.execute(query).fetchall() == [("one", 1), ("two", 0), ("three", 0), ("four", 1)]
 
 
 async def test_an_execution_that_ends_without_its_turn_keeps_its_place(journal: Journal, path: Path) -> None:
-    journal.begin(Record("one", "session", OWNER, "code", None), time.time())
-    journal.begin(Record("two", "session", OWNER, "code", None), time.time())
+    journal.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
+    journal.begin(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
     finish(journal, "two", 0)
-    journal.begin(Record("three", "session", OWNER, "code", None), time.time(), "key")
+    journal.begin(ExecutionRecord("three", "session", OWNER, "code", None), time.time(), "key")
     found = [(record.id, record.has_begun, record.result is not None) for record in journal.of_session("session")]
     assert found == [("one", False, False), ("two", False, True), ("three", False, False)]
 
 
 async def test_the_last_words_of_one_of_several_users_are_written_when_it_goes(journal: Journal, path: Path) -> None:
     with open_journal(path) as same:
-        same.begin(Record("one", "session", OWNER, "code", None), time.time())
+        same.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
     with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
         assert other.execute("SELECT id FROM executions").fetchall() == [("one",)]
-        journal.begin(Record("two", "session", OWNER, "code", None), time.time())
+        journal.begin(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
         await until(lambda: len(other.execute("SELECT id FROM executions").fetchall()) >= 2)
 
 

@@ -1,6 +1,6 @@
 """How long a session may stay."""
 
-from belljar.sessions.lease import Lease, iso
+from belljar.sessions.session import Lease, iso
 
 
 def test_the_first_caller_is_told_how_long_it_stays_and_nobody_else_is() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import TooLarge
-from belljar.sessions.quota import DiskQuota
+from belljar.executions.quota import DiskQuota
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from belljar.errors import TooLarge
+from belljar.journal.journal import ExecutionRecord, open_journal
 from belljar.models import OutputEvent
-from belljar.sessions import notebooks
-from belljar.sessions.journal import Record, open_journal
-from belljar.sessions.notebooks import read_notebook
+from belljar.sessions import history
+from belljar.sessions.history import read_notebook
 
 pytestmark = pytest.mark.anyio  # the journal wants a loop
 
@@ -20,7 +20,7 @@ def keep(folder: Path, *events: OutputEvent, cells: int = 1, code: str = "code")
     """Executions of a session that all say the same."""
     with open_journal(folder / "journal.sqlite") as journal:
         for number in range(cells):
-            journal.begin(Record(f"{number}", "session", "local", code, None), time.time())
+            journal.begin(ExecutionRecord(f"{number}", "session", "local", code, None), time.time())
             for event in events:
                 journal.append(f"{number}", event)
 
@@ -31,7 +31,7 @@ def read(folder: Path, display: bytes | None = None) -> list[Any]:
 
 
 async def test_cells_share_what_text_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebooks, "TEXT_CHARS", 10_000)
+    monkeypatch.setattr(history, "TEXT_CHARS", 10_000)
     keep(tmp_path, OutputEvent(sequence=1, kind="stdout", text="x" * 9_000), cells=10)
     said = ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in read(tmp_path)]
     assert len(said) == 10
@@ -49,14 +49,14 @@ async def test_one_cell_has_all_its_text_where_there_is_room(tmp_path: Path) -> 
 async def test_more_code_and_displays_than_that_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(notebooks, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(history, "MOST_BYTES", 10_000)
     stored = {"display": {"mime": "image/png", "uri": "execution://0/displays/1.png"}}
     inline = {"display": {"mime": "text/html", "text": "x" * 2_000}}
     event = OutputEvent(sequence=1, kind="display", text="", data=stored if what == "file" else inline)
     code = "x" * (2_000 if what == "code" else 10)
     keep(tmp_path, *([] if what == "code" else [event]), cells=4, code=code)
     assert len(read(tmp_path, b"x" * 2_000)) == 4
-    keep_more = Record("more", "session", "local", code * 2, None)
+    keep_more = ExecutionRecord("more", "session", "local", code * 2, None)
     with open_journal(tmp_path / "journal.sqlite") as journal:
         journal.begin(keep_more, time.time())
         journal.append("more", event)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
+from belljar.executions.cell import make_cell
+from belljar.executions.shared_folder import OwnerFolders, SharedFolder
 from belljar.files.changes import snapshot
 from belljar.files.workspace import Workspace
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import make_cell
 from belljar.sessions.session import Session
-from belljar.sessions.sharing import Sharing, Shelves
 from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio
@@ -160,13 +160,13 @@ async def test_a_fork_goes_on_with_the_same_files(runtime: Runtime) -> None:
 class Place:
     """A session folder without a session."""
 
-    def __init__(self, folder: Path, shelves: Shelves, name: str, owner: str = "ann") -> None:
+    def __init__(self, folder: Path, shelves: OwnerFolders, name: str, owner: str = "ann") -> None:
         self.folder = folder / name
         self.folder.mkdir()
         self.workspace = Workspace(self.folder)
         self.memory = folder / f"{name}.json"
         self._shelf = shelves.of(owner)
-        self.sharing = Sharing(self._shelf, self.workspace, self.memory)
+        self.sharing = SharedFolder(self._shelf, self.workspace, self.memory)
 
     async def bring_in(self, room: int = ROOM) -> list[str]:
         return await self.sharing.bring_in(room)
@@ -184,15 +184,17 @@ class Place:
         return {path.name: path.read_text() for path in sorted((self.folder / "workspace").iterdir())}
 
     def wake(self) -> None:
-        self.sharing = Sharing(self._shelf, self.workspace, self.memory)
+        self.sharing = SharedFolder(self._shelf, self.workspace, self.memory)
 
 
 @pytest.fixture
-def shelves(tmp_path: Path) -> Shelves:
-    return Shelves(tmp_path / "shelves", limit_mb=1)
+def shelves(tmp_path: Path) -> OwnerFolders:
+    return OwnerFolders(tmp_path / "shelves", limit_mb=1)
 
 
-async def test_a_change_here_is_not_overwritten_by_an_older_one_from_there(tmp_path: Path, shelves: Shelves) -> None:
+async def test_a_change_here_is_not_overwritten_by_an_older_one_from_there(
+    tmp_path: Path, shelves: OwnerFolders
+) -> None:
     one, two = Place(tmp_path, shelves, "one"), Place(tmp_path, shelves, "two")
     await one.write("n", "1")
     await two.bring_in()
@@ -204,7 +206,7 @@ async def test_a_change_here_is_not_overwritten_by_an_older_one_from_there(tmp_p
     assert await one.read() == {"n": "two's own"}
 
 
-async def test_a_session_that_slept_through_a_change_gets_it(tmp_path: Path, shelves: Shelves) -> None:
+async def test_a_session_that_slept_through_a_change_gets_it(tmp_path: Path, shelves: OwnerFolders) -> None:
     one, two = Place(tmp_path, shelves, "one"), Place(tmp_path, shelves, "two")
     await one.write("n", "1")
     await one.write("gone", "1")
@@ -217,7 +219,7 @@ async def test_a_session_that_slept_through_a_change_gets_it(tmp_path: Path, she
 
 
 async def test_what_was_written_before_the_server_went_down_is_taken_out_by_the_next(
-    tmp_path: Path, shelves: Shelves
+    tmp_path: Path, shelves: OwnerFolders
 ) -> None:
     one = Place(tmp_path, shelves, "one")
     await one.write("n", "1")
@@ -228,7 +230,9 @@ async def test_what_was_written_before_the_server_went_down_is_taken_out_by_the_
     assert await Place(tmp_path, shelves, "two").read() == {"n": "unsaved"}
 
 
-async def test_what_does_not_fit_into_a_session_is_left_where_it_is_and_told(tmp_path: Path, shelves: Shelves) -> None:
+async def test_what_does_not_fit_into_a_session_is_left_where_it_is_and_told(
+    tmp_path: Path, shelves: OwnerFolders
+) -> None:
     await Place(tmp_path, shelves, "one").write("n", "x" * 100)
     two = Place(tmp_path, shelves, "two")
     told = await two.bring_in(room=50)
@@ -237,7 +241,7 @@ async def test_what_does_not_fit_into_a_session_is_left_where_it_is_and_told(tmp
     assert await Place(tmp_path, shelves, "three").read() == {"n": "x" * 100}
 
 
-async def test_a_folder_that_goes_as_a_whole_comes_back(tmp_path: Path, shelves: Shelves) -> None:
+async def test_a_folder_that_goes_as_a_whole_comes_back(tmp_path: Path, shelves: OwnerFolders) -> None:
     one = Place(tmp_path, shelves, "one")
     await one.write("n", "1")
     (one.folder / "workspace").rename(one.folder / "elsewhere")
@@ -245,7 +249,7 @@ async def test_a_folder_that_goes_as_a_whole_comes_back(tmp_path: Path, shelves:
     assert await one.read() == {"n": "1"}
 
 
-async def test_something_else_of_that_name_is_in_the_way_and_told(tmp_path: Path, shelves: Shelves) -> None:
+async def test_something_else_of_that_name_is_in_the_way_and_told(tmp_path: Path, shelves: OwnerFolders) -> None:
     one = Place(tmp_path, shelves, "one")
     (one.folder / "workspace").symlink_to("/etc")
     told = await one.bring_in()
@@ -255,7 +259,7 @@ async def test_something_else_of_that_name_is_in_the_way_and_told(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux alone")
-async def test_a_name_that_is_no_text_is_told_and_left(tmp_path: Path, shelves: Shelves) -> None:
+async def test_a_name_that_is_no_text_is_told_and_left(tmp_path: Path, shelves: OwnerFolders) -> None:
     one = Place(tmp_path, shelves, "one")
     await one.bring_in()
     (one.folder / "workspace" / os.fsdecode(b"\xff")).write_text("1")
@@ -267,7 +271,7 @@ async def test_a_name_that_is_no_text_is_told_and_left(tmp_path: Path, shelves: 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"n": 1}', '{"n": [[1], [2]]}'])
-async def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path, shelves: Shelves, content: str) -> None:
+async def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path, shelves: OwnerFolders, content: str) -> None:
     await Place(tmp_path, shelves, "one").write("n", "1")
     two = Place(tmp_path, shelves, "two")
     two.memory.write_text(content)

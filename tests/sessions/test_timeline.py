@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import NoCheckpoint
-from belljar.sessions.journal import Journal, Record, open_journal
-from belljar.sessions.timeline import Timeline
+from belljar.journal.journal import ExecutionRecord, Journal, open_journal
+from belljar.sessions.checkpoints import Timeline
 
 SESSION = "a session"
 pytestmark = pytest.mark.anyio
@@ -23,7 +23,7 @@ async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
 def timeline_of(journal: Journal, *ids: str) -> Timeline:
     timeline = Timeline(SESSION, journal)
     for identifier in ids:
-        journal.begin(Record(identifier, SESSION, "somebody", "1", None), time.time())
+        journal.begin(ExecutionRecord(identifier, SESSION, "somebody", "1", None), time.time())
         journal.start(identifier)
         timeline.add(identifier)
     return timeline

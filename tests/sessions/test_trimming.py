@@ -10,12 +10,12 @@ import anyio
 import pytest
 from test_journal import OWNER, numbers
 
+from belljar.journal import retention
+from belljar.journal.archive import read_printed
+from belljar.journal.journal import ExecutionRecord, Journal, open_journal
+from belljar.journal.retention import Trimmer
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import display_uri
-from belljar.sessions import trimming
-from belljar.sessions.journal import Journal, Record, open_journal
-from belljar.sessions.printed import read_printed
-from belljar.sessions.trimming import Trimmer
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ def trimmer(journal: Journal, tmp_path: Path) -> Trimmer:
 def said(
     journal: Journal, execution_id: str, *, display_bytes: int = 0, is_finished: bool = True, owner: str = OWNER
 ) -> None:
-    journal.begin(Record(execution_id, "session", owner, "code", None), time.time())
+    journal.begin(ExecutionRecord(execution_id, "session", owner, "code", None), time.time())
     for number in range(1, EVENTS + 1):
         journal.append(execution_id, OutputEvent(sequence=number, kind="stdout", text=TEXT))
     if is_finished:
@@ -84,7 +84,7 @@ async def test_neither_long_code_nor_what_runs_drives_out_the_output_of_another(
     said(journal, "hers", owner="key:ada")
     for number in range(20):
         execution_id, code = f"his {number}", "x" * 1_000_000
-        journal.begin(Record(execution_id, "session", "key:bob", code, None), time.time())
+        journal.begin(ExecutionRecord(execution_id, "session", "key:bob", code, None), time.time())
         if is_finished:
             journal.finish(result_of(execution_id), output_bytes=0)
     journal.commit()
@@ -116,7 +116,7 @@ async def test_the_oldest_finished_output_goes_first_and_says_so(journal: Journa
     assert (record.result.status, record.result.error, record.code) == ("error", "ValueError: no", "code")
     assert read_printed(journal.path, "0", 0, 0) == event.text
     # The disk has it back, but for what is spare.
-    assert journal.path.stat().st_size < min(before, LIMIT_MB * 1024 * 1024 + 4096 * trimming.SPARE_PAGES)
+    assert journal.path.stat().st_size < min(before, LIMIT_MB * 1024 * 1024 + 4096 * retention.SPARE_PAGES)
     assert trimmer.trim() == 0
 
 
@@ -152,7 +152,7 @@ async def test_writing_goes_on_while_it_trims(journal: Journal, trimmer: Trimmer
     for number in range(8):
         said(journal, f"{number}")
     written = 0
-    journal.begin(Record("live", "session", OWNER, "code", None), time.time())
+    journal.begin(ExecutionRecord("live", "session", OWNER, "code", None), time.time())
     async with anyio.create_task_group() as group:
         ended = anyio.Event()
 

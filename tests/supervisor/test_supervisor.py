@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 from belljar.errors import SandboxUnavailable, SettingsError
-from belljar.supervisor import Deposit, Supervisor, finding, has_supervisor, line, open_supervisor
-from belljar.supervisor.apart.packets import PACKET_BYTES
+from belljar.inside.supervisor.packets import PACKET_BYTES
+from belljar.supervisor import Deposit, SupervisorClient, client, discovery, has_supervisor, open_supervisor
 from belljar.supervisor.children import SupervisedChild
-from belljar.supervisor.exchange import GONE, Exchange
+from belljar.supervisor.client import GONE, SupervisorConnection
 from serving_process import alive, supervisors
 from waiting import until
 
@@ -47,13 +47,13 @@ class Lines:
         self._folder = folder
         self._stack = stack
 
-    def open(self, patience_s: float = LONG) -> Supervisor:
+    def open(self, patience_s: float = LONG) -> SupervisorClient:
         supervisor = self._stack.enter_context(open_supervisor(self._folder, patience_s))
         assert supervisor is not None
         return supervisor
 
 
-async def start(supervisor: Supervisor, *command: str, **more: int) -> SupervisedChild:
+async def start(supervisor: SupervisorClient, *command: str, **more: int) -> SupervisedChild:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return await supervisor.start_child(command, environment={}, folder="/", pass_fds=[*more.values()], **streams)
 
@@ -266,7 +266,7 @@ async def test_a_supervisor_that_was_killed_is_replaced_with_the_next_command(li
 
 def test_a_connection_that_takes_no_request_is_over_before_its_reader_has_noticed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    exchange = Exchange(ours)
+    exchange = SupervisorConnection(ours)
     with theirs:
         theirs.shutdown(socket.SHUT_RD)  # ends what can be sent to it, and nothing that the reader hears of
         assert exchange.ask({"op": "look"}).result(30) == ({"error": GONE}, [])
@@ -283,10 +283,10 @@ async def test_one_of_another_version_is_ended_and_replaced(
     child.leave()
     (pid,) = supervisors(folder)
     first.close()
-    later = shutil.copytree(finding.APART, folder / "later")
+    later = shutil.copytree(discovery.APART, folder / "later")
     (later / "packets.py").write_text((later / "packets.py").read_text().replace("FORM = 1\n", "FORM = 2\n"))
-    monkeypatch.setattr(line, "FORM", 2)
-    monkeypatch.setattr(finding, "APART", later)
+    monkeypatch.setattr(client, "FORM", 2)
+    monkeypatch.setattr(discovery, "APART", later)
     second = lines.open()
     assert second.found == []
     await until_gone(pid, child.pid)
@@ -340,8 +340,8 @@ async def test_it_keeps_more_descriptors_than_a_server_may_open(folder: Path) ->
 async def test_one_that_is_stopped_holds_up_nobody_and_ends_what_it_starts_too_late(
     lines: Lines, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "ANSWER_S", 0.2)
-    monkeypatch.setattr(line, "LOOK_S", 0.1)
+    monkeypatch.setattr(client, "ANSWER_S", 0.2)
+    monkeypatch.setattr(client, "LOOK_S", 0.1)
     supervisor = lines.open()
     child = await start(supervisor, "/bin/sleep", "60")
     (pid,) = supervisors(folder)
@@ -372,7 +372,7 @@ async def test_a_stopped_one_is_not_waited_for_without_end_by_a_server_that_star
     for number in range(20):
         first.keep(f"late-{number}", Deposit({}, is_session=True))
     first.close()
-    monkeypatch.setattr(finding, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(discovery, "PATIENCE_S", 0.2)
     with pytest.raises(SandboxUnavailable, match="gives no answer"):
         lines.open()
     os.kill(pid, signal.SIGCONT)

@@ -12,8 +12,8 @@ from calls import LEGACY, MODERN, Caller, connected, held, opened_runtime, serve
 from mcp import Client
 
 from belljar.environments import Environment
+from belljar.executions.execution import Execution
 from belljar.runtime import Runtime
-from belljar.sessions.execution import Execution
 from belljar.surfaces.server import build_server
 from waiting import until
 

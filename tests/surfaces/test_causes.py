@@ -7,11 +7,11 @@ import pytest
 from calls import Caller, opened_runtime, text_of, until_said
 
 from belljar.environments import Environment
-from belljar.files import volume
+from belljar.files import disk_usage
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
+from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.cgroups import PREFIX
-from belljar.sandboxes.hierarchy import read_control_groups
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -133,8 +133,8 @@ async def test_a_cell_that_fills_the_disk_is_interrupted_and_deleting_makes_room
 async def test_a_cell_that_makes_very_many_files_is_interrupted_too(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(volume, "_FEWEST_FILES", 500)
-    monkeypatch.setattr(volume, "_FILES_PER_MB", 1)
+    monkeypatch.setattr(disk_usage, "_FEWEST_FILES", 500)
+    monkeypatch.setattr(disk_usage, "_FILES_PER_MB", 1)
     first = await caller.execute("kept = 1")
     result = await caller.execute(MANY, first.session_id)
     assert (result.status, result.state) == ("interrupted", "kept")

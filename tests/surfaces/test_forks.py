@@ -13,9 +13,9 @@ import pytest
 from calls import ERAS, Caller, connected, held, opened_runtime, session_in, text_of, until_said
 
 from belljar.environments import Environment
-from belljar.files import volume
+from belljar.files import disk_usage
 from belljar.runtime import Runtime
-from belljar.sandboxes.hierarchy import read_control_groups
+from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sessions import checkpoints
 from waiting import until
 
@@ -93,8 +93,8 @@ async def test_a_fork_that_has_no_room_for_the_packages_is_refused_and_nothing_o
     layer.mkdir(exist_ok=True)
     for number in range(20):
         (layer / f"package{number}.py").touch()
-    monkeypatch.setattr(volume, "_FEWEST_FILES", 10)
-    monkeypatch.setattr(volume, "_FILES_PER_MB", 0)
+    monkeypatch.setattr(disk_usage, "_FEWEST_FILES", 10)
+    monkeypatch.setattr(disk_usage, "_FILES_PER_MB", 0)
     # A sandbox for the next session is made meanwhile, and has a folder there.
     await until(lambda: runtime.sessions.pool.is_full)
     before = sorted(path.name for path in layer.parents[1].iterdir())

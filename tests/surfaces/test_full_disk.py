@@ -9,8 +9,8 @@ from mcp import MCPError
 
 from belljar.environments import Environment
 from belljar.errors import SettingsError
+from belljar.executions.cell import Cell
 from belljar.runtime import run_folder
-from belljar.sessions.cells import Cell
 from waiting import until
 
 pytestmark = pytest.mark.anyio

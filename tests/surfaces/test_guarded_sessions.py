@@ -13,7 +13,7 @@ from mcp.types import ElicitResult
 from belljar.api import Engine
 from belljar.environments import Environment
 from belljar.errors import CodeRejected, PolicyError
-from belljar.policy.opening import read_guardrails
+from belljar.policy.guardrails import read_guardrails
 from belljar.runtime import Runtime, open_runtime
 
 pytestmark = pytest.mark.anyio

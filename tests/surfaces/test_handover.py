@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import SettingsError
-from belljar.files.removal import remove_tree
-from belljar.kernels.folder_owner import hand_over_folder
+from belljar.files.fd_walk import remove_tree
+from belljar.provisioning.code_files import hand_over_folder
 from belljar.sandboxes.base import Identity
-from belljar.sandboxes.identities import find_identities
+from belljar.sandboxes.host_users import find_host_users
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files
 @pytest.fixture
 def users() -> tuple[Identity, Identity]:
     """Of an earlier server's code, and of this one's."""
-    identities = find_identities()
+    identities = find_host_users()
     if identities is None:
         pytest.skip("this user namespace has no users to give out")
     return identities.take(), identities.take()

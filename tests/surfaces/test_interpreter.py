@@ -15,8 +15,8 @@ from mcp import MCPError
 from mcp.types import TextResourceContents
 
 from belljar.environments import Environment
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime
-from belljar.sessions.cells import Cell
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -26,10 +26,10 @@ from belljar import measures
 from belljar.egress.proxy import open_proxy
 from belljar.environments import Environment
 from belljar.errors import SettingsError
+from belljar.journal.journal import open_journal
 from belljar.runtime import Runtime
-from belljar.sandboxes.base import Check
+from belljar.sandboxes.base import HostCheck
 from belljar.sandboxes.process import ProcessProvider
-from belljar.sessions.journal import open_journal
 from belljar.settings import load_settings
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import build_http_app
@@ -140,8 +140,8 @@ async def test_an_environment_that_cannot_be_had_is_a_reason_without_its_path(
 
 async def test_a_journal_that_is_locked_and_a_sandbox_that_does_not_work_are_reasons(runtime: Runtime) -> None:
     class Broken(ProcessProvider):
-        def check(self) -> list[Check]:
-            return [Check("glass", is_ok=False, detail="cracked at /private/place")]
+        def check(self) -> list[HostCheck]:
+            return [HostCheck("glass", is_ok=False, detail="cracked at /private/place")]
 
     await runtime.starter.is_warm(runtime.settings.environment)
     journal = runtime.settings.data_directory / "journal.sqlite"

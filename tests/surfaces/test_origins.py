@@ -12,9 +12,9 @@ from calls import Caller, connected, opened_runtime
 from estates import Reign, an_estate
 
 from belljar.environments import Environment
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
-from belljar.sessions.cells import make_cell
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from mcp.types import JSONRPCNotification, JSONRPCResponse
 from wires import HELLO, tool_call
 
 from belljar.environments import Environment
-from belljar.surfaces.resumable import Budget, Events
+from belljar.surfaces.resumable_streams import EventBudgetBytes, Events
 from serving_process import COLD, http_server, serve_over_http
 
 pytestmark = pytest.mark.anyio
@@ -166,7 +166,7 @@ def progress(number: int, text: str = "") -> JSONRPCNotification:
 
 
 async def test_the_oldest_events_of_a_caller_are_forgotten_first_and_nothing_is_resumed_across_a_gap() -> None:
-    budget = Budget(limit_bytes=8_000)
+    budget = EventBudgetBytes(limit_bytes=8_000)
     one, other = Events(budget), Events(budget)
     ids = [await one.store_event("1", progress(number)) for number in range(4)]
     kept = one.find(ids[1])

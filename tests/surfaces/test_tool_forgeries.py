@@ -9,7 +9,7 @@ from tool_cells import runtime_with_tools
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
-from belljar.toolbox.hatch import LINE_BYTES
+from belljar.toolbox.session_server import LINE_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import registry_servers
-from belljar.toolbox.config import HttpServer, StdioServer
+from belljar.toolbox.server_config import HttpServer, StdioServer
 from registry_packages import Unreachable
 from shared_environment import shared_settings
 

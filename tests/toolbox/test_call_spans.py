@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from upstream_calls import Person, call, connected, said, told
 
 from belljar import spans
-from belljar.toolbox.config import StdioServer
-from belljar.toolbox.shortcut import FIRST_NUMBER
+from belljar.toolbox.direct_calls import FIRST_NUMBER
+from belljar.toolbox.server_config import StdioServer
 
 pytestmark = pytest.mark.anyio
 

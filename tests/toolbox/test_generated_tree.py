@@ -12,14 +12,13 @@ import pytest
 from awkward_tools import TOOLS
 from mcp_servers import awkward, node_server, python_server
 
-from belljar.toolbox import generating
+from belljar.toolbox import code_generation
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Annotations, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
-from belljar.toolbox.config import ServerConfig
-from belljar.toolbox.generating import generate, parameters, signature
-from belljar.toolbox.grove import Plot
-from belljar.toolbox.opening import INSIDE, open_toolbox
-from belljar.toolbox.tree import Tree
+from belljar.toolbox.code_generation import generate, parameters, signature
+from belljar.toolbox.server_config import ServerConfig
+from belljar.toolbox.toolbox import INSIDE, open_toolbox
+from belljar.toolbox.tree import Tree, TreeDirectory
 from belljar.toolbox.upstreams import open_upstreams
 from shared_environment import settings_with
 
@@ -310,7 +309,7 @@ def test_a_folder_of_the_operators_keeps_its_files_and_its_mode(tmp_path: Path):
 
     async def opened() -> None:
         for _ in range(2):
-            async with open_toolbox(settings, Plot("run", {"run"})) as toolbox:
+            async with open_toolbox(settings, TreeDirectory("run", {"run"})) as toolbox:
                 assert toolbox is not None
                 assert toolbox.tree.servers.is_relative_to(mine)
                 assert (toolbox.tree.servers / "__init__.py").exists()
@@ -388,7 +387,7 @@ def test_what_is_required_and_has_a_default_need_not_be_passed_and_is_sent() -> 
         "x": {"type": "object", "default": {"fast": True}},
     }
     tool = ToolDefinition("s", "walk", input_schema=schema)
-    assert "def walk(path: str, *, depth: int = 2, how: dict[str, Any] | None = None)" in generating.source(
+    assert "def walk(path: str, *, depth: int = 2, how: dict[str, Any] | None = None)" in code_generation.source(
         tool, None, "walk"
     )
     assert Parameters(tool).checked({"path": "a"}) == {"path": "a", "depth": 2, "how": {"fast": True}}
@@ -402,7 +401,7 @@ def test_what_is_required_and_has_a_default_need_not_be_passed_and_is_sent() -> 
 async def test_a_tree_that_outlives_its_server_shows_the_next_ones_callers_nothing_learnt(tmp_path: Path):
     """As with `keep_alive`: first the tree is ada's alone, then bob has a key too."""
     keys = ["ada:" + "a" * 40, "bob:" + "b" * 40]
-    left = Plot("run", {"run"}, hand_over=lambda _: None, is_left=lambda: True)
+    left = TreeDirectory("run", {"run"}, hand_over=lambda _: None, is_left=lambda: True)
 
     def seen() -> str:
         return "".join(file.read_text() for file in (tmp_path / "toolbox" / "trees").rglob("*.py"))

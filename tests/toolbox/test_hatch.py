@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import pytest
 
-from belljar.toolbox import unsent
-from belljar.toolbox.broker import Broker, Desk
-from belljar.toolbox.hatch import Hatch, open_hatch
-from belljar.toolbox.opening import INSIDE
-from belljar.toolbox.pace import Paces
-from belljar.toolbox.requests import LINE_BYTES, Search
+from belljar.toolbox import session_server
+from belljar.toolbox.broker import Broker, ToolCatalogue
+from belljar.toolbox.fair_share import FairShares
+from belljar.toolbox.session_requests import LINE_BYTES, SearchMessage
+from belljar.toolbox.session_server import ToolServer, open_tool_server
+from belljar.toolbox.toolbox import INSIDE
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -59,10 +59,10 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncGenerator[tuple[Hatch, Callable[[], socket.socket]]]:
+async def served(folder: Path) -> AsyncGenerator[tuple[ToolServer, Callable[[], socket.socket]]]:
     """A hatch that answers every search with as many megabytes as its limit says."""
 
-    async def find(asked: Search) -> dict[str, Any]:
+    async def find(asked: SearchMessage) -> dict[str, Any]:
         return {"outcome": "found", "text": asked.query * asked.limit * MEBIBYTE}
 
     with contextlib.ExitStack() as sockets:
@@ -73,8 +73,10 @@ async def served(folder: Path) -> AsyncGenerator[tuple[Hatch, Callable[[], socke
             sock.setblocking(False)
             return sock
 
-        broker = Broker("session", cast("Desk", None), limit_bytes=MEBIBYTE)
-        async with open_hatch(folder, "hatch", broker=broker, find=find, folder_inside="/", paces=Paces()) as hatch:
+        broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=MEBIBYTE)
+        async with open_tool_server(
+            folder, "hatch", broker=broker, find=find, folder_inside="/", paces=FairShares()
+        ) as hatch:
             yield hatch, connected
 
 
@@ -136,12 +138,12 @@ async def test_a_line_that_is_too_long_is_hung_up_on(tmp_path: Path):
 
 
 async def test_what_is_fetched_late_arrives_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unsent, "BACKLOG_S", 60)
+    monkeypatch.setattr(session_server, "BACKLOG_S", 60)
     async with served(tmp_path) as (hatch, connected):
         sock = connected()
         await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
         await until(lambda: 0 < hatch.under_way == hatch.unsent.waiting)
-        assert hatch.unsent.size_bytes > unsent.MOST_BYTES
+        assert hatch.unsent.size_bytes > session_server.MOST_BYTES
         answers = await lines(sock, 12)
         assert {answer["id"]: len(answer["text"]) for answer in answers} == dict.fromkeys(range(1, 13), 3 * MEBIBYTE)
 
@@ -149,7 +151,7 @@ async def test_what_is_fetched_late_arrives_whole(tmp_path: Path, monkeypatch: p
 async def test_who_never_reads_loses_its_connection_and_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(unsent, "BACKLOG_S", 0.2)
+    monkeypatch.setattr(session_server, "BACKLOG_S", 0.2)
     async with served(tmp_path) as (hatch, connected):
         reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
         writer.write(search(1, query=""))
@@ -168,7 +170,7 @@ async def test_who_never_reads_loses_its_connection_and_nobody_else_does(
 
 
 async def test_while_too_much_is_unread_no_further_request_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unsent, "BACKLOG_S", 60)
+    monkeypatch.setattr(session_server, "BACKLOG_S", 60)
     async with served(tmp_path) as (hatch, connected):
         sock = connected()
         for number in range(1, 4):
@@ -195,7 +197,7 @@ async def test_who_is_refused_all_the_time_and_never_reads_is_hung_up_on(tmp_pat
 async def test_code_that_was_hung_up_on_is_told_so_and_can_call_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(unsent, "BACKLOG_S", 0.2)
+    monkeypatch.setattr(session_server, "BACKLOG_S", 0.2)
     async with served(tmp_path) as (hatch, _):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -222,14 +224,16 @@ async def test_a_flood_of_requests_is_read_as_it_is_answered(tmp_path: Path):
 
 
 async def test_what_is_taken_back_makes_room_however_much_waits_before_the_word_of_it(tmp_path: Path):
-    async def find(asked: Search) -> dict[str, Any]:
+    async def find(asked: SearchMessage) -> dict[str, Any]:
         if asked.query == "never":
             await asyncio.Event().wait()
         return {"outcome": "found", "text": asked.query}
 
     numbers = range(1, 1_001)
-    broker = Broker("session", cast("Desk", None), limit_bytes=MEBIBYTE)
-    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=Paces()) as hatch:
+    broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=MEBIBYTE)
+    async with open_tool_server(
+        tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=FairShares()
+    ) as hatch:
         reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
         writer.writelines(search(number, query="never") for number in numbers)
         writer.writelines(json.dumps({"id": number, "op": "cancel"}).encode() + b"\n" for number in numbers)

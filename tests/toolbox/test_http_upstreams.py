@@ -16,7 +16,7 @@ import pytest
 from upstream_calls import call, connected, said
 
 from belljar.errors import UpstreamFailed
-from belljar.toolbox.config import HttpServer, StdioServer
+from belljar.toolbox.server_config import HttpServer, StdioServer
 from registry_packages import Unreachable, python_environment
 from shared_environment import shared_settings
 from waiting import until

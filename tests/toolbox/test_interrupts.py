@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from belljar.toolbox.broker import Broker, Desk
-from belljar.toolbox.hatch import open_hatch
-from belljar.toolbox.opening import INSIDE
-from belljar.toolbox.pace import Paces
-from belljar.toolbox.requests import Search
+from belljar.toolbox.broker import Broker, ToolCatalogue
+from belljar.toolbox.fair_share import FairShares
+from belljar.toolbox.session_requests import SearchMessage
+from belljar.toolbox.session_server import open_tool_server
+from belljar.toolbox.toolbox import INSIDE
 
 pytestmark = pytest.mark.anyio
 
@@ -68,13 +68,13 @@ def anyio_backend() -> str:
 
 @pytest.mark.parametrize("how", ["alone", "beside a thread"])
 async def test_the_call_after_an_interrupt_gets_its_own_answer_wherever_it_came(tmp_path: Path, how: str):
-    async def find(asked: Search) -> dict[str, Any]:
+    async def find(asked: SearchMessage) -> dict[str, Any]:
         if asked.query == NEVER:
             await asyncio.Event().wait()
         return {"outcome": "found", "text": asked.query}
 
-    broker = Broker("session", cast("Desk", None), limit_bytes=1_000)
-    async with open_hatch(tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=Paces()):
+    broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=1_000)
+    async with open_tool_server(tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=FairShares()):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", CELL, how),
             env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "hatch")},

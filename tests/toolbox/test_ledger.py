@@ -1,9 +1,9 @@
 from belljar.toolbox.base import CallRecord
-from belljar.toolbox.ledger import MOST_RECORDS, Ledger, most_telling
+from belljar.toolbox.call_log import MOST_RECORDS, CallLog, most_telling
 
 
 def test_a_call_that_is_under_way_is_never_forgotten():
-    ledger = Ledger()
+    ledger = CallLog()
     first = ledger.start("s", "slow")
     for _ in range(2 * MOST_RECORDS):
         ledger.end(ledger.start("s", "quick"), "returned")

@@ -6,7 +6,7 @@ import pytest
 
 from belljar.errors import SettingsError
 from belljar.settings import explain, load_settings
-from belljar.toolbox.config import HttpServer, StdioServer, UnusableServer, load_servers, read_file
+from belljar.toolbox.server_config import HttpServer, StdioServer, UnusableServer, load_servers, read_file
 from trusted_settings import write_trusted
 
 

@@ -7,7 +7,7 @@ import keyword
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.toolbox.naming import assigned
+from belljar.toolbox.names import assigned
 from belljar.toolbox.texts import docstring, meant, one_line, plain_arguments, visible
 
 # Mostly what makes trouble in source code; sometimes anything at all.

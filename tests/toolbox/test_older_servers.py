@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from upstream_calls import said
 
-from belljar.toolbox.config import HttpServer, StdioServer
-from belljar.toolbox.connection import Limits
-from belljar.toolbox.upstreams import Connections, open_upstreams
+from belljar.toolbox.connection import UpstreamLimits
+from belljar.toolbox.server_config import HttpServer, StdioServer
+from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams
 from registry_packages import Unreachable, node, npm_folder, python_environment
 from shared_environment import shared_settings
 
@@ -42,27 +42,27 @@ def servers(place: Path) -> dict[str, StdioServer]:
 
 
 @pytest.fixture(scope="module")
-async def upstreams(servers: dict[str, StdioServer], place: Path) -> AsyncGenerator[Connections]:
-    async with open_upstreams(servers, Limits(start_s=10), place / "eras.json") as upstreams:
+async def upstreams(servers: dict[str, StdioServer], place: Path) -> AsyncGenerator[UpstreamConnections]:
+    async with open_upstreams(servers, UpstreamLimits(start_s=10), place / "eras.json") as upstreams:
         await upstreams.catalogue()
         yield upstreams
 
 
 @pytest.mark.parametrize("how", WAYS)
 async def test_a_server_that_takes_the_newer_request_badly_is_connected_as_an_older_one(
-    upstreams: Connections, how: str
+    upstreams: UpstreamConnections, how: str
 ) -> None:
     assert upstreams.known().servers[how].error == ""
     assert await said(upstreams, "echo", {"a": how}, server=how) == f'{{"a": "{how}"}}'
 
 
 async def test_what_was_learnt_is_remembered_by_the_next_belljar(
-    upstreams: Connections, servers: dict[str, StdioServer], place: Path
+    upstreams: UpstreamConnections, servers: dict[str, StdioServer], place: Path
 ) -> None:
     assert upstreams.known().servers["exits"].error == ""
     before = {how: len((place / how).read_text().splitlines()) for how in WAYS}
     assert (before["exits"], before["refuses"], before["wedges"]) == (2, 1, 2)
-    async with open_upstreams(servers, Limits(start_s=10), place / "eras.json") as again:
+    async with open_upstreams(servers, UpstreamLimits(start_s=10), place / "eras.json") as again:
         catalogue = await again.catalogue()
     assert {name: each.error for name, each in catalogue.servers.items() if each.error} == {}
     # Each was started once more, and met the older handshake at once.

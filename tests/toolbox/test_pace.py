@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from belljar.toolbox.pace import SAVED_S, SLICE_S, Pace, Paces
+from belljar.toolbox.fair_share import SAVED_S, SLICE_S, FairShare, FairShares
 
 pytestmark = pytest.mark.anyio
 
@@ -19,8 +19,8 @@ def _nothing() -> None: ...
 
 
 async def test_what_one_session_spends_is_missing_to_its_owners_others_and_to_nobody_else():
-    paces = Paces()
-    spending, same, other = (Pace(paces, lambda owner=owner: owner, _nothing) for owner in ("ada", "ada", "bob"))
+    paces = FairShares()
+    spending, same, other = (FairShare(paces, lambda owner=owner: owner, _nothing) for owner in ("ada", "ada", "bob"))
     spending.spend(SAVED_S / 2)
     assert spending.has_time()
     spending.spend(SAVED_S)
@@ -28,8 +28,8 @@ async def test_what_one_session_spends_is_missing_to_its_owners_others_and_to_no
 
 
 async def test_sessions_of_one_owner_take_turns():
-    paces, turns, done = Paces(), Counter[str](), asyncio.Event()
-    flooding: dict[str, Pace] = {}
+    paces, turns, done = FairShares(), Counter[str](), asyncio.Event()
+    flooding: dict[str, FairShare] = {}
 
     def go_on(name: str) -> None:
         turns[name] += 1
@@ -40,7 +40,7 @@ async def test_sessions_of_one_owner_take_turns():
             done.set()
 
     for name in ("a", "b", "c"):
-        flooding[name] = Pace(paces, lambda: "ada", lambda name=name: go_on(name))
+        flooding[name] = FairShare(paces, lambda: "ada", lambda name=name: go_on(name))
     go_on("a")  # what was saved is its own
     turns.clear()
     go_on("b")
@@ -51,8 +51,8 @@ async def test_sessions_of_one_owner_take_turns():
 
 
 async def test_a_session_that_becomes_somebodys_is_on_their_account():
-    paces, owner = Paces(), ""
-    session = Pace(paces, lambda: owner, _nothing)
+    paces, owner = FairShares(), ""
+    session = FairShare(paces, lambda: owner, _nothing)
     session.spend(2 * SAVED_S)
     assert not session.has_time()
     owner = "ada"
@@ -60,8 +60,8 @@ async def test_a_session_that_becomes_somebodys_is_on_their_account():
 
 
 async def test_a_session_that_ends_leaves_its_turn_to_the_next():
-    paces, rested = Paces(), asyncio.Event()
-    ending, waiting = Pace(paces, lambda: "ada", _nothing), Pace(paces, lambda: "ada", rested.set)
+    paces, rested = FairShares(), asyncio.Event()
+    ending, waiting = FairShare(paces, lambda: "ada", _nothing), FairShare(paces, lambda: "ada", rested.set)
     ending.spend(SAVED_S + SLICE_S)
     assert not ending.has_time()
     assert not waiting.has_time()

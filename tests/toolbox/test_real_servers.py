@@ -16,8 +16,8 @@ from mcp_servers import node_server, python_server
 from upstream_calls import call, connected, said, told
 
 from belljar.toolbox.base import Catalogue
-from belljar.toolbox.search import Index
-from belljar.toolbox.upstreams import Connections
+from belljar.toolbox.search import ToolIndex
+from belljar.toolbox.upstreams import UpstreamConnections
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def upstreams(folder: Path) -> AsyncGenerator[Connections]:
+async def upstreams(folder: Path) -> AsyncGenerator[UpstreamConnections]:
     memory = {"MEMORY_FILE_PATH": str(folder / ".git" / "memory.jsonl")}
     servers = [
         node_server("everything"),
@@ -57,7 +57,7 @@ async def upstreams(folder: Path) -> AsyncGenerator[Connections]:
 
 
 @pytest.fixture(scope="module")
-async def catalogue(upstreams: Connections) -> Catalogue:
+async def catalogue(upstreams: UpstreamConnections) -> Catalogue:
     return await upstreams.catalogue()
 
 
@@ -70,7 +70,7 @@ async def test_all_of_them_are_connected_at_once_with_all_their_tools(catalogue:
     assert all(counts.values())
 
 
-async def test_each_of_them_answers(upstreams: Connections, folder: Path) -> None:
+async def test_each_of_them_answers(upstreams: UpstreamConnections, folder: Path) -> None:
     assert "hi" in await said(upstreams, "echo", {"message": "hi"}, server="everything")
     assert await said(upstreams, "read_text_file", {"path": str(folder / "note.txt")}, server="filesystem") == "hello"
     person = {"name": "Ann", "entityType": "person", "observations": ["writes"]}
@@ -86,7 +86,7 @@ async def test_each_of_them_answers(upstreams: Connections, folder: Path) -> Non
         assert "Served here" in await said(upstreams, "fetch", {"url": url, "raw": True}, server="fetch")
 
 
-async def test_twenty_reads_at_once_all_answer(upstreams: Connections, folder: Path) -> None:
+async def test_twenty_reads_at_once_all_answer(upstreams: UpstreamConnections, folder: Path) -> None:
     answers: list[str] = []
 
     async def read() -> None:
@@ -121,7 +121,7 @@ async def test_twenty_reads_at_once_all_answer(upstreams: Connections, folder: P
     ],
 )
 async def test_words_find_the_tool_that_is_meant(catalogue: Catalogue, query: str, first: str) -> None:
-    assert Index(catalogue).search(query)[0].name == first
+    assert ToolIndex(catalogue).search(query)[0].name == first
 
 
 @contextmanager

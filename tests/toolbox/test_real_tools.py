@@ -9,11 +9,11 @@ import pytest
 from mcp_servers import node_server, python_server
 
 from belljar.environments import Environment
+from belljar.executions.cell import Cell
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
-from belljar.sessions.cells import Cell
 from belljar.sessions.session import Session
-from belljar.toolbox.config import StdioServer
+from belljar.toolbox.server_config import StdioServer
 from shared_environment import settings_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

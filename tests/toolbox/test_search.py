@@ -3,19 +3,19 @@ from typing import Any
 import pytest
 
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
-from belljar.toolbox.search import DEFAULT_LIMIT, MOST_RESULTS, Index, terms
-from belljar.toolbox.stems import stem
+from belljar.toolbox.search import DEFAULT_LIMIT, MOST_RESULTS, ToolIndex, terms
+from belljar.toolbox.synonyms import stem
 
 
 def tool(name: str, about: str = "", server: str = "s", **parameters: Any) -> ToolDefinition:
     return ToolDefinition(server, name, about, input_schema={"type": "object", "properties": parameters})
 
 
-def index(*tools: ToolDefinition) -> Index:
+def index(*tools: ToolDefinition) -> ToolIndex:
     servers = {each.server: ServerCatalogue(each.server) for each in tools}
     for name in servers:
         servers[name] = ServerCatalogue(name, tuple(each for each in tools if each.server == name))
-    return Index(Catalogue(servers))
+    return ToolIndex(Catalogue(servers))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from belljar.toolbox.shapes import MOST_FIELDS, Shapes, merged, shape_of
+from belljar.toolbox.learned_shapes import MOST_FIELDS, Shapes, merged, shape_of
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from belljar.toolbox.encoding import encoded
-from belljar.toolbox.spilling import is_larger
+from belljar.toolbox.large_results import encoded, is_larger
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text(),

@@ -15,10 +15,10 @@ from upstream_calls import Person, call, connected, said
 
 from belljar.errors import UpstreamFailed
 from belljar.ipc import Line, Overlong
-from belljar.toolbox.config import StdioServer
-from belljar.toolbox.memory import Memory, Share
-from belljar.toolbox.pipes import Inlet, Outlet
-from belljar.toolbox.shortcut import number_of
+from belljar.toolbox.direct_calls import number_of
+from belljar.toolbox.message_memory import MemoryShare, MessageMemory
+from belljar.toolbox.pipes import PipeReader, PipeWriter
+from belljar.toolbox.server_config import StdioServer
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +85,7 @@ async def test_of_a_flood_on_stderr_the_last_lines_are_logged(caplog: pytest.Log
 
 
 def test_room_is_given_in_turn_and_to_nobody_who_has_gone() -> None:
-    memory, granted = Memory(20), list[str]()
+    memory, granted = MessageMemory(20), list[str]()
     first = memory.ask(8, lambda: granted.append("first"))
     second = memory.ask(4, lambda: granted.append("second"))
     third = memory.ask(1, lambda: granted.append("third"))
@@ -100,16 +100,16 @@ def test_room_is_given_in_turn_and_to_nobody_who_has_gone() -> None:
 
 
 def test_a_message_larger_than_all_room_is_not_kept_waiting_for_ever() -> None:
-    assert Memory(10).ask(1_000, lambda: None).is_granted
+    assert MessageMemory(10).ask(1_000, lambda: None).is_granted
 
 
 async def test_the_rest_of_a_large_message_is_read_when_there_is_room_for_it() -> None:
-    memory = Memory(8 * MEBIBYTE)
+    memory = MessageMemory(8 * MEBIBYTE)
     others = memory.ask(4 * MEBIBYTE, lambda: None)
-    taken: list[tuple[Line, Share | None]] = []
+    taken: list[tuple[Line, MemoryShare | None]] = []
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
-    inlet = Inlet(ours, 4 * MEBIBYTE, memory, lambda line, share: taken.append((line, share)) is None)
+    inlet = PipeReader(ours, 4 * MEBIBYTE, memory, lambda line, share: taken.append((line, share)) is None)
 
     def write() -> None:
         with os.fdopen(theirs, "wb") as pipe:
@@ -132,12 +132,12 @@ async def test_the_rest_of_a_large_message_is_read_when_there_is_room_for_it() -
 
 
 async def test_half_a_message_does_not_keep_others_waiting_for_ever() -> None:
-    memory = Memory(8 * MEBIBYTE, most_s=0.0)
+    memory = MessageMemory(8 * MEBIBYTE, most_s=0.0)
     taken: dict[str, Line] = {}
     with contextlib.ExitStack() as stack:
 
         def opened(name: str) -> IO[bytes]:
-            def take(line: Line, share: Share | None) -> bool:
+            def take(line: Line, share: MemoryShare | None) -> bool:
                 taken[name] = line
                 if share is not None:
                     share.release()
@@ -146,7 +146,7 @@ async def test_half_a_message_does_not_keep_others_waiting_for_ever() -> None:
             ours, theirs = os.pipe()
             stack.callback(os.close, ours)
             os.set_blocking(ours, False)
-            inlet = Inlet(ours, 4 * MEBIBYTE, memory, take)
+            inlet = PipeReader(ours, 4 * MEBIBYTE, memory, take)
             stack.callback(inlet.close)
             inlet.open()
             return stack.enter_context(os.fdopen(theirs, "wb", buffering=0))
@@ -199,7 +199,7 @@ async def test_large_answers_over_http_wait_for_each_other() -> None:
 async def test_who_is_cancelled_while_the_pipe_is_full_has_not_sent_half_a_line() -> None:
     theirs, ours = os.pipe()
     os.set_blocking(ours, False)
-    outlet = Outlet(ours)
+    outlet = PipeWriter(ours)
     async with anyio.create_task_group() as tasks:
         await outlet.send(b"a" * MEBIBYTE + b"\n")
         tasks.start_soon(outlet.send, b"never\n")

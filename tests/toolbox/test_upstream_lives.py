@@ -21,11 +21,11 @@ from upstream_calls import Held, Person, call, connected, said, told
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox import connection
-from belljar.toolbox.base import Question, Reply
-from belljar.toolbox.config import HttpServer, StdioServer
-from belljar.toolbox.questions import _question  # pyright: ignore[reportPrivateUsage]
-from belljar.toolbox.stdio import _read  # pyright: ignore[reportPrivateUsage]
-from belljar.toolbox.upstreams import Connections
+from belljar.toolbox.base import Question, QuestionReply
+from belljar.toolbox.server_config import HttpServer, StdioServer
+from belljar.toolbox.server_process import _read  # pyright: ignore[reportPrivateUsage]
+from belljar.toolbox.upstream_questions import _question  # pyright: ignore[reportPrivateUsage]
+from belljar.toolbox.upstreams import UpstreamConnections
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def upstreams() -> AsyncGenerator[Connections]:
+async def upstreams() -> AsyncGenerator[UpstreamConnections]:
     """One server that works between two that do not."""
     missing = StdioServer("missing", "/nowhere/at-all")
     crashing = StdioServer("crashing", sys.executable, ("-c", "import sys; sys.exit('s3cret of its own')"))
@@ -55,7 +55,7 @@ async def test_nothing_is_started_before_it_is_needed(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-async def test_a_server_that_cannot_start_is_told_and_harms_no_other(upstreams: Connections) -> None:
+async def test_a_server_that_cannot_start_is_told_and_harms_no_other(upstreams: UpstreamConnections) -> None:
     catalogue = await upstreams.catalogue()
     assert {name: server.error for name, server in catalogue.servers.items()} == {
         "missing": "MCP server missing cannot be started: No such file or directory",
@@ -68,13 +68,13 @@ async def test_a_server_that_cannot_start_is_told_and_harms_no_other(upstreams: 
         await call(upstreams, "x", server="nobody")
 
 
-async def test_a_server_gets_none_of_our_variables_but_its_own(upstreams: Connections) -> None:
+async def test_a_server_gets_none_of_our_variables_but_its_own(upstreams: UpstreamConnections) -> None:
     names = await told(upstreams, "variables")
     assert {"GIVEN", "PATH"} <= {*names}
     assert {"BELLJAR_API_KEYS", "SOME_TOKEN"}.isdisjoint(names)
 
 
-async def test_an_answer_that_is_too_large_fails_alone(upstreams: Connections, tmp_path: Path) -> None:
+async def test_an_answer_that_is_too_large_fails_alone(upstreams: UpstreamConnections, tmp_path: Path) -> None:
     held = Held(tmp_path)
     before = await told(upstreams, "pid")
     async with anyio.create_task_group() as tasks:
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_too_large_fails_alone(upstreams: Connections, t
 
 
 async def test_what_a_server_says_on_stderr_goes_to_the_log_only(
-    upstreams: Connections, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    upstreams: UpstreamConnections, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "belljar.toolbox")
     await call(upstreams, "chatter", {"text": "key=s3cret"})
@@ -97,7 +97,9 @@ async def test_what_a_server_says_on_stderr_goes_to_the_log_only(
     assert "s3cret" not in "".join(capfd.readouterr())
 
 
-async def test_a_server_that_dies_fails_its_call_and_is_started_again_for_the_next(upstreams: Connections) -> None:
+async def test_a_server_that_dies_fails_its_call_and_is_started_again_for_the_next(
+    upstreams: UpstreamConnections,
+) -> None:
     first = await told(upstreams, "pid")
     with pytest.raises(UpstreamFailed, match="gave no answer: it ended with status 7") as caught:
         await call(upstreams, "die", {"code": 7})
@@ -128,12 +130,12 @@ async def test_a_silent_call_is_given_up_and_a_question_stops_the_clock(tmp_path
     held = Held(tmp_path)
     async with connected(awkward("modern"), silence_s=1) as upstreams:
 
-        async def ask(_question: Question) -> Reply:
+        async def ask(_question: Question) -> QuestionReply:
             # As long as it takes another call to be given up for its silence, which is longer than this one has left.
             with pytest.raises(UpstreamFailed, match="said nothing for 1 s; it was told"):
                 await call(upstreams, "slow", held.arguments)
             await held.cancelled()
-            return Reply("accept", {"name": "Ann"})
+            return QuestionReply("accept", {"name": "Ann"})
 
         assert await said(upstreams, "ask_name", ask=ask) == 'accept {"name": "Ann"}'
 

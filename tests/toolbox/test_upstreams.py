@@ -13,9 +13,9 @@ from mcp_servers import awkward, awkward_http
 from upstream_calls import Held, Person, call, connected, said, told
 
 from belljar.errors import UpstreamFailed
-from belljar.toolbox.base import Block, Question, Reply
-from belljar.toolbox.config import ServerConfig
-from belljar.toolbox.upstreams import Connections
+from belljar.toolbox.base import Block, Question, QuestionReply
+from belljar.toolbox.server_config import ServerConfig
+from belljar.toolbox.upstreams import UpstreamConnections
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module", params=WAYS)
-async def upstreams(request: pytest.FixtureRequest) -> AsyncGenerator[Connections]:
+async def upstreams(request: pytest.FixtureRequest) -> AsyncGenerator[UpstreamConnections]:
     era, _, way = request.param.partition("-")
     with ExitStack() as stack:
         server: ServerConfig = awkward(era) if way == "stdio" else stack.enter_context(awkward_http(era))
@@ -36,7 +36,7 @@ async def upstreams(request: pytest.FixtureRequest) -> AsyncGenerator[Connection
             yield upstreams
 
 
-async def test_every_page_of_tools_is_read_in_the_servers_order(upstreams: Connections) -> None:
+async def test_every_page_of_tools_is_read_in_the_servers_order(upstreams: UpstreamConnections) -> None:
     catalogue = await upstreams.catalogue()
     server = catalogue.servers["awkward"]
     assert [tool.name for tool in server.tools] == [tool.name for tool in TOOLS]
@@ -47,7 +47,9 @@ async def test_every_page_of_tools_is_read_in_the_servers_order(upstreams: Conne
     assert add.output_schema is not None
 
 
-async def test_parameters_reach_the_server_under_their_own_names_and_nulls_are_sent(upstreams: Connections) -> None:
+async def test_parameters_reach_the_server_under_their_own_names_and_nulls_are_sent(
+    upstreams: UpstreamConnections,
+) -> None:
     arguments = {
         "from": "t",
         "since": None,
@@ -61,27 +63,31 @@ async def test_parameters_reach_the_server_under_their_own_names_and_nulls_are_s
 
 
 @pytest.mark.parametrize("name", ["getItem", "getitem", "get-item", "get_item", "class", "2fa", "list.all/of-it"])
-async def test_twins_and_odd_names_are_each_called_as_they_are(upstreams: Connections, name: str) -> None:
+async def test_twins_and_odd_names_are_each_called_as_they_are(upstreams: UpstreamConnections, name: str) -> None:
     assert await said(upstreams, name) == name
 
 
-async def test_a_declared_result_comes_as_it_is(upstreams: Connections) -> None:
+async def test_a_declared_result_comes_as_it_is(upstreams: UpstreamConnections) -> None:
     assert (await call(upstreams, "add", {"a": 1, "b": 2})).structured == {"sum": 3}
 
 
 @pytest.mark.parametrize(("tool", "words"), [("fail", "it failed"), ("refuse", "the server refuses")])
-async def test_a_tools_error_is_an_answer_and_so_is_a_refusal(upstreams: Connections, tool: str, words: str) -> None:
+async def test_a_tools_error_is_an_answer_and_so_is_a_refusal(
+    upstreams: UpstreamConnections, tool: str, words: str
+) -> None:
     answer = await call(upstreams, tool)
     assert (answer.is_error, answer.blocks) == (True, (Block("text", text=words),))
 
 
-async def test_a_result_that_breaks_its_schema_is_a_failure_that_does_not_quote_it(upstreams: Connections) -> None:
+async def test_a_result_that_breaks_its_schema_is_a_failure_that_does_not_quote_it(
+    upstreams: UpstreamConnections,
+) -> None:
     with pytest.raises(UpstreamFailed, match="than its output schema says") as caught:
         await call(upstreams, "wrong_output")
     assert "many" not in str(caught.value)
 
 
-async def test_media_come_as_bytes_with_their_types(upstreams: Connections) -> None:
+async def test_media_come_as_bytes_with_their_types(upstreams: UpstreamConnections) -> None:
     answer = await call(upstreams, "media")
     assert answer.blocks[1:] == (
         Block("image", data=PIXEL, mime="image/png"),
@@ -92,7 +98,7 @@ async def test_media_come_as_bytes_with_their_types(upstreams: Connections) -> N
     )
 
 
-async def test_a_question_reaches_the_person_and_the_reply_reaches_the_server(upstreams: Connections) -> None:
+async def test_a_question_reaches_the_person_and_the_reply_reaches_the_server(upstreams: UpstreamConnections) -> None:
     person = Person(name="Ann", age=7)
     assert await said(upstreams, "ask_name", ask=person.ask) == 'accept {"name": "Ann", "age": 7}'
     (question,) = person.asked
@@ -101,23 +107,23 @@ async def test_a_question_reaches_the_person_and_the_reply_reaches_the_server(up
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_person_may_say_no(upstreams: Connections, action: str) -> None:
+async def test_a_person_may_say_no(upstreams: UpstreamConnections, action: str) -> None:
     assert await said(upstreams, "ask_name", ask=Person(action).ask) == f"{action} null"
 
 
-async def test_two_questions_of_one_call_are_asked_one_after_the_other(upstreams: Connections) -> None:
+async def test_two_questions_of_one_call_are_asked_one_after_the_other(upstreams: UpstreamConnections) -> None:
     person = Person(one="first", two=True)
     assert await said(upstreams, "ask_twice", ask=person.ask) == "first and True"
     assert [question.message for question in person.asked] == ["First?", "Second?"]
 
 
-async def test_an_address_to_open_is_passed_on(upstreams: Connections) -> None:
+async def test_an_address_to_open_is_passed_on(upstreams: UpstreamConnections) -> None:
     person = Person()
     assert await said(upstreams, "ask_url", ask=person.ask) == "accept"
     assert person.asked == [Question("Sign in", url="https://example.com/in")]
 
 
-async def test_calls_run_at_once_on_one_connection(upstreams: Connections) -> None:
+async def test_calls_run_at_once_on_one_connection(upstreams: UpstreamConnections) -> None:
     answers: list[str] = []
 
     async def meet() -> None:
@@ -130,7 +136,7 @@ async def test_calls_run_at_once_on_one_connection(upstreams: Connections) -> No
     assert answers == ["met"] * 10
 
 
-async def test_progress_is_told_while_a_call_runs(upstreams: Connections, tmp_path: Path) -> None:
+async def test_progress_is_told_while_a_call_runs(upstreams: UpstreamConnections, tmp_path: Path) -> None:
     held = Held(tmp_path)
     progress: list[tuple[float, float | None, str]] = []
     async with anyio.create_task_group() as tasks:
@@ -142,7 +148,7 @@ async def test_progress_is_told_while_a_call_runs(upstreams: Connections, tmp_pa
     assert progress[0] == (1, 2, "half way")
 
 
-async def test_what_two_people_are_asked_stays_apart(upstreams: Connections) -> None:
+async def test_what_two_people_are_asked_stays_apart(upstreams: UpstreamConnections) -> None:
     people: dict[str, Any] = {name: Person(name=name) for name in ("Ann", "Bob", "Cid")}
     answers: dict[str, str] = {}
 
@@ -158,7 +164,7 @@ async def test_what_two_people_are_asked_stays_apart(upstreams: Connections) -> 
     assert answers == {name: f'accept {{"name": "{name}"}}' for name in people}
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server(upstreams: Connections, tmp_path: Path) -> None:
+async def test_a_cancelled_call_is_cancelled_at_the_server(upstreams: UpstreamConnections, tmp_path: Path) -> None:
     held = Held(tmp_path)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: call(upstreams, "slow", held.arguments))
@@ -168,16 +174,16 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(upstreams: Connection
     assert await said(upstreams, "class") == "class"
 
 
-async def test_a_question_of_a_call_that_was_cancelled_is_withdrawn(upstreams: Connections) -> None:
+async def test_a_question_of_a_call_that_was_cancelled_is_withdrawn(upstreams: UpstreamConnections) -> None:
     is_asked, is_withdrawn = anyio.Event(), anyio.Event()
 
-    async def ask(_question: Question) -> Reply:
+    async def ask(_question: Question) -> QuestionReply:
         is_asked.set()
         try:
             await anyio.sleep_forever()
         finally:
             is_withdrawn.set()
-        return Reply("cancel")
+        return QuestionReply("cancel")
 
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
@@ -187,7 +193,7 @@ async def test_a_question_of_a_call_that_was_cancelled_is_withdrawn(upstreams: C
         await is_withdrawn.wait()
 
 
-async def test_a_change_of_the_tools_is_noticed_and_told(upstreams: Connections) -> None:
+async def test_a_change_of_the_tools_is_noticed_and_told(upstreams: UpstreamConnections) -> None:
     await upstreams.catalogue()
     for tool, is_there in (("grow", True), ("shrink", False)):
         changed = anyio.Event()

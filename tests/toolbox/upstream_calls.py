@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.toolbox.base import Answer, Ask, Question, Reply
-from belljar.toolbox.config import ServerConfig
-from belljar.toolbox.connection import Limits
-from belljar.toolbox.upstreams import Connections, open_upstreams
+from belljar.toolbox.base import Ask, Question, QuestionReply, ToolAnswer
+from belljar.toolbox.connection import UpstreamLimits
+from belljar.toolbox.server_config import ServerConfig
+from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams
 from waiting import until
 
 
@@ -18,44 +18,48 @@ class Person:
 
     def __init__(self, action: Any = "accept", **values: Any) -> None:
         self.asked: list[Question] = []
-        self._reply = Reply(action, values)
+        self._reply = QuestionReply(action, values)
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: Question) -> QuestionReply:
         self.asked.append(question)
         return self._reply
 
 
-async def nobody(question: Question) -> Reply:
+async def nobody(question: Question) -> QuestionReply:
     raise AssertionError(f"nobody was to be asked: {question}")
 
 
 @asynccontextmanager
-async def connected(*servers: ServerConfig, **limits: Any) -> AsyncGenerator[Connections]:
-    async with open_upstreams({server.name: server for server in servers}, Limits(**limits)) as upstreams:
+async def connected(*servers: ServerConfig, **limits: Any) -> AsyncGenerator[UpstreamConnections]:
+    async with open_upstreams({server.name: server for server in servers}, UpstreamLimits(**limits)) as upstreams:
         yield upstreams
 
 
 async def call(
-    upstreams: Connections,
+    upstreams: UpstreamConnections,
     tool: str,
     arguments: dict[str, Any] | None = None,
     *,
     server: str = "awkward",
     ask: Ask = nobody,
     progress: list[tuple[float, float | None, str]] | None = None,
-) -> Answer:
+) -> ToolAnswer:
     seen = progress if progress is not None else []
     return await upstreams.call(server, tool, arguments or {}, on_progress=lambda *said: seen.append(said), ask=ask)
 
 
-async def said(upstreams: Connections, tool: str, arguments: dict[str, Any] | None = None, **chosen: Any) -> str:
+async def said(
+    upstreams: UpstreamConnections, tool: str, arguments: dict[str, Any] | None = None, **chosen: Any
+) -> str:
     """The text of an answer that is no error."""
     answer = await call(upstreams, tool, arguments, **chosen)
     assert not answer.is_error, answer
     return "".join(block.text for block in answer.blocks)
 
 
-async def told(upstreams: Connections, tool: str, arguments: dict[str, Any] | None = None, **chosen: Any) -> Any:
+async def told(
+    upstreams: UpstreamConnections, tool: str, arguments: dict[str, Any] | None = None, **chosen: Any
+) -> Any:
     """The JSON in the text of an answer."""
     return json.loads(await said(upstreams, tool, arguments, **chosen))
 

@@ -4,9 +4,9 @@
 `messages`. Cells of a person take their turn like everyone's, and the journal says whose they are.
 """
 
-from belljar.attachments.base import Attached
+from belljar.attachments.base import AttachedSession
 from belljar.attachments.local import LocalAttachment, hold
 from belljar.attachments.remote import open_attachment, open_served
-from belljar.attachments.serving import serve_operators
+from belljar.attachments.server import serve_operators
 
-__all__ = ["Attached", "LocalAttachment", "hold", "open_attachment", "open_served", "serve_operators"]
+__all__ = ["AttachedSession", "LocalAttachment", "hold", "open_attachment", "open_served", "serve_operators"]

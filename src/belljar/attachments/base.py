@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from belljar.attachments.messages import Checked, Completed, Inspected, News
+from belljar.attachments.messages import CompletenessReply, CompletionReply, InspectionReply, SessionEvent
 from belljar.outputs.events import CommMessage
 
 
-class Attached(Protocol):
+class AttachedSession(Protocol):
     """A front end holds one. Refusals are raised as the errors they name."""
 
     @property
@@ -30,7 +30,7 @@ class Attached(Protocol):
         """The number its kernel gave to the last cell that was told of."""
         ...
 
-    def news(self) -> AsyncGenerator[News]:
+    def news(self) -> AsyncGenerator[SessionEvent]:
         """What happens in the session, cell by cell, in order and whole; ends with `Gone`. Read by one task only."""
         ...
 
@@ -54,15 +54,15 @@ class Attached(Protocol):
         """Stop what runs and what waits, whoever wanted it."""
         ...
 
-    async def complete(self, code: str, cursor: int) -> Completed:
+    async def complete(self, code: str, cursor: int) -> CompletionReply:
         """Names that fit at the cursor; none while a cell runs."""
         ...
 
-    async def inspect(self, code: str, cursor: int, detail: int = 0) -> Inspected:
+    async def inspect(self, code: str, cursor: int, detail: int = 0) -> InspectionReply:
         """What the name at the cursor is; nothing while a cell runs."""
         ...
 
-    async def check(self, code: str) -> Checked:
+    async def check(self, code: str) -> CompletenessReply:
         """Whether code is a whole cell; unknown while a cell runs."""
         ...
 

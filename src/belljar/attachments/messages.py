@@ -9,38 +9,38 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from belljar.models import Model, Status
 from belljar.outputs.events import CommMessage
-from belljar.outputs.publishing import OutputKind
+from belljar.outputs.jupyter_messages import OutputKind
 
 # Requests
 
 
-class Sessions(Model):
+class SessionsRequest(Model):
     """The first word: a list of all sessions, whose form is in `control.py`; the server hangs up after it."""
 
     op: Literal["sessions"] = "sessions"
 
 
-class Attach(Model):
+class AttachRequest(Model):
     """The first word: which session."""
 
     op: Literal["attach"] = "attach"
     session_id: str
 
 
-class Open(Model):
+class OpenRequest(Model):
     """The first word: a new session, of whoever says it."""
 
     op: Literal["open"] = "open"
     environment: str = ""
 
 
-class End(Model):
+class EndRequest(Model):
     """End the session that this connection opened; nothing of it stays."""
 
     op: Literal["end"] = "end"
 
 
-class Execute(Model):
+class ExecuteRequest(Model):
     """Queue a cell."""
 
     op: Literal["execute"] = "execute"
@@ -48,7 +48,7 @@ class Execute(Model):
     allow_input: bool = False
 
 
-class Answer(Model):
+class AnswerRequest(Model):
     """Answer a cell's question; None declines it."""
 
     op: Literal["answer"] = "answer"
@@ -58,7 +58,7 @@ class Answer(Model):
     """Which one, by its number: the answer to one that is over is none to the next."""
 
 
-class Comm(Model):
+class CommRequest(Model):
     """Hand a word to a widget; what comes of it is in the news, under `request_id`, until it is heard."""
 
     op: Literal["comm"] = "comm"
@@ -66,19 +66,19 @@ class Comm(Model):
     comm: CommMessage
 
 
-class Comms(Model):
+class CommsRequest(Model):
     """Which comms are open."""
 
     op: Literal["comms"] = "comms"
 
 
-class Interrupt(Model):
+class InterruptRequest(Model):
     """Stop what runs and what waits."""
 
     op: Literal["interrupt"] = "interrupt"
 
 
-class Complete(Model):
+class CompleteRequest(Model):
     """Which names fit at the cursor."""
 
     op: Literal["complete"] = "complete"
@@ -86,7 +86,7 @@ class Complete(Model):
     cursor: int = Field(ge=0)
 
 
-class Inspect(Model):
+class InspectRequest(Model):
     """What the name at the cursor is."""
 
     op: Literal["inspect"] = "inspect"
@@ -95,7 +95,7 @@ class Inspect(Model):
     detail: int = 0
 
 
-class Check(Model):
+class CompletenessRequest(Model):
     """Whether code is a whole cell."""
 
     op: Literal["check"] = "check"
@@ -103,11 +103,20 @@ class Check(Model):
 
 
 Request = Annotated[
-    Execute | End | Answer | Comm | Comms | Interrupt | Complete | Inspect | Check, Field(discriminator="op")
+    ExecuteRequest
+    | EndRequest
+    | AnswerRequest
+    | CommRequest
+    | CommsRequest
+    | InterruptRequest
+    | CompleteRequest
+    | InspectRequest
+    | CompletenessRequest,
+    Field(discriminator="op"),
 ]
 
 
-class Numbered(Model):
+class NumberedRequest(Model):
     """A request, and the number its reply will have."""
 
     number: int
@@ -117,27 +126,27 @@ class Numbered(Model):
 # Replies
 
 
-class Done(Model):
+class DoneReply(Model):
     """It was done."""
 
     kind: Literal["done"] = "done"
 
 
-class Queued(Model):
+class QueuedReply(Model):
     """A cell waits for its turn."""
 
     kind: Literal["queued"] = "queued"
     execution_id: str
 
 
-class Opened(Model):
+class OpenedReply(Model):
     """The targets of comms, by their ids; empty while a cell runs."""
 
     kind: Literal["opened"] = "opened"
     comms: dict[str, str]
 
 
-class Completed(Model):
+class CompletionReply(Model):
     """Names that fit, and the span they replace."""
 
     kind: Literal["completed"] = "completed"
@@ -146,14 +155,14 @@ class Completed(Model):
     end: int
 
 
-class Inspected(Model):
+class InspectionReply(Model):
     """What a name is; empty for nothing."""
 
     kind: Literal["inspected"] = "inspected"
     data: dict[str, JsonValue]
 
 
-class Checked(Model):
+class CompletenessReply(Model):
     """Whether code is a whole cell."""
 
     kind: Literal["checked"] = "checked"
@@ -161,7 +170,7 @@ class Checked(Model):
     indent: str
 
 
-class Refused(Model):
+class RefusedReply(Model):
     """An error: `told` is its code and its message."""
 
     kind: Literal["refused"] = "refused"
@@ -169,10 +178,13 @@ class Refused(Model):
     hint: str = ""
 
 
-Reply = Annotated[Done | Queued | Opened | Completed | Inspected | Checked | Refused, Field(discriminator="kind")]
+Reply = Annotated[
+    DoneReply | QueuedReply | OpenedReply | CompletionReply | InspectionReply | CompletenessReply | RefusedReply,
+    Field(discriminator="kind"),
+]
 
 
-class Replied(Model):
+class NumberedReply(Model):
     """The reply to the request of that number."""
 
     kind: Literal["replied"] = "replied"
@@ -183,7 +195,7 @@ class Replied(Model):
 # News
 
 
-class Welcome(Model):
+class AttachedMessage(Model):
     """The session is there."""
 
     kind: Literal["welcome"] = "welcome"
@@ -194,7 +206,7 @@ class Welcome(Model):
     """Of its last cell."""
 
 
-class Begun(Model):
+class ExecutionStarted(Model):
     """A cell's turn has come; `count` is what its kernel will number it with, unless it starts anew."""
 
     kind: Literal["begun"] = "begun"
@@ -205,7 +217,7 @@ class Begun(Model):
     """Whether it was queued by whoever reads this."""
 
 
-class Said(Model):
+class ExecutionOutput(Model):
     """An output, or a widget's word, as Jupyter names it."""
 
     kind: Literal["said"] = "said"
@@ -218,7 +230,7 @@ class Said(Model):
     """Of a comm's message, in base64."""
 
 
-class Asks(Model):
+class QuestionAsked(Model):
     """A cell of the reader's own waits for an answer."""
 
     kind: Literal["asks"] = "asks"
@@ -229,14 +241,14 @@ class Asks(Model):
     """Its number, for the answer."""
 
 
-class Heard(Model):
+class CommHeard(Model):
     """A widget has had its word, and all that came of it was told."""
 
     kind: Literal["heard"] = "heard"
     request_id: str
 
 
-class Ended(Model):
+class ExecutionEnded(Model):
     """A cell is over."""
 
     kind: Literal["ended"] = "ended"
@@ -245,21 +257,30 @@ class Ended(Model):
     count: int
 
 
-class Gone(Model):
+class SessionEnded(Model):
     """The session has ended."""
 
     kind: Literal["gone"] = "gone"
 
 
-News = Begun | Said | Asks | Heard | Ended | Gone
+SessionEvent = ExecutionStarted | ExecutionOutput | QuestionAsked | CommHeard | ExecutionEnded | SessionEnded
 ToClient = Annotated[
-    Welcome | Refused | Replied | Begun | Said | Asks | Heard | Ended | Gone, Field(discriminator="kind")
+    AttachedMessage
+    | RefusedReply
+    | NumberedReply
+    | ExecutionStarted
+    | ExecutionOutput
+    | QuestionAsked
+    | CommHeard
+    | ExecutionEnded
+    | SessionEnded,
+    Field(discriminator="kind"),
 ]
 
 # Made ready when the first person attaches, as the models are.
 _LATE = ConfigDict(defer_build=True)
-first: TypeAdapter[Sessions | Attach | Open] = TypeAdapter(
-    Annotated[Sessions | Attach | Open, Field(discriminator="op")], config=_LATE
+first: TypeAdapter[SessionsRequest | AttachRequest | OpenRequest] = TypeAdapter(
+    Annotated[SessionsRequest | AttachRequest | OpenRequest, Field(discriminator="op")], config=_LATE
 )
-numbered: TypeAdapter[Numbered] = TypeAdapter(Numbered)
+numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

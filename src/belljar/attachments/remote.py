@@ -9,60 +9,60 @@ from typing import TypeVar
 
 from belljar import ipc
 from belljar.attachments import messages
-from belljar.attachments.base import Attached
+from belljar.attachments.base import AttachedSession
 from belljar.attachments.messages import (
-    Answer,
-    Attach,
-    Check,
-    Checked,
-    Comm,
-    Comms,
-    Complete,
-    Completed,
-    Done,
-    End,
-    Execute,
-    Gone,
-    Inspect,
-    Inspected,
-    Interrupt,
-    News,
-    Numbered,
-    Open,
-    Opened,
-    Queued,
-    Refused,
-    Replied,
+    AnswerRequest,
+    AttachedMessage,
+    AttachRequest,
+    CommRequest,
+    CommsRequest,
+    CompletenessReply,
+    CompletenessRequest,
+    CompleteRequest,
+    CompletionReply,
+    DoneReply,
+    EndRequest,
+    ExecuteRequest,
+    InspectionReply,
+    InspectRequest,
+    InterruptRequest,
+    NumberedReply,
+    NumberedRequest,
+    OpenedReply,
+    OpenRequest,
+    QueuedReply,
+    RefusedReply,
     Request,
-    Welcome,
+    SessionEnded,
+    SessionEvent,
 )
 from belljar.control import MAX_MESSAGE_BYTES, ask_sessions, server_sockets
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
 
-_Reply = TypeVar("_Reply", Done, Queued, Opened, Completed, Inspected, Checked)
+_Reply = TypeVar("_Reply", DoneReply, QueuedReply, OpenedReply, CompletionReply, InspectionReply, CompletenessReply)
 _NEWS_AHEAD = 1_000
 _TOLD = 5
 
 
 @asynccontextmanager
-async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[Attached]:
+async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[AttachedSession]:
     """Hold the one live session whose id begins like this, on whichever server of the data directory it is."""
     session_id, server_pid = await _find(data_directory, prefix)
     attached = RemoteAttachment(await _connect(data_directory, f"{server_pid}-*"))
     try:
-        await attached.greet(Attach(session_id=session_id))
+        await attached.greet(AttachRequest(session_id=session_id))
         yield attached
     finally:
         await attached.aclose()
 
 
 @asynccontextmanager
-async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[Attached]:
+async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[AttachedSession]:
     """Hold a new session on a running server of the data directory; it ends with the block."""
     attached = RemoteAttachment(await _connect(data_directory))
     try:
-        await attached.greet(Open(environment=environment))
+        await attached.greet(OpenRequest(environment=environment))
         yield attached
         with suppress(BelljarError):  # the session, or the server, may have gone before us
             await attached.end()
@@ -104,18 +104,18 @@ class RemoteAttachment:
         self._stream = stream
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[messages.Reply]] = {}
-        self._news: asyncio.Queue[News] = asyncio.Queue(_NEWS_AHEAD)
+        self._news: asyncio.Queue[SessionEvent] = asyncio.Queue(_NEWS_AHEAD)
         self._reading: asyncio.Task[None] | None = None
-        self._welcome: Welcome | None = None
+        self._welcome: AttachedMessage | None = None
         self._count = 0
 
-    async def greet(self, wanted: Attach | Open) -> None:
+    async def greet(self, wanted: AttachRequest | OpenRequest) -> None:
         """Say which session; must come first."""
         await self._stream.send(wanted.model_dump())
         answer = await self._receive()
-        if isinstance(answer, Refused):
+        if isinstance(answer, RefusedReply):
             raise named_error(answer.told, answer.hint)
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, AttachedMessage):
             raise EngineError("the server did not greet as one that can be attached to")
         self._welcome, self._count = answer, answer.count
         self._reading = asyncio.get_running_loop().create_task(self._read())
@@ -140,51 +140,51 @@ class RemoteAttachment:
         """See `Attached`."""
         return self._count
 
-    async def news(self) -> AsyncGenerator[News]:
+    async def news(self) -> AsyncGenerator[SessionEvent]:
         """See `Attached`."""
         while True:
             item = await self._news.get()
-            if isinstance(item, messages.Ended):
+            if isinstance(item, messages.ExecutionEnded):
                 self._count = item.count
             yield item
-            if isinstance(item, Gone):
+            if isinstance(item, SessionEnded):
                 return
 
     async def execute(self, code: str, *, allow_input: bool) -> str:
         """See `Attached`."""
-        return (await self._ask(Execute(code=code, allow_input=allow_input), Queued)).execution_id
+        return (await self._ask(ExecuteRequest(code=code, allow_input=allow_input), QueuedReply)).execution_id
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """See `Attached`."""
-        await self._ask(Answer(execution_id=execution_id, text=text, question=question), Done)
+        await self._ask(AnswerRequest(execution_id=execution_id, text=text, question=question), DoneReply)
 
     async def send_comm(self, request_id: str, message: CommMessage) -> None:
         """See `Attached`."""
-        await self._ask(Comm(request_id=request_id, comm=message), Done)
+        await self._ask(CommRequest(request_id=request_id, comm=message), DoneReply)
 
     async def comms(self) -> dict[str, str]:
         """See `Attached`."""
-        return (await self._ask(Comms(), Opened)).comms
+        return (await self._ask(CommsRequest(), OpenedReply)).comms
 
     async def interrupt(self) -> None:
         """See `Attached`."""
-        await self._ask(Interrupt(), Done)
+        await self._ask(InterruptRequest(), DoneReply)
 
-    async def complete(self, code: str, cursor: int) -> Completed:
+    async def complete(self, code: str, cursor: int) -> CompletionReply:
         """See `Attached`."""
-        return await self._ask(Complete(code=code, cursor=cursor), Completed)
+        return await self._ask(CompleteRequest(code=code, cursor=cursor), CompletionReply)
 
-    async def inspect(self, code: str, cursor: int, detail: int = 0) -> Inspected:
+    async def inspect(self, code: str, cursor: int, detail: int = 0) -> InspectionReply:
         """See `Attached`."""
-        return await self._ask(Inspect(code=code, cursor=cursor, detail=detail), Inspected)
+        return await self._ask(InspectRequest(code=code, cursor=cursor, detail=detail), InspectionReply)
 
-    async def check(self, code: str) -> Checked:
+    async def check(self, code: str) -> CompletenessReply:
         """See `Attached`."""
-        return await self._ask(Check(code=code), Checked)
+        return await self._ask(CompletenessRequest(code=code), CompletenessReply)
 
     async def end(self) -> None:
-        """End the session, if it was opened from here."""
-        await self._ask(End(), Done)
+        "EndRequest the session, if it was opened from here."
+        await self._ask(EndRequest(), DoneReply)
 
     async def aclose(self) -> None:
         """See `Attached`."""
@@ -202,13 +202,13 @@ class RemoteAttachment:
         try:
             if self._reading is None or self._reading.done():
                 raise _gone()
-            await self._stream.send(Numbered(number=number, request=request).model_dump())
+            await self._stream.send(NumberedRequest(number=number, request=request).model_dump())
             reply = await waiting
         except OSError:
             raise _gone() from None
         finally:
             del self._waiting[number]
-        if isinstance(reply, Refused):
+        if isinstance(reply, RefusedReply):
             raise named_error(reply.told, reply.hint)
         if not isinstance(reply, kind):
             raise EngineError(f"the server answered a question with {reply.kind!r}")
@@ -225,15 +225,15 @@ class RemoteAttachment:
             while True:
                 message = await self._receive()
                 match message:
-                    case Replied(number=number, reply=reply):
+                    case NumberedReply(number=number, reply=reply):
                         if (waiting := self._waiting.get(number)) is not None and not waiting.done():
                             waiting.set_result(reply)
-                    case Welcome() | Refused():
+                    case AttachedMessage() | RefusedReply():
                         pass
                     case _:
                         await self._news.put(message)
         except EngineError:
-            await self._news.put(Gone())
+            await self._news.put(SessionEnded())
         finally:
             self._end()
 

@@ -30,6 +30,6 @@ def command(
         raise typer.Exit(run_console(folder, session))
     require_ipykernel()
     # Imports ipykernel, which is optional and which the console does not need.
-    from belljar.jupyter.existing import serve_existing
+    from belljar.jupyter.application import serve_existing
 
     serve_existing(folder, session, connection.expanduser().absolute(), transport)

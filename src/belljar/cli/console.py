@@ -12,12 +12,20 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TextIO
 
-from belljar.attachments import Attached, open_attachment
-from belljar.attachments.messages import Asks, Begun, Ended, Gone, Heard, News, Said
+from belljar.attachments import AttachedSession, open_attachment
+from belljar.attachments.messages import (
+    CommHeard,
+    ExecutionEnded,
+    ExecutionOutput,
+    ExecutionStarted,
+    QuestionAsked,
+    SessionEnded,
+    SessionEvent,
+)
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import BelljarError
-from belljar.outputs.bundles import words_in
-from belljar.outputs.plain import as_plain
+from belljar.outputs.mime_bundles import words_in
+from belljar.outputs.terminal_text import as_plain
 
 _FAILED = 1
 
@@ -44,12 +52,12 @@ async def _run_console(data_directory: Path, prefix: str) -> int:
 class _Console:
     """Runs the person's cells one at a time, and prints the events of the session meanwhile."""
 
-    def __init__(self, attached: Attached) -> None:
+    def __init__(self, attached: AttachedSession) -> None:
         self._attached = attached
         self._input = StandardInput()
         self._is_prompting = False
         self._own: set[str] = set()
-        self._ended: asyncio.Future[Ended | None] | None = None
+        self._ended: asyncio.Future[ExecutionEnded | None] | None = None
         self._answering: asyncio.Task[None] | None = None
         self._is_failed = False
 
@@ -121,29 +129,29 @@ class _Console:
             async for item in news:
                 await self._print_event(item)
 
-    async def _print_event(self, item: News) -> None:
+    async def _print_event(self, item: SessionEvent) -> None:
         match item:
-            case Begun(is_own=True):
+            case ExecutionStarted(is_own=True):
                 self._own.add(item.execution_id)
-            case Begun():
+            case ExecutionStarted():
                 await _write_plain(sys.stderr, f"\n# somebody else runs [{item.count}]:\n{item.code}\n")
-            case Said():
+            case ExecutionOutput():
                 await self._print_output(item)
-            case Asks():
+            case QuestionAsked():
                 self._answering = asyncio.get_running_loop().create_task(self._answer(item))
-            case Ended():
+            case ExecutionEnded():
                 await self._end(item)
-            case Heard() | Gone():
+            case CommHeard() | SessionEnded():
                 pass
 
-    async def _print_output(self, said: Said) -> None:
+    async def _print_output(self, said: ExecutionOutput) -> None:
         text, stream = _text_and_stream(said)
         if said.execution_id in self._own:
             await _write_plain(stream, text)
         else:
             await _write_plain(sys.stderr, text)
 
-    async def _end(self, ended: Ended) -> None:
+    async def _end(self, ended: ExecutionEnded) -> None:
         if ended.execution_id not in self._own:
             if self._is_prompting:
                 await write(sys.stderr, f"In [{ended.count + 1}]: ")
@@ -154,7 +162,7 @@ class _Console:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(ended)
 
-    async def _answer(self, asks: Asks) -> None:
+    async def _answer(self, asks: QuestionAsked) -> None:
         await _write_plain(sys.stderr, asks.prompt)
         with contextlib.suppress(BelljarError):
             text = await self._input.answer(asks.prompt)
@@ -166,7 +174,7 @@ async def _write_plain(stream: TextIO, text: str) -> None:
     await write(stream, as_plain(text) if stream.isatty() else text)
 
 
-def _text_and_stream(said: Said) -> tuple[str, TextIO]:
+def _text_and_stream(said: ExecutionOutput) -> tuple[str, TextIO]:
     content: dict[str, Any] = said.content
     match said.output:
         case "stream":
@@ -180,7 +188,7 @@ def _text_and_stream(said: Said) -> tuple[str, TextIO]:
 
 
 @contextlib.contextmanager
-def _interrupt_on_sigint(attached: Attached) -> Generator[None]:
+def _interrupt_on_sigint(attached: AttachedSession) -> Generator[None]:
     """Interrupt what runs in the session on Ctrl-C, which then does not end the console."""
     loop = asyncio.get_running_loop()
     interrupts: set[asyncio.Task[None]] = set()

@@ -23,13 +23,13 @@ from belljar.environments import check_environments
 from belljar.errors import BelljarError
 from belljar.runtime import KEEPING_HINT, configured_guardrails, keeping_gap
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import Check, Provider
-from belljar.sandboxes.hierarchy import CONTROLLERS, read_control_groups
+from belljar.sandboxes.base import HostCheck, Provider
+from belljar.sandboxes.cgroup_discovery import CONTROLLERS, read_control_groups
 from belljar.sandboxes.installed import ask_checks
 from belljar.sandboxes.limits import DELEGATE
 from belljar.settings import Settings, load_settings
 from belljar.settings.sandboxes import installed_sandboxes
-from belljar.toolbox.config import load_servers
+from belljar.toolbox.server_config import load_servers
 
 _OLDEST_NODE = 22
 # What a session's limit is replaced by where the controller cannot be used.
@@ -174,7 +174,7 @@ def _check_installed_sandboxes(configured: str) -> Iterator[HostFinding]:
             yield HostFinding("sandbox", "ok", one.name, detail)
 
 
-def _finding(section: str, name: str, check: Check, *, is_needed: bool) -> HostFinding:
+def _finding(section: str, name: str, check: HostCheck, *, is_needed: bool) -> HostFinding:
     status = "ok" if check.is_ok else "fail" if is_needed else "warn"
     return HostFinding(section, status, name, check.detail, check.hint)
 

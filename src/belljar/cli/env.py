@@ -15,22 +15,16 @@ from belljar.cli.streams import columns, indented, print_output
 from belljar.control import ask_servers
 from belljar.environments import known_names, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
-from belljar.environments.catalogue import (
-    Listed,
-    examine,
-    managed_folder,
-    managed_names,
-    unused_folders,
-)
-from belljar.environments.conda_making import WORK
-from belljar.environments.conda_pins import conda_lock, is_conda
+from belljar.environments.catalogue import ListedEnvironment, examine, managed_folder, managed_names, unused_folders
+from belljar.environments.conda.installs import WORK
+from belljar.environments.conda.lockfile import conda_lock, is_conda
 from belljar.environments.description import size_on_disk
-from belljar.environments.locks import open_lock
-from belljar.environments.pins import lock_of
+from belljar.environments.file_lock import open_lock
+from belljar.environments.lockfile import lock_of
 from belljar.environments.selection import KERNEL_PREFIX, check_name
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.files.removal import remove_tree
-from belljar.sessions.archive import open_archive
+from belljar.files.fd_walk import remove_tree
+from belljar.journal.archive import open_archive
 from belljar.settings import EnvironmentEntry, Settings, config_files, load_settings
 from belljar.settings.environments import checked_names
 from belljar.supervisor import has_supervisor
@@ -218,10 +212,10 @@ def _with_found(settings: Settings) -> Settings:
     return settings.model_copy(update={"environments": {**settings.environments, **found}})
 
 
-def _examined(settings: Settings, names: Sequence[str]) -> list[Listed]:
+def _examined(settings: Settings, names: Sequence[str]) -> list[ListedEnvironment]:
     """Examine the environments with a progress bar, because measuring a large one takes seconds."""
     progress = ProgressBar(len(names))
-    listed: list[Listed] = []
+    listed: list[ListedEnvironment] = []
     try:
         for name in names:
             progress.step(f"looking at {name}")
@@ -231,7 +225,7 @@ def _examined(settings: Settings, names: Sequence[str]) -> list[Listed]:
     return listed
 
 
-def _row(each: Listed) -> tuple[str, ...]:
+def _row(each: ListedEnvironment) -> tuple[str, ...]:
     is_there = each.state == "ready"
     return (
         f"{each.name}{' *' if each.is_default else ''}",
@@ -244,7 +238,7 @@ def _row(each: Listed) -> tuple[str, ...]:
     )
 
 
-def _print_problems(listed: Sequence[Listed]) -> None:
+def _print_problems(listed: Sequence[ListedEnvironment]) -> None:
     for each in listed:
         if each.problem:
             print(f"{each.name}: {indented(each.problem)}", file=sys.stderr)

@@ -18,11 +18,11 @@ from belljar.cli.saved_outputs import write_file
 from belljar.cli.streams import print_output
 from belljar.control import ask_sessions
 from belljar.errors import InvalidArgument
-from belljar.outputs.markdown import Album, markdown_of
+from belljar.journal.archive import Archive, open_archive
+from belljar.outputs.html import page_of
+from belljar.outputs.markdown import ImageFiles, markdown_of
 from belljar.outputs.notebook import notebook_of, written
-from belljar.outputs.pages import page_of
-from belljar.outputs.percent import script_of
-from belljar.sessions.archive import Archive, open_archive
+from belljar.outputs.script import script_of
 from belljar.settings import load_settings
 
 _KERNEL = "kernel:"
@@ -90,7 +90,7 @@ def command(
 def _export(data_directory: Path, request: ExportRequest) -> int:
     """Write the file and return the exit status."""
     form = _form_of(request)
-    album = Album(f"{request.path.stem}_files" if request.path and form == "md" else "")
+    album = ImageFiles(f"{request.path.stem}_files" if request.path and form == "md" else "")
     _check_free(request, album)
     missing: list[str] = []
     with open_archive(data_directory) as archive:
@@ -120,7 +120,7 @@ def _form_of(request: ExportRequest) -> str:
     return _FORMS[suffix]
 
 
-def _check_free(request: ExportRequest, album: Album) -> None:
+def _check_free(request: ExportRequest, album: ImageFiles) -> None:
     """Refuse to overwrite files before the session is read rather than after it."""
     if request.path is None or request.force:
         return
@@ -151,7 +151,7 @@ def _is_live(data_directory: Path, session_id: str) -> bool:
     return bool(silent) or any(info.session_id == session_id for _, _, info in found)
 
 
-def _rendered(notebook: Any, form: str, request: ExportRequest, album: Album) -> str:
+def _rendered(notebook: Any, form: str, request: ExportRequest, album: ImageFiles) -> str:
     has_outputs = request.has_outputs if request.has_outputs is not None else form != "py"
     if not has_outputs:
         for cell in notebook.cells:
@@ -165,7 +165,7 @@ def _rendered(notebook: Any, form: str, request: ExportRequest, album: Album) ->
     return renderers[form]()
 
 
-def _write_album(folder: Path, album: Album, *, force: bool) -> None:
+def _write_album(folder: Path, album: ImageFiles, *, force: bool) -> None:
     if album.files:
         try:
             folder.mkdir(exist_ok=force)

@@ -13,9 +13,9 @@ from pathlib import Path
 from belljar.environments.selection import is_prepared
 from belljar.errors import BelljarError
 from belljar.kernels.base import Kernel
-from belljar.kernels.starting import KernelStarter
 from belljar.outputs.events import Stream
-from belljar.sandboxes.base import Branching, Check, Provider
+from belljar.provisioning.starter import KernelStarter
+from belljar.sandboxes.base import ForkableProvider, HostCheck, Provider
 from belljar.sessions.pool import new_folders
 from belljar.settings import Settings
 
@@ -26,20 +26,20 @@ _WARM_HINT = "See whether it does with fewer modules in preload"
 _ASK = "import sys; print(*[name for name in {names!r} if name not in sys.modules], sep='\\n')"
 
 
-def check_forks(settings: Settings, provider: Provider) -> list[Check]:
+def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:
     """Return the checks; one that is not ok makes sessions start more slowly, and never prevents one."""
     if not settings.fork_start:
-        return [Check(_NAME, True, f"not forked, as fork_start says: {_COLD}")]
+        return [HostCheck(_NAME, True, f"not forked, as fork_start says: {_COLD}")]
     if settings.environment.startswith("kernel:"):
-        return [Check(_NAME, True, f"those of Jupyter kernels are not forked: {_COLD}")]
-    if not isinstance(provider, Branching):
-        return [Check(_NAME, False, f"the sandbox {provider.name} cannot fork them: {_COLD}")]
+        return [HostCheck(_NAME, True, f"those of Jupyter kernels are not forked: {_COLD}")]
+    if not isinstance(provider, ForkableProvider):
+        return [HostCheck(_NAME, False, f"the sandbox {provider.name} cannot fork them: {_COLD}")]
     if any(not check.is_ok for check in provider.check()):
-        return [Check(_NAME, False, "not tried: the sandbox does not work")]
+        return [HostCheck(_NAME, False, "not tried: the sandbox does not work")]
     if gap := provider.branching_gap():
-        return [Check(_NAME, False, f"{gap}: {_COLD}", "`fork_start = false` saves trying")]
+        return [HostCheck(_NAME, False, f"{gap}: {_COLD}", "`fork_start = false` saves trying")]
     if not _is_prepared(settings):
-        return [Check(_NAME, True, "forking works; not timed, because the environment is not prepared yet")]
+        return [HostCheck(_NAME, True, "forking works; not timed, because the environment is not prepared yet")]
     with tempfile.TemporaryDirectory(prefix="belljar-doctor-") as folder:
         return asyncio.run(_time_fork(settings, provider, _sessions_folder(Path(folder))))
 
@@ -59,7 +59,7 @@ def _is_prepared(settings: Settings) -> bool:
         return True  # starting a session will report what is wrong with it
 
 
-async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> list[Check]:
+async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> list[HostCheck]:
     starter = KernelStarter(settings, provider, folder)
     logging.disable(logging.WARNING)  # the checks report what it would warn of
     try:
@@ -67,25 +67,27 @@ async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> li
         started_s = time.monotonic()
         if nursery is None or not await nursery.warm():
             why = nursery.complaint if nursery is not None else "no zygote"
-            return [Check(_NAME, False, f"the process to fork from does not get ready ({why}): {_COLD}", _WARM_HINT)]
+            return [
+                HostCheck(_NAME, False, f"the process to fork from does not get ready ({why}): {_COLD}", _WARM_HINT)
+            ]
         warm_s = time.monotonic() - started_s
         fork_s, missing = await _fork_one(settings, starter, folder)
     except (BelljarError, TimeoutError) as error:
-        return [Check(_NAME, False, f"none could be started: {error or 'no answer'}")]
+        return [HostCheck(_NAME, False, f"none could be started: {error or 'no answer'}")]
     finally:
         await starter.aclose()
         logging.disable(logging.NOTSET)
     detail = f"forked: one is ready after {fork_s * 1000:.0f} ms; warming up took {warm_s:.1f} s, once a server"
-    return [Check(_NAME, True, detail), _check_preload(settings, missing, nursery.complaint)]
+    return [HostCheck(_NAME, True, detail), _check_preload(settings, missing, nursery.complaint)]
 
 
-def _check_preload(settings: Settings, missing: list[str], complaint: str) -> Check:
+def _check_preload(settings: Settings, missing: list[str], complaint: str) -> HostCheck:
     """Check which modules of `preload` a fork has; one that is not installed counts only if `preload` was set."""
     absent = [name for name in missing if f"{name} does not import" not in complaint]
     loaded = ", ".join(name for name in settings.preload if name not in missing) or "nothing"
     details = [loaded, *([complaint] if complaint else []), *(f"{name} is not installed" for name in absent)]
     is_ok = not complaint and (not absent or "preload" not in settings.model_fields_set)
-    return Check("preload", is_ok, "; ".join(details), "" if is_ok else _PRELOAD_HINT)
+    return HostCheck("preload", is_ok, "; ".join(details), "" if is_ok else _PRELOAD_HINT)
 
 
 async def _fork_one(settings: Settings, starter: KernelStarter, folder: Path) -> tuple[float, list[str]]:

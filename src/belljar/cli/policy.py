@@ -10,7 +10,7 @@ import typer
 
 from belljar.errors import InvalidArgument, SettingsError
 from belljar.policy.guard import Guard, rulebook
-from belljar.policy.loading import LoadedPolicy, load_policy
+from belljar.policy.policy_file import LoadedPolicy, load_policy
 from belljar.policy.rules import Policy
 from belljar.privacy.rules import PrivacyRules
 

@@ -27,10 +27,10 @@ from belljar.cli.terminal import INTERRUPTED
 from belljar.errors import BelljarError, InvalidArgument, LimitError, UsageError
 from belljar.handles import SessionHandle
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.outputs.budget import EventBudget
 from belljar.outputs.comparison import Comparison, error_in
-from belljar.outputs.event_budget import EventBudget
 from belljar.outputs.notebook import NotebookCell, Shown, cell_outputs
-from belljar.outputs.plain import as_plain
+from belljar.outputs.terminal_text import as_plain
 from belljar.settings import Settings, load_settings
 
 _LIMIT_CHARS = 1_000_000

@@ -21,7 +21,7 @@ from belljar.files.transfer import safe_path
 from belljar.files.workspace import Workspace
 from belljar.handles import SessionHandle
 from belljar.models import Display, FileReference, OutputEvent
-from belljar.outputs.bundles import is_readable
+from belljar.outputs.mime_bundles import is_readable
 
 _MEDIA = ("image/", "audio/", "video/", "application/pdf")
 _PAGE = "text/html"

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
-from belljar.outputs.plain import without_escapes
+from belljar.outputs.terminal_text import without_escapes
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit status that a shell gives a process that SIGPIPE killed."""

@@ -9,7 +9,7 @@ from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
-from belljar.outputs.bundles import is_readable
+from belljar.outputs.mime_bundles import is_readable
 
 INTERRUPTED = 130
 """The exit status that a shell gives a process that Ctrl-C ended."""

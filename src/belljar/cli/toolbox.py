@@ -23,18 +23,18 @@ import typer
 from belljar.cli.streams import columns, log_to_stderr, one_line, write_output
 from belljar.cli.terminal import INTERRUPTED, StandardInput
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
-from belljar.files.removal import remove_tree
+from belljar.files.fd_walk import remove_tree
 from belljar.settings import MEBIBYTE, Settings, load_settings
-from belljar.toolbox.base import Answer, Block, Catalogue, Question, Reply, ServerCatalogue
-from belljar.toolbox.config import load_servers
-from belljar.toolbox.connection import Limits
-from belljar.toolbox.generating import generate
-from belljar.toolbox.naming import names_of
-from belljar.toolbox.search import Index
-from belljar.toolbox.shapes import OwnedShapes, Shapes
-from belljar.toolbox.showing import Detail, show
+from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
+from belljar.toolbox.code_generation import generate
+from belljar.toolbox.connection import UpstreamLimits
+from belljar.toolbox.learned_shapes import OwnedShapes, Shapes
+from belljar.toolbox.names import names_of
+from belljar.toolbox.search import ToolIndex
+from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.texts import first_sentence
-from belljar.toolbox.upstreams import Connections, open_upstreams
+from belljar.toolbox.tool_listing import Detail, show
+from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams
 
 _ABOUT_CHARACTERS = 80
 # How long commands that read every server wait for one that hangs.
@@ -140,7 +140,7 @@ async def _search(settings: Settings, query: str, detail: Detail, limit: int, se
     async with _connected(settings) as upstreams:
         catalogue = await _catalogue(upstreams)
     _print_warnings(catalogue)
-    found = Index(catalogue).search(query, server=server, limit=limit)
+    found = ToolIndex(catalogue).search(query, server=server, limit=limit)
     if found:
         print(show(found, detail, names_of(catalogue), _shapes(settings).shape))
     return 0 if found else 1
@@ -173,13 +173,13 @@ async def _sync(settings: Settings, folder: Path) -> int:
     return 1 if any(each.error for each in catalogue.servers.values()) else 0
 
 
-def _connected(settings: Settings) -> AbstractAsyncContextManager[Connections]:
+def _connected(settings: Settings) -> AbstractAsyncContextManager[UpstreamConnections]:
     servers = load_servers(settings)
     if not servers:
         raise SettingsError(
             "no MCP servers are configured", hint="Name a file with --mcp-config, or set mcp_config in belljar.toml"
         )
-    limits = Limits(
+    limits = UpstreamLimits(
         start_s=settings.upstream_start_s,
         # Twice the time to start, because a person who calls one tool waits for its server.
         wait_s=2 * settings.upstream_start_s,
@@ -190,7 +190,7 @@ def _connected(settings: Settings) -> AbstractAsyncContextManager[Connections]:
     return open_upstreams(servers, limits, folder / "eras.json" if folder.is_dir() else None)
 
 
-async def _catalogue(upstreams: Connections) -> Catalogue:
+async def _catalogue(upstreams: UpstreamConnections) -> Catalogue:
     """Return what the servers offer; the error of one that hangs says for how long it has been connecting."""
     catalogue = await upstreams.catalogue(_CONNECT_S)
     found = {
@@ -247,7 +247,7 @@ def _print_progress(progress: float, total: float | None, message: str) -> None:
     print(f"{share} {one_line(message)}".rstrip(), file=sys.stderr, flush=True)
 
 
-def _print_answer(answer: Answer, out: Path | None, *, as_json: bool) -> None:
+def _print_answer(answer: ToolAnswer, out: Path | None, *, as_json: bool) -> None:
     saved = [(block, _save(block, out, number)) for number, block in enumerate(answer.blocks)]
     if as_json:
         blocks = [
@@ -308,27 +308,31 @@ def _write(files: dict[str, str], folder: Path) -> None:
     draft.rename(target)
 
 
-async def _ask_at_terminal(question: Question) -> Reply:
+async def _ask_at_terminal(question: Question) -> QuestionReply:
     """Ask for each field on stderr and read it from stdin; an empty line skips a field, the end of input cancels."""
     if not os.isatty(0):
         print(f"The server asks: {one_line(question.message)} (nobody is at the terminal)", file=sys.stderr)
-        return Reply("cancel")
+        return QuestionReply("cancel")
     lines = StandardInput()
     await _print_prompt(f"The server asks: {one_line(question.message)}")
     if question.url:
         await _print_prompt(f"Open {one_line(question.url)}")
     properties = cast("dict[str, dict[str, Any]]", question.schema.get("properties", {}))
     if not properties:
-        return Reply("accept") if (await _answer(lines, "Go on? [y/n]") or "").lower() in _YES else Reply("decline")
+        return (
+            QuestionReply("accept")
+            if (await _answer(lines, "Go on? [y/n]") or "").lower() in _YES
+            else QuestionReply("decline")
+        )
     values: dict[str, Any] = {}
     for name, schema in properties.items():
         asked = f"{schema.get('title') or name} ({schema.get('type', 'text')}):"
         text = await _answer(lines, one_line(asked))
         if text is None:
-            return Reply("cancel")
+            return QuestionReply("cancel")
         if text:
             values[name] = _parsed(text, schema)
-    return Reply("accept", values)
+    return QuestionReply("accept", values)
 
 
 def _parsed(text: str, schema: dict[str, Any]) -> Any:

@@ -5,7 +5,6 @@ calls its tools, `answering.py` reads what comes back. Knows the tools of the `i
 the engine.
 """
 
-from belljar.client.connecting import connect
-from belljar.client.server import RemoteServer
+from belljar.client.server import RemoteServer, connect
 
 __all__ = ["RemoteServer", "connect"]

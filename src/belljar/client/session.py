@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from mcp.types import InputRequiredResult
 
-from belljar.client.answering import Fields, answers_to, fields_of, prompt_of, result_of
-from belljar.client.calls import Calls
+from belljar.client.connection import Fields, ServerCalls, answers_to, fields_of, prompt_of, result_of
 from belljar.errors import InvalidArgument, InvalidPath, SessionNotFound
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
@@ -33,7 +32,7 @@ class RemoteSession:
     """See `SessionHandle`."""
 
     def __init__(
-        self, server: Calls, session_id: str, family: "list[RemoteSession]", forked: SessionFork | None = None
+        self, server: ServerCalls, session_id: str, family: "list[RemoteSession]", forked: SessionFork | None = None
     ) -> None:
         self._server = server
         self._id = session_id

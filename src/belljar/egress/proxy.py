@@ -17,11 +17,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from belljar import measures
-from belljar.egress.forwarding import Request, Tunnel, parse_head, pump, read_head
-from belljar.egress.listening import Door, serving
-from belljar.egress.refusals import Refused
+from belljar.egress.proxy_requests import ProxyRefusal, ProxyRequest, Traffic, Tunnel, parse_head, pump, read_head
 from belljar.egress.rules import Rule, authority
-from belljar.egress.traffic import Traffic
+from belljar.egress.session_sockets import SessionSocket, serving
 from belljar.ipc import Conversations
 
 _TOLD = 16
@@ -79,7 +77,7 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._answer(reader, writer)
-        except Refused as refused:
+        except ProxyRefusal as refused:
             self._note(refused)
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(self._limits.head_s):
@@ -94,7 +92,7 @@ class Proxy:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._conversations) > self._limits.connections:
-            raise Refused(
+            raise ProxyRefusal(
                 503, "too many connections", f"This session has {self._limits.connections} open, the most there may be."
             )
         async with asyncio.timeout(self._limits.head_s):
@@ -123,13 +121,13 @@ class Proxy:
         finally:
             upstream_writer.transport.abort()
 
-    def _find_rule(self, request: Request | Tunnel) -> Rule:
+    def _find_rule(self, request: ProxyRequest | Tunnel) -> Rule:
         for rule in self._rules:
             if rule.allows(request.host, request.port):
                 return rule
         place = authority(request.host, request.port)
         allowed = ", ".join(map(str, self._rules)) or "none"
-        raise Refused(
+        raise ProxyRefusal(
             403,
             f"egress to {place} is not allowed: no entry of the setting egress covers it",
             f'The operator allows it with "{place}" in the setting egress. Allowed now: {allowed}.',
@@ -137,7 +135,7 @@ class Proxy:
         )
 
     async def _connect(
-        self, request: Request | Tunnel, rule: Rule
+        self, request: ProxyRequest | Tunnel, rule: Rule
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the first of the judged addresses that answers."""
         place = authority(request.host, request.port)
@@ -150,24 +148,24 @@ class Proxy:
                 reason = f"no answer in {self._limits.connect_s:g} s"
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-        raise Refused(502, f"{place} could not be reached: {reason}", "It is allowed; try again.")
+        raise ProxyRefusal(502, f"{place} could not be reached: {reason}", "It is allowed; try again.")
 
-    async def _addresses(self, request: Request | Tunnel, rule: Rule, place: str) -> list[str]:
+    async def _addresses(self, request: ProxyRequest | Tunnel, rule: Rule, place: str) -> list[str]:
         host = request.host
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 found = await loop.run_in_executor(_resolver, _look_up, host, request.port)
         except TimeoutError:
-            raise Refused(504, f"the name {host} was not resolved in time", "It is allowed; try again.") from None
+            raise ProxyRefusal(504, f"the name {host} was not resolved in time", "It is allowed; try again.") from None
         except (OSError, ValueError):
-            raise Refused(
+            raise ProxyRefusal(
                 502, f"the name {host} is not known", "It is allowed, but the host cannot resolve it."
             ) from None
         for address in found:
             # All of them: a name that mixes public and private addresses is up to something.
             if reason := self._judge(address, rule):
-                raise Refused(
+                raise ProxyRefusal(
                     403,
                     f"egress to {place} is not allowed: it resolves to {reason}",
                     "The operator may allow private addresses with egress_allow_private; others are never reached.",
@@ -175,7 +173,7 @@ class Proxy:
                 )
         return found
 
-    def _note(self, refused: Refused) -> None:
+    def _note(self, refused: ProxyRefusal) -> None:
         """A line for every refused place, once: a cell that tries for ever must not fill the log."""
         self.traffic.refusals += 1
         measures.refusals.add("egress")
@@ -193,7 +191,7 @@ async def open_proxy(
     rules: Sequence[Rule],
     judge: Judge,
     limits: ProxyLimits | None = None,
-    door: Door | None = None,
+    door: SessionSocket | None = None,
     purpose: str = "egress",
 ) -> AsyncGenerator[Proxy]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends.

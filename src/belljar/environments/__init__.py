@@ -4,7 +4,7 @@ They are the sessions' own and apart from the server's packages: nothing of them
 """
 
 from belljar.environments.base import Environment, Interpreter, inspect_interpreter
-from belljar.environments.conda import CondaPlace, find_conda, list_conda
+from belljar.environments.conda.places import CondaPlace, find_conda, list_conda
 from belljar.environments.managed import prepare
 from belljar.environments.selection import (
     check_configured,

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from belljar.environments.base import Interpreter
-from belljar.environments.conda_making import WORK
+from belljar.environments.conda.installs import WORK
 from belljar.environments.description import describe_interpreter
-from belljar.environments.installed import find_installed, inspect_recent
 from belljar.environments.managed import DEFAULT, SHARED, environments_folder, folder, interpreter_path, is_ready
-from belljar.environments.selection import kind_of, look_at, recipe_of
+from belljar.environments.selection import find_installed, inspect_recent, kind_of, look_at, recipe_of
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.settings import Settings
 
@@ -17,7 +16,7 @@ State = Literal["ready", "not made", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedEnvironment:
     """One environment and what is known of it."""
 
     name: str
@@ -33,20 +32,20 @@ class Listed:
     hint: str = ""
 
 
-def examine(settings: Settings, name: str) -> Listed:
+def examine(settings: Settings, name: str) -> ListedEnvironment:
     """One of them, as far as it can be looked at; makes nothing."""
     kind = settings.environments[name].kind if name in settings.environments else "managed"
     is_default = name == settings.environment
     try:
         interpreter = _find(settings, name)
         if interpreter is None:
-            return Listed(name, kind, "not made", is_default, hint=f"Run: belljar env create {name}")
+            return ListedEnvironment(name, kind, "not made", is_default, hint=f"Run: belljar env create {name}")
         if name not in settings.environments and name != DEFAULT.name:
             kind = kind_of(interpreter)
         told = describe_interpreter(interpreter)
     except BelljarError as error:
-        return Listed(name, kind, "broken", is_default, problem=error.message, hint=error.hint)
-    return Listed(
+        return ListedEnvironment(name, kind, "broken", is_default, problem=error.message, hint=error.hint)
+    return ListedEnvironment(
         name, kind, "ready", is_default, str(interpreter.executable), told.version, told.packages, told.size_bytes
     )
 

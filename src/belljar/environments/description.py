@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.environments.base import Environment, Interpreter, inspect_interpreter
-from belljar.environments.conda import conda_packages
-from belljar.environments.inventory import Shelf
+from belljar.environments.conda.places import conda_packages
+from belljar.environments.installed_packages import PackageFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def installed_packages(paths: Iterable[Path]) -> dict[str, str]:
     """The version of each distribution that code would find on these paths, by name."""
     found: dict[str, str] = {}
     for path in paths:
-        for name, distribution in Shelf(path).distributions.items():
+        for name, distribution in PackageFolder(path).distributions.items():
             found.setdefault(name, str(distribution.version))
     return found
 

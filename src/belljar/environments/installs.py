@@ -5,6 +5,7 @@ never changed: what it has is not installed again. Where uv runs is the caller's
 folder is trusted no more than what a session leaves in its layer, and is looked at only once uv is gone.
 """
 
+import os
 import re
 import shlex
 import tempfile
@@ -16,20 +17,128 @@ import anyio
 from anyio import to_thread
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment
-from belljar.environments.conda import conda_packages, find_tool
-from belljar.environments.conda_installs import FromChannels, install_from_channels
+from belljar.environments.conda.installs import ChannelInstall, install_from_channels
+from belljar.environments.conda.places import conda_packages, find_tool
+from belljar.environments.conda.prefix import layer_shelves, own_prefix
+from belljar.environments.file_lock import open_lock
+from belljar.environments.install_room import InstallRoom, NoRoom
 from belljar.environments.layers import move_into, take_over
-from belljar.environments.locks import open_lock
 from belljar.environments.managed import CONDA_LOCK
-from belljar.environments.prefixes import layer_shelves, own_prefix
 from belljar.environments.presence import PackageStatus, check_installed, check_names
-from belljar.environments.room import NoRoom, Room
-from belljar.environments.uv import SIDE, OpenUv, open_uv_on_host
-from belljar.environments.wheels import TREE, Fetching, Pins, UvError
+from belljar.environments.uv import SIDE, OpenUv, Uv, UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument
-from belljar.files.removal import remove_tree
+from belljar.files.fd_walk import remove_tree
+
+# Wheels, with uv: which ones go together for a session, and fetching them into a folder.
+# Only wheels are taken, because a source package runs its own code when it is installed. Where uv runs is the
+# caller's choice; nothing here looks at what it leaves.
+
+TREE = "tree"
+"""The folder in the staging folder that wheels are put into."""
+_WHEELS_ONLY = ("--only-binary", ":all:")
+_ADDITION = re.compile(r"^ [+~] (?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)", re.MULTILINE)
+
+Pins = dict[str, Version]
+
+
+class UvError(Exception):
+    """uv's complaint."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFetch:
+    """The part of an installation that uv does. Paths are relative: uv may see the staging folder under another."""
+
+    environment: Environment
+    staging: Path
+    timeout_s: float
+    uv: Uv
+    agreed: Sequence[Requirement] = ()
+    """What was brought in another way for the same request; no wheel may contradict it."""
+
+    async def resolve_most(self, wanted: list[Requirement], present: Pins) -> tuple[list[int], Pins, dict[int, str]]:
+        """All together, or else as many as go together, in order: their numbers, the pins, and the others' errors."""
+        everything = list(range(len(wanted)))
+        try:
+            return everything, await self._resolve(wanted, present), {}
+        except UvError as refusal:
+            if len(wanted) == 1:
+                return [], {}, {0: str(refusal)}
+        accepted: list[int] = []
+        pins: Pins = {}
+        errors: dict[int, str] = {}
+        for number in everything:
+            try:
+                pins = await self._resolve([wanted[each] for each in (*accepted, number)], present)
+                accepted.append(number)
+            except UvError as refusal:
+                errors[number] = str(refusal)
+        return accepted, pins, errors
+
+    async def _resolve(self, wanted: list[Requirement], present: Pins) -> Pins:
+        """What the layer has stays, unless what is wanted cannot live with it."""
+        kept = {name: version for name, version in present.items() if _is_fit(name, version, wanted)}
+        try:
+            return await self._plan(wanted, kept, present)
+        except UvError:
+            if not kept:
+                raise
+            return await self._plan(wanted, {}, present)
+
+    async def _plan(self, wanted: list[Requirement], kept: Pins, present: Pins) -> Pins:
+        lines = [f"{name}=={version}" for name, version in kept.items()]
+        lines += [f"{canonicalize_name(each.name)}{each.specifier}" for each in self.agreed]
+        constraints = _write_new(self.staging, "".join(f"{line}\n" for line in lines))
+        # The layer hides what the environment has of the same name, so that a fit version there is no help.
+        hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
+        options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
+        answer = await self._uv(*options, *(_spell(each) for each in wanted))
+        return _read_plan(answer.words)
+
+    async def fetch(self, pins: Pins) -> None:
+        """Put these versions and nothing else into the tree."""
+        exact = [f"{name}=={version}" for name, version in pins.items()]
+        await self._uv("--no-deps", "--target", TREE, "--compile-bytecode", *exact)
+
+    async def _uv(self, *arguments: str) -> UvAnswer:
+        command = ("pip", "install", "--python", str(self.environment.python), *_WHEELS_ONLY, *arguments)
+        answer = await self.uv(command, timeout_s=self.timeout_s)
+        if answer.status:
+            raise UvError(answer.complaint)
+        return answer
+
+
+def _write_new(folder: Path, text: str) -> str:
+    """A file of a new name: whoever may write in the folder could have put a link under a known one."""
+    descriptor, path = tempfile.mkstemp(dir=folder, suffix=".txt")
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - of a descriptor
+        os.fchmod(descriptor, 0o644)
+        file.write(text)
+    return Path(path).name
+
+
+def _spell(requirement: Requirement) -> str:
+    """Without dots: uv takes `name.whl` for a file."""
+    spelled = Requirement(str(requirement))
+    spelled.name = canonicalize_name(requirement.name)
+    return str(spelled)
+
+
+def _is_fit(name: str, version: Version, wanted: list[Requirement]) -> bool:
+    return all(
+        each.specifier.contains(version, prereleases=True) for each in wanted if canonicalize_name(each.name) == name
+    )
+
+
+def _read_plan(words: str) -> Pins:
+    try:
+        return {canonicalize_name(line["name"]): Version(line["version"]) for line in _ADDITION.finditer(words)}
+    except InvalidVersion as error:
+        raise UvError(f"uv's plan cannot be read: {error}") from error
+
 
 # `===` may be followed by anything, and conda's solver reads a channel or a URL out of brackets.
 _VERSION = re.compile(r"[A-Za-z0-9_.!+*-]+")
@@ -58,7 +167,7 @@ class InstallOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PackageChange:
     """A package that was put into the layer, and the version that code of the session found before."""
 
     name: str
@@ -100,10 +209,10 @@ async def install(
     requirements: Sequence[str],
     *,
     timeout_s: float = 300,
-    on_change: Callable[[Change], None] | None = None,
+    on_change: Callable[[PackageChange], None] | None = None,
     on_stage: OnStage | None = None,
     open_uv: OpenUv = open_uv_on_host,
-    room: Room | None = None,
+    room: InstallRoom | None = None,
 ) -> list[InstallOutcome]:
     """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone.
 
@@ -112,7 +221,7 @@ async def install(
     wanted = check_requirements(requirements)
     if not wanted:
         return []
-    room = room or Room((), 0)
+    room = room or InstallRoom((), 0)
     try:
         staging = Path(tempfile.mkdtemp(dir=layer.parent, prefix=f".{layer.name}-"))
         try:
@@ -142,7 +251,7 @@ async def _keep_quiet(_: str) -> None:
     """Nobody listens."""
 
 
-def _ignore(_: Change) -> None:
+def _ignore(_: PackageChange) -> None:
     """Nobody asks."""
 
 
@@ -152,13 +261,13 @@ class _Installation:
     layer: Path
     staging: Path
     timeout_s: float
-    on_change: Callable[[Change], None]
+    on_change: Callable[[PackageChange], None]
     on_stage: OnStage
-    room: Room
+    room: InstallRoom
 
     async def run(self, wanted: list[Requirement], open_uv: OpenUv) -> list[InstallOutcome]:
         await self.on_stage(f"resolving {', '.join(each.name for each in wanted)}")
-        channels = await self._from_channels(wanted, open_uv) if self.environment.channels else FromChannels()
+        channels = await self._from_channels(wanted, open_uv) if self.environment.channels else ChannelInstall()
         left = [number for number in range(len(wanted)) if number not in {*channels.settled, *channels.refused}]
         agreed = [wanted[number] for number in channels.settled if wanted[number].specifier]
         errors = await self._from_index([wanted[number] for number in left], agreed, open_uv) if left else {}
@@ -167,7 +276,7 @@ class _Installation:
         reasons = {number: f"{_cut(fault, longest)}{self._advice(wanted[number])}" for number, fault in faults.items()}
         return await self._outcomes(wanted, channels, reasons)
 
-    async def _from_channels(self, wanted: list[Requirement], open_uv: OpenUv) -> FromChannels:
+    async def _from_channels(self, wanted: list[Requirement], open_uv: OpenUv) -> ChannelInstall:
         pins = await to_thread.run_sync(_read_pins, self.layer, self.environment.version)
         others = await to_thread.run_sync(conda_packages, own_prefix(self.layer))
         before = {**{name: str(version) for name, version in pins.items()}, **others}
@@ -175,7 +284,7 @@ class _Installation:
             self.environment, self.layer, self.staging, wanted, open_uv, timeout_s=self.timeout_s, room=self.room
         )
         for each in found.installed:
-            self.on_change(Change(each.name, before.get(each.name), each.version, each.build))
+            self.on_change(PackageChange(each.name, before.get(each.name), each.version, each.build))
         return found
 
     async def _from_index(
@@ -184,7 +293,7 @@ class _Installation:
         """Wheels; the errors of those that there are none of."""
         present = await to_thread.run_sync(_read_pins, self.layer, self.environment.version)
         async with open_uv(self.environment, self.staging) as uv:
-            fetching = Fetching(self.environment, self.staging, self.timeout_s, uv, agreed)
+            fetching = WheelFetch(self.environment, self.staging, self.timeout_s, uv, agreed)
             accepted, pins, errors = await fetching.resolve_most(wanted, present)
             missing = {name: version for name, version in pins.items() if present.get(name) != version}
             try:
@@ -218,10 +327,10 @@ class _Installation:
         await to_thread.run_sync(take_over, tree)
         await to_thread.run_sync(move_into, self.layer, tree)
         for status, (name, version) in zip(before, pins.items(), strict=True):
-            self.on_change(Change(name, status.version, str(version)))
+            self.on_change(PackageChange(name, status.version, str(version)))
 
     async def _outcomes(
-        self, wanted: list[Requirement], channels: FromChannels, errors: dict[int, str]
+        self, wanted: list[Requirement], channels: ChannelInstall, errors: dict[int, str]
     ) -> list[InstallOutcome]:
         known = {
             number: channels.settled.get(number, canonicalize_name(each.name)) for number, each in enumerate(wanted)
@@ -243,7 +352,7 @@ def _outcome(wanted: Requirement, status: PackageStatus, error: str | None) -> I
     return InstallOutcome(wanted.name, status.version if status.installed else None, _absence(wanted, status))
 
 
-def _told(outcome: InstallOutcome, number: int, channels: FromChannels) -> InstallOutcome:
+def _told(outcome: InstallOutcome, number: int, channels: ChannelInstall) -> InstallOutcome:
     """With where it came from, and why not from the channels."""
     longest = _REASONS_CHARS // (len(channels.unknown) + 1)
     reason = f"conda: {_cut(channels.unknown[number], longest)}" if number in channels.unknown else ""

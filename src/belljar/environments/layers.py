@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from belljar.environments.inventory import Distribution, Shelf
-from belljar.files.handover import close_to_others, disarm, give
+from belljar.environments.installed_packages import Distribution, PackageFolder
+from belljar.files.ownership import close_to_others, disarm, give
 from belljar.files.private import make_missing
 
 _FILES_LIMIT = 100_000
@@ -25,9 +25,9 @@ _INSTALLER_LOCK = ".lock"
 def move_into(layer: Path, tree: Path) -> None:
     """Move the packages of a tree into the layer, on the same file system, in place of those of the same name."""
     make_missing(layer)
-    present = Shelf(layer, is_trusted=False)
+    present = PackageFolder(layer, is_trusted=False)
     with open_folder(layer) as target, open_folder(tree) as source:
-        for name in Shelf(tree, is_trusted=False).distributions:
+        for name in PackageFolder(tree, is_trusted=False).distributions:
             if distribution := present.find(name):
                 withdraw(distribution, present.read_record(distribution), target)
         for name in names_in(source):

@@ -19,15 +19,15 @@ from anyio import to_thread
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from belljar.environments.base import inspect_interpreter
-from belljar.environments.conda_making import make_prefix
-from belljar.environments.conda_pins import conda_lock
-from belljar.environments.ingredients import Ingredients
-from belljar.environments.inventory import Shelf
-from belljar.environments.locks import open_lock
+from belljar.environments.conda.installs import make_prefix
+from belljar.environments.conda.lockfile import conda_lock
+from belljar.environments.file_lock import open_lock
+from belljar.environments.installed_packages import PackageFolder
+from belljar.environments.requirements import EnvironmentRequirements
 from belljar.environments.uv import UvAnswer, run_uv
 from belljar.errors import EnvironmentBroken
+from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing
-from belljar.files.removal import remove_tree
 from belljar.settings import Settings
 
 SHARED = "managed"
@@ -45,7 +45,7 @@ class Recipe:
 
     name: str
     lock: Path | None = None
-    ingredients: Ingredients = field(default=Ingredients(""))
+    ingredients: EnvironmentRequirements = field(default=EnvironmentRequirements(""))
 
     @property
     def text(self) -> str:
@@ -183,7 +183,7 @@ class _Build:
             lock = conda_lock(interpreter, self.recipe.name, self.recipe.ingredients.channels)
             (self.root / CONDA_LOCK).write_text(lock, "utf-8")
             return
-        shelves = [Shelf(path) for path in self.root.glob("lib/python*/site-packages")]
+        shelves = [PackageFolder(path) for path in self.root.glob("lib/python*/site-packages")]
         found = {name: each.version for shelf in shelves for name, each in shelf.distributions.items()}
         (self.root / LOCK).write_text("".join(f"{name}=={found[name]}\n" for name in sorted(found)), "utf-8")
 

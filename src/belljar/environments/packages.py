@@ -5,15 +5,14 @@ from dataclasses import asdict
 from pydantic import JsonValue
 
 from belljar.environments.description import EnvironmentDescription, describe_packages
-from belljar.environments.installs import Change, InstallOutcome, OnStage, check_requirements, install
-from belljar.environments.modules import modules_of
-from belljar.environments.presence import PackageStatus, check_installed
+from belljar.environments.installs import InstallOutcome, OnStage, PackageChange, check_requirements, install
+from belljar.environments.presence import PackageStatus, check_installed, modules_of
 
 __all__ = [
-    "Change",
     "EnvironmentDescription",
     "InstallOutcome",
     "OnStage",
+    "PackageChange",
     "PackageStatus",
     "as_fields",
     "check_installed",

@@ -4,20 +4,22 @@ Only the operator's settings may name a path: its interpreter runs outside the s
 from a client, or one that a session can write, would be a way out.
 """
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 from anyio import to_thread
 
-from belljar.environments.base import Environment, Interpreter, describe
-from belljar.environments.channels import channels_of
-from belljar.environments.ingredients import read_ingredients
-from belljar.environments.installed import find_entry, find_installed, inspect_recent
+from belljar.environments.base import Environment, Interpreter, describe, inspect_interpreter
+from belljar.environments.conda.channels import channels_of
+from belljar.environments.conda.places import find_conda
+from belljar.environments.ipython_support import check_support, has_ipython, provide, support_folder
 from belljar.environments.managed import DEFAULT, Recipe, folder, interpreter_path, is_ready, prepare
-from belljar.environments.support import check_support, has_ipython, provide, support_folder
+from belljar.environments.requirements import read_requirements
 from belljar.environments.uv import check_rattler, find_uv
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
-from belljar.sandboxes.base import Check
+from belljar.sandboxes.base import HostCheck
 from belljar.settings import EnvironmentEntry, Settings
 
 KERNEL_PREFIX = "kernel:"
@@ -63,7 +65,7 @@ async def _supported(
 
 def recipe_of(name: str, entry: EnvironmentEntry) -> Recipe:
     """What a managed environment of the settings is made of; blocks while its files are read."""
-    return Recipe(name, ingredients=read_ingredients(entry))
+    return Recipe(name, ingredients=read_requirements(entry))
 
 
 def known_names(settings: Settings) -> list[str]:
@@ -124,7 +126,7 @@ def is_prepared(settings: Settings, name: str) -> bool:
     return interpreter is not None and (has_ipython(interpreter) or support_folder(settings, interpreter).is_dir())
 
 
-def check_environments(settings: Settings) -> list[Check]:
+def check_environments(settings: Settings) -> list[HostCheck]:
     """What `belljar doctor` says of environments; changes nothing, blocks while interpreters answer."""
     return [_check_uv(), _check_chosen(settings), *(_check_named(settings, name) for name in settings.environments)]
 
@@ -136,22 +138,22 @@ def kind_of(interpreter: Interpreter) -> str:
     return "conda" if (interpreter.prefix / "conda-meta").is_dir() else "system"
 
 
-def _check_uv() -> Check:
+def _check_uv() -> HostCheck:
     try:
-        return Check("uv", True, find_uv())
+        return HostCheck("uv", True, find_uv())
     except BelljarError as error:
-        return Check("uv", False, error.message, error.hint)
+        return HostCheck("uv", False, error.message, error.hint)
 
 
-def _check_named(settings: Settings, name: str) -> Check:
+def _check_named(settings: Settings, name: str) -> HostCheck:
     title, entry = f"environment {name}", settings.environments[name]
     try:
         interpreter = look_at(settings, name, entry)
     except BelljarError as error:
-        return Check(title, False, error.message, error.hint)
+        return HostCheck(title, False, error.message, error.hint)
     if interpreter is None:
-        return Check(title, True, f"{entry.kind}, not made yet", f"Run: belljar env create {name}")
-    return Check(title, True, f"{entry.kind}, {_told(interpreter)}")
+        return HostCheck(title, True, f"{entry.kind}, not made yet", f"Run: belljar env create {name}")
+    return HostCheck(title, True, f"{entry.kind}, {_told(interpreter)}")
 
 
 def _told(interpreter: Interpreter) -> str:
@@ -159,24 +161,81 @@ def _told(interpreter: Interpreter) -> str:
     return f"Python {interpreter.version} in {interpreter.executable}{lacks}"
 
 
-def _check_chosen(settings: Settings) -> Check:
+def _check_chosen(settings: Settings) -> HostCheck:
     title = f"environment {settings.environment}"
     if settings.environment.startswith(KERNEL_PREFIX):
-        return Check(title, True, "an installed Jupyter kernel, looked for when the server starts")
+        return HostCheck(title, True, "an installed Jupyter kernel, looked for when the server starts")
     if settings.environment in settings.environments:
-        return Check(title, True, "the one that sessions have by themselves, named in environments")
+        return HostCheck(title, True, "the one that sessions have by themselves, named in environments")
     root = folder(settings)
     try:
         if settings.environment != DEFAULT.name:
-            return Check(title, True, _told(find_installed(settings.environment)))
+            return HostCheck(title, True, _told(find_installed(settings.environment)))
         if is_ready(root):
             interpreter = inspect_recent(interpreter_path(root))
-            return Check(title, True, f"Python {interpreter.version} in {root}")
+            return HostCheck(title, True, f"Python {interpreter.version} in {root}")
     except BelljarError as error:
-        return Check(title, False, error.message, error.hint)
-    return Check(
+        return HostCheck(title, False, error.message, error.hint)
+    return HostCheck(
         title,
         True,
         "not prepared yet",
         "The first start makes it: about a minute, 750 MB, and the package index must be reachable",
     )
+
+
+# Environments that are there already: a virtual environment, conda's, an interpreter, the system's Python.
+# They are found, checked and used as they stand, never changed.
+
+OLDEST_PYTHON = (3, 9)
+# Before the user's own: what a version manager puts on the PATH is not the system's.
+_SYSTEM_FOLDERS = "/usr/bin:/usr/local/bin:/bin"
+
+
+def find_installed(path: str) -> Interpreter:
+    """The interpreter at the path of an environment or of itself, once it has answered; blocks while it runs."""
+    return inspect_recent(_locate(path))
+
+
+def find_entry(entry: EnvironmentEntry) -> Interpreter:
+    """The interpreter that an entry of the settings leads to; blocks while it runs."""
+    if entry.kind == "conda":
+        return inspect_recent(find_conda(entry.path) / "bin" / "python")
+    if entry.kind == "system":
+        return find_installed(entry.path) if entry.path else inspect_recent(_system_python())
+    interpreter = find_installed(entry.path)
+    if not interpreter.is_virtual:
+        raise EnvironmentBroken(
+            f"{entry.path} is not a virtual environment: {interpreter.executable} stands by itself",
+            hint='Use kind = "system" for an interpreter, or kind = "conda" for an environment of conda',
+        )
+    return interpreter
+
+
+def inspect_recent(python: Path) -> Interpreter:
+    """What an interpreter says of itself, if it can run sessions."""
+    interpreter = inspect_interpreter(python)
+    if interpreter.release < OLDEST_PYTHON:
+        raise EnvironmentBroken(
+            f"{interpreter.executable} is Python {interpreter.version}",
+            hint=f"Sessions need Python {'.'.join(map(str, OLDEST_PYTHON))} or newer",
+        )
+    return interpreter
+
+
+def _locate(name: str) -> Path:
+    path = Path(name).expanduser().absolute()
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not python.exists():
+        raise EnvironmentBroken(
+            f"no such environment: {name}" if python == path else f"{name} is not a virtual environment: no {python}",
+            hint="Give the folder of a virtual environment or an interpreter; in `environment`, also default or a name",
+        )
+    return python
+
+
+def _system_python() -> Path:
+    python = shutil.which("python3", path=_SYSTEM_FOLDERS) or shutil.which("python3")
+    if python is None:
+        raise EnvironmentBroken("this host has no python3", hint="Install it, or give the path of an interpreter")
+    return Path(python)

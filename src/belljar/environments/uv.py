@@ -25,10 +25,11 @@ from uv import find_uv_bin
 
 from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
+from belljar.inside import FOLDER
 
-SOLVER = Path(__file__).with_name("solver.py")
-GUARD = Path(__file__).with_name("guard.py")
-WALLS = Path(__file__).with_name("walls.py")
+SOLVER = FOLDER / "conda_solver.py"
+GUARD = FOLDER / "child_guard.py"
+LANDLOCK = FOLDER / "landlock.py"
 SIDE = ".uv-"
 """How the names of folders begin that uv has beside the one it works in, while it works."""
 EXTRA = "pip install 'belljar[conda]'"
@@ -127,7 +128,7 @@ async def run_solver(
     command = solver_command(request)
     if sys.platform == "linux":
         folders = [str(folder) for folder in (directory, target) if folder is not None]
-        command = [sys.executable, "-I", str(WALLS), *folders, "--", *command]
+        command = [sys.executable, "-I", str(LANDLOCK), *folders, "--", *command]
     return await _run_heard(
         command,
         directory=directory,

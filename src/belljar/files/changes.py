@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from belljar.files.mime import mime_type_of
+from belljar.files.file_types import mime_type_of
 from belljar.files.names import display_name
-from belljar.files.scanning import DEFAULT_LIMIT
+from belljar.files.scan import DEFAULT_LIMIT
 from belljar.files.workspace import Workspace
 
 Fingerprint = tuple[int, int, int, int]

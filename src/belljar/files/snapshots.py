@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import EngineError, InvalidArgument
-from belljar.files.descent import Omission
-from belljar.files.indexing import read_index, write_index
+from belljar.files.fd_walk import Omission, remove_tree
 from belljar.files.names import shown
-from belljar.files.removal import remove_tree
-from belljar.files.restoring import Restoring
-from belljar.files.stamps import Inode
-from belljar.files.taking import ENTRY_BYTES, NotKept, Taking
-from belljar.files.trees import Content, ContentStore, FolderNode, Known
+from belljar.files.snapshot_read import ENTRY_BYTES, NotKept, TreeReader
+from belljar.files.snapshot_tree import Content, ContentStore, FolderNode, KnownFile, read_index, write_index
+from belljar.files.snapshot_write import TreeWriter
+from belljar.files.stat_trust import Inode
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class Snapshots:
         self._store = ContentStore(store)
         self._kept: dict[str, _Snapshot] = {}
         self._reasons: dict[str, str] = {}
-        self._known: dict[Inode, Known] = {}
+        self._known: dict[Inode, KnownFile] = {}
         self._latest: FolderNode | None = None
         self._lock = threading.Lock()
 
@@ -84,7 +82,7 @@ class Snapshots:
     def take(self, label: str) -> SnapshotReport:
         """Keep the folder as it is now, in place of a snapshot with that label. Reads content only where it changed."""
         with self._lock:
-            taking = Taking(self._store, self._known, self.size_bytes, self._limit_bytes)
+            taking = TreeReader(self._store, self._known, self.size_bytes, self._limit_bytes)
             reason = ""
             try:
                 tree = taking.take(self._folder, self._latest)
@@ -111,7 +109,7 @@ class Snapshots:
             snapshot = self._kept.get(label)
             if snapshot is None:
                 raise self._missing(label)
-            restoring = Restoring(self._store, self._known)
+            restoring = TreeWriter(self._store, self._known)
             try:
                 restoring.restore(self._folder, snapshot.tree)
             except OSError as error:
@@ -126,7 +124,7 @@ class Snapshots:
             snapshot = self._kept.get(label)
             if snapshot is None:
                 raise self._missing(label)
-            restoring = Restoring(self._store, {})
+            restoring = TreeWriter(self._store, {})
             try:
                 restoring.restore(os.fspath(target), snapshot.tree)
             except OSError as error:
@@ -198,7 +196,7 @@ def _count(tree: FolderNode) -> int:
     return sum(1 + (_count(node) if isinstance(node, FolderNode) else 0) for node in tree.children.values())
 
 
-def _taken(label: str, taking: Taking, reason: str) -> SnapshotReport:
+def _taken(label: str, taking: TreeReader, reason: str) -> SnapshotReport:
     return SnapshotReport(
         label,
         is_complete=not reason,
@@ -211,6 +209,6 @@ def _taken(label: str, taking: Taking, reason: str) -> SnapshotReport:
     )
 
 
-def _restored(label: str, restoring: Restoring) -> RestoreReport:
+def _restored(label: str, restoring: TreeWriter) -> RestoreReport:
     skipped = restoring.skipped
     return RestoreReport(label, not skipped.count, restoring.written_files, restoring.removed, tuple(skipped.named))

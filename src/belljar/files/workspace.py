@@ -16,13 +16,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from belljar.errors import FileMissing
-from belljar.files.mime import mime_type_of
+from belljar.files.file_types import mime_type_of
 from belljar.files.names import UNFINISHED, bad_name, display_name, shown, split
-from belljar.files.opening import Owner, create, discard, make_directory, open_directory, open_regular
+from belljar.files.openat import (
+    Owner,
+    create,
+    discard,
+    make_directory,
+    open_directory,
+    open_regular,
+    too_large,
+    unreachable,
+    unwritable,
+)
 from belljar.files.private import FILE_MODE, FOLDER_MODE
-from belljar.files.reflink import OverLimit, copy_content
-from belljar.files.refusals import too_large, unreachable, unwritable
-from belljar.files.scanning import DEFAULT_LIMIT, Scan, scan, scan_page
+from belljar.files.scan import DEFAULT_LIMIT, Scan, scan, scan_page
+from belljar.files.tree_copy import OverLimit, copy_content
 
 _CHUNK_BYTES = 1 << 20
 

@@ -1,24 +1,27 @@
 """The process of a kernel: sockets, heartbeat and signals, as ipykernel has them, around a `BelljarKernel`."""
 
-# ipykernel and traitlets are typed in part only.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import Type
 
+from belljar.attachments import open_attachment
+from belljar.errors import InvalidArgument
 from belljar.jupyter.kernel import BelljarKernel
-from belljar.jupyter.sessions import Keeper, OpenSession
+from belljar.jupyter.sessions import OpenSession, SessionKeeper, agents
 from belljar.jupyter.specs import NAME
+
+# ipykernel and traitlets are typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
 class KernelApplication(IPKernelApp):
@@ -42,7 +45,7 @@ class KernelApplication(IPKernelApp):
     def init_kernel(self) -> None:
         """Give the kernel its session."""
         super().init_kernel()
-        self.kernel.keeper = Keeper(self.open_session)
+        self.kernel.keeper = SessionKeeper(self.open_session)
 
     def write_connection_file(self, **kwargs: Any) -> None:
         """Write it, with a name: JupyterLab takes a file without one for no kernel at all."""
@@ -95,3 +98,40 @@ def serve(arguments: Sequence[str], open_session: OpenSession, on_ready: Callabl
     loop.add_callback(set_up)
     application.start()
     sys.stderr.flush()
+
+
+# An agent's live session as a kernel that front ends connect to by its connection file.
+
+# sun_path holds 108 bytes, the last of them a NUL; the sockets are named after the file, with a number.
+_MAX_PATH_BYTES = 107 - len("-ipc-99")
+
+
+def serve_existing(data_directory: Path, prefix: str, file: Path, transport: Literal["ipc", "tcp"]) -> None:
+    """Serve until Ctrl-C; the file is there while it does."""
+    session_id = asyncio.run(_check(data_directory, prefix))
+    if file.exists():
+        raise InvalidArgument(f"{file} exists already", hint="Name another file, or remove it if it is an old one")
+    if not file.parent.is_dir():
+        raise InvalidArgument(f"{file.parent} is not a folder", hint="Make it, or name another file")
+    if transport == "ipc" and len(os.fsencode(file)) > _MAX_PATH_BYTES:
+        raise InvalidArgument(
+            f"{file} is too long a path for sockets beside it", hint="Name a shorter one, or use --transport tcp"
+        )
+    os.umask(0o077)  # the sockets, and the key in the file, are this user's alone
+    serve(
+        ["-f", str(file), f"--transport={transport}"],
+        agents(data_directory, session_id),
+        on_ready=lambda path: _say_ready(session_id, path),
+    )
+
+
+async def _check(data_directory: Path, prefix: str) -> str:
+    """The session's whole id: refused now, rather than by the first cell."""
+    async with open_attachment(data_directory, prefix) as attached:
+        return attached.session_id
+
+
+def _say_ready(session_id: str, path: str) -> None:
+    print(f"session {session_id} is served until Ctrl-C", file=sys.stderr)
+    print(f"connect with: jupyter console --existing {path}", file=sys.stderr, flush=True)
+    print(path, flush=True)

@@ -3,31 +3,55 @@
 Runs no code itself, and knows sessions by the contract of attachments only.
 """
 
+import asyncio
+import base64
+import contextlib
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from contextlib import aclosing
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from typing import Any, TypeVar, cast
+
+from ipykernel._version import kernel_protocol_version
+from ipykernel.kernelbase import Kernel
+from zmq.eventloop.zmqstream import ZMQStream
+
+from belljar.attachments import AttachedSession
+from belljar.attachments.messages import (
+    CommHeard,
+    ExecutionEnded,
+    ExecutionOutput,
+    ExecutionStarted,
+    QuestionAsked,
+    SessionEnded,
+    SessionEvent,
+)
+from belljar.errors import BelljarError, EngineError
+from belljar.jupyter.sessions import SessionKeeper
+from belljar.outputs.events import CommKind, CommMessage
+
+# Requests of a front end that a session works on. Knows neither.
+
+
+class FrontEndCell:
+    """A cell of this front end, or its word to a widget, from its request to its end."""
+
+    def __init__(self, parent: dict[str, Any], ident: Any, *, is_silent: bool) -> None:
+        self.parent = parent
+        self.ident = ident
+        self.is_silent = is_silent
+        self.error: dict[str, Any] | None = None
+        self.question: asyncio.Task[None] | None = None
+        self.ended: asyncio.Future[ExecutionEnded] = asyncio.get_running_loop().create_future()
+
+
 # ipykernel and traitlets are typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 
-import asyncio
-import contextlib
-from collections.abc import Coroutine
-from contextlib import aclosing
-from functools import partial
-from importlib.metadata import version
-from typing import Any, TypeVar
-
-from ipykernel._version import kernel_protocol_version
-from ipykernel.kernelbase import Kernel
-
-from belljar.attachments import Attached
-from belljar.attachments.messages import Asks, Begun, Ended, Gone, Heard, News, Said
-from belljar.errors import BelljarError, EngineError
-from belljar.jupyter import comms
-from belljar.jupyter.asking import Questions
-from belljar.jupyter.cells import Cell
-from belljar.jupyter.history import History
-from belljar.jupyter.languages import PYTHON, language_of
-from belljar.jupyter.sessions import Keeper
-from belljar.outputs.events import CommKind
 
 _T = TypeVar("_T")
 # A front end gives a kernel a minute to answer, and making an environment may take longer: then it is answered before
@@ -41,32 +65,32 @@ class BelljarKernel(Kernel):
     implementation = "belljar"
     implementation_version = version("belljar")
     banner = "belljar: a sealed session"
-    keeper: Keeper
+    keeper: SessionKeeper
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.language_info = PYTHON
-        self._cells: dict[str, Cell] = {}
-        self._current: Cell | None = None
+        self._cells: dict[str, FrontEndCell] = {}
+        self._current: FrontEndCell | None = None
         self._history = History()
         self._following: asyncio.Task[None] | None = None
         self._others: dict[str, dict[str, Any]] = {}
         """Requests that would have led to the cells of others, by execution."""
-        self.shell_handlers.update({kind: partial(self._on_comm, kind) for kind in comms.KINDS})
+        self.shell_handlers.update({kind: partial(self._on_comm, kind) for kind in KINDS})
 
     def start(self) -> None:
         """Begin to answer; the session is opened meanwhile."""
         super().start()
         self._loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # pyright: ignore[reportAttributeAccessIssue]
         self._signed: Any = self.session
-        self._questions = Questions(self._signed, self.stdin_socket)
+        self._questions = FrontEndQuestions(self._signed, self.stdin_socket)
         self.io_loop.add_callback(self._open_ahead)
 
     async def _open_ahead(self) -> None:
         with contextlib.suppress(BelljarError):  # told to the first cell, which tries again
             await self._attached()
 
-    async def _attached(self) -> Attached:
+    async def _attached(self) -> AttachedSession:
         attached = await self.keeper.attached()
         if self._following is None or self._following.done():
             self.execution_count = attached.count
@@ -74,13 +98,13 @@ class BelljarKernel(Kernel):
             self._describe(attached)
         return attached
 
-    def _describe(self, attached: Attached) -> None:
+    def _describe(self, attached: AttachedSession) -> None:
         self.banner = f"belljar: session {attached.session_id}, environment {attached.environment}"
         self.language_info = language_of(attached)
 
     # What the session says
 
-    async def _follow(self, attached: Attached) -> None:
+    async def _follow(self, attached: AttachedSession) -> None:
         try:
             async with aclosing(attached.news()) as news:
                 async for item in news:
@@ -92,25 +116,27 @@ class BelljarKernel(Kernel):
             self._cells.clear()
         await self.keeper.aclose()
 
-    def _publish_news(self, attached: Attached, item: News) -> None:
+    def _publish_news(self, attached: AttachedSession, item: SessionEvent) -> None:
         match item:
-            case Begun():
+            case ExecutionStarted():
                 self._begin(item)
-            case Said():
+            case ExecutionOutput():
                 self._say(item)
-            case Asks():
+            case QuestionAsked():
                 cell = self._cells.get(item.execution_id)
                 if cell is not None:
                     cell.question = asyncio.get_running_loop().create_task(self._ask(attached, cell, item))
-            case Heard():
+            case CommHeard():
                 if (cell := self._cells.pop(item.request_id, None)) is not None and not cell.ended.done():
-                    cell.ended.set_result(Ended(execution_id=item.request_id, status="ok", count=self.execution_count))
-            case Ended():
+                    cell.ended.set_result(
+                        ExecutionEnded(execution_id=item.request_id, status="ok", count=self.execution_count)
+                    )
+            case ExecutionEnded():
                 self._end(item)
-            case Gone():
+            case SessionEnded():
                 pass
 
-    def _begin(self, begun: Begun) -> None:
+    def _begin(self, begun: ExecutionStarted) -> None:
         self._history.add(begun.count, begun.code)
         if begun.is_own and self._current is not None:
             self._cells[begun.execution_id] = self._current
@@ -121,22 +147,22 @@ class BelljarKernel(Kernel):
         self._publish_status("busy", "shell", parent=other)
         self._publish_execute_input(begun.code, other, begun.count)
 
-    def _say(self, said: Said) -> None:
+    def _say(self, said: ExecutionOutput) -> None:
         cell = self._cells.get(said.execution_id)
         if cell is not None and said.output == "error":
             cell.error = said.content
-        if cell is not None and cell.is_silent and said.output not in comms.KINDS:
+        if cell is not None and cell.is_silent and said.output not in KINDS:
             return
         parent = cell.parent if cell is not None else self._others.get(said.execution_id) or self._other(said)
-        content, topic = comms.content_for(said, parent), self._topic(said.output)
-        more = {"metadata": said.metadata, "buffers": comms.buffers_of(said)}
+        content, topic = content_for(said, parent), self._topic(said.output)
+        more = {"metadata": said.metadata, "buffers": buffers_of(said)}
         self._signed.send(self.iopub_socket, said.output, content, parent=parent, ident=topic, **more)
 
-    def _other(self, said: Said) -> dict[str, Any]:
+    def _other(self, said: ExecutionOutput) -> dict[str, Any]:
         """What would have led to something that another front end did to a widget."""
         return {"header": {**self._signed.msg_header("comm_msg"), "msg_id": said.execution_id}}
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: ExecutionEnded) -> None:
         self.execution_count = ended.count
         if (cell := self._cells.pop(ended.execution_id, None)) is not None:
             if cell.question is not None:
@@ -146,7 +172,7 @@ class BelljarKernel(Kernel):
         if (other := self._others.pop(ended.execution_id, None)) is not None:
             self._publish_status("idle", "shell", parent=other)
 
-    async def _ask(self, attached: Attached, cell: Cell, asks: Asks) -> None:
+    async def _ask(self, attached: AttachedSession, cell: FrontEndCell, asks: QuestionAsked) -> None:
         text = await self._questions.ask(asks.prompt, cell.parent, cell.ident, is_password=asks.is_password)
         with contextlib.suppress(BelljarError):
             await attached.answer(asks.execution_id, text, asks.question)
@@ -186,7 +212,7 @@ class BelljarKernel(Kernel):
         """Run a cell in the session, in its turn, and wait for its end."""
         if not code.strip():
             return self._succeeded(self.execution_count)
-        cell = self._current = Cell(self.get_parent("shell"), self._parent_ident["shell"], is_silent=silent)
+        cell = self._current = FrontEndCell(self.get_parent("shell"), self._parent_ident["shell"], is_silent=silent)
         try:
             attached = await self._attached()
             await attached.execute(code, allow_input=allow_stdin)
@@ -223,9 +249,9 @@ class BelljarKernel(Kernel):
         request_id = str(parent["header"]["msg_id"])
         with contextlib.suppress(BelljarError):
             attached = await self._attached()
-            cell = self._cells[request_id] = Cell(parent, ident, is_silent=False)
+            cell = self._cells[request_id] = FrontEndCell(parent, ident, is_silent=False)
             try:
-                await attached.send_comm(request_id, comms.received(kind, parent))
+                await attached.send_comm(request_id, received(kind, parent))
                 await cell.ended
             finally:
                 self._cells.pop(request_id, None)
@@ -320,3 +346,139 @@ class BelljarKernel(Kernel):
 
     def post_handler_hook(self) -> None:
         """Nothing to undo."""
+
+
+# What front ends are told of the language that a session speaks.
+
+PYTHON: dict[str, Any] = {
+    "name": "python",
+    "mimetype": "text/x-python",
+    "file_extension": ".py",
+    "pygments_lexer": "ipython3",
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "nbconvert_exporter": "python",
+    "version": "3",
+}
+
+
+def language_of(attached: AttachedSession) -> dict[str, Any]:
+    """Python, in the version that runs; of other kernels only their name is known."""
+    if attached.environment.startswith("kernel:"):
+        name = attached.environment.removeprefix("kernel:")
+        return {"name": name, "mimetype": "text/plain", "file_extension": ".txt", "version": ""}
+    return {**PYTHON, "version": attached.python_version or PYTHON["version"]}
+
+
+# The cells that a kernel has seen, as front ends ask for them: the last ones, a range, those that match.
+
+MOST_CELLS = 1_000
+
+
+class History:
+    """Of one session only, whose number is 0."""
+
+    def __init__(self) -> None:
+        self._cells: deque[tuple[int, str]] = deque(maxlen=MOST_CELLS)
+
+    def add(self, count: int, code: str) -> None:
+        """A cell began."""
+        self._cells.append((count, code))
+
+    def reply(self, kind: str, *, output: bool, **wanted: Any) -> list[list[Any]]:
+        """The cells that a `history_request` asks for. What they gave is not kept here."""
+        found = list(self._found(kind, wanted))
+        return [[0, count, (code, None) if output else code] for count, code in found]
+
+    def _found(self, kind: str, wanted: dict[str, Any]) -> Iterable[tuple[int, str]]:
+        if kind == "range":
+            start, stop = wanted.get("start") or 0, wanted.get("stop")
+            return [cell for cell in self._cells if cell[0] >= start and (stop is None or cell[0] < stop)]
+        cells: Iterable[tuple[int, str]] = reversed(self._cells)
+        if kind == "search":
+            pattern = str(wanted.get("pattern") or "*")
+            cells = [cell for cell in cells if fnmatchcase(cell[1], pattern)]
+            if wanted.get("unique"):
+                cells = {code: (count, code) for count, code in reversed(cells)}.values()
+        return reversed(list(islice(cells, wanted.get("n") or MOST_CELLS)))
+
+
+# Questions of cells to the front end that ran them, over its stdin channel, without standing in anyone's way.
+# ipykernel's own way blocks the thread that everything else here runs in.
+
+# pyzmq and jupyter_client are typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+# What front ends send for Ctrl-D.
+_END_OF_INPUT = "\x04"
+
+
+class FrontEndQuestions:
+    """One at a time, like cells."""
+
+    def __init__(self, session: Any, socket: Any) -> None:
+        self._session = session
+        self._stream = ZMQStream(socket)
+        self._stream.on_recv(self._on_reply)
+        self._asked_id = ""
+        self._answer: asyncio.Future[str] | None = None
+
+    async def ask(self, prompt: str, parent: dict[str, Any], ident: Any, *, is_password: bool) -> str | None:
+        """The answer; None for an end of input."""
+        self._answer = asyncio.get_running_loop().create_future()
+        content = {"prompt": prompt.encode(errors="replace").decode(), "password": is_password}
+        sent = self._session.send(self._stream, "input_request", content, parent, ident=ident)
+        self._asked_id = str(sent["msg_id"])
+        try:
+            text = await self._answer
+        finally:
+            self._answer = None
+        return None if text == _END_OF_INPUT else text
+
+    def _on_reply(self, parts: list[bytes]) -> None:
+        _, unsigned = self._session.feed_identities(parts)
+        try:
+            reply = self._session.deserialize(unsigned)
+        except (TypeError, ValueError):
+            return  # forged, or for somebody else
+        # An answer to an earlier question, which its cell did not wait for, is none to this one.
+        asked_id = reply.get("parent_header", {}).get("msg_id", self._asked_id)
+        value = reply.get("content", {}).get("value")
+        if self._answer is not None and not self._answer.done() and asked_id == self._asked_id:
+            self._answer.set_result(value if isinstance(value, str) else "")
+
+
+# Comms between a front end and the widgets of a session: Jupyter's messages to ours, and back. Sends nothing.
+
+KINDS: tuple[CommKind, ...] = ("comm_open", "comm_msg", "comm_close")
+# What the runner says for the id of a front end's request: it cannot know, and each front end has its own.
+_THIS_REQUEST = "belljar:this-request"
+
+
+def received(kind: CommKind, request: dict[str, Any]) -> CommMessage:
+    """A front end's word to a widget."""
+    content = cast("dict[str, Any]", request["content"])
+    buffers = tuple(base64.b64encode(bytes(buffer)).decode() for buffer in request.get("buffers") or ())
+    return CommMessage(
+        kind,
+        str(content.get("comm_id", "")),
+        content.get("data") or {},
+        str(content.get("target_name", "")),
+        request.get("metadata") or {},
+        buffers,
+    )
+
+
+def content_for(said: ExecutionOutput, request: dict[str, Any]) -> dict[str, Any]:
+    """A widget's word as it goes to a front end. `Output` widgets claim what a request gives, by the request's id."""
+    data = said.content.get("data")
+    state = cast("dict[str, Any]", data).get("state") if isinstance(data, dict) else None
+    if not isinstance(state, dict) or cast("dict[str, Any]", state).get("msg_id") != _THIS_REQUEST:
+        return said.content
+    claimed = {**cast("dict[str, Any]", state), "msg_id": request.get("header", {}).get("msg_id", "")}
+    return {**said.content, "data": {**cast("dict[str, Any]", data), "state": claimed}}
+
+
+def buffers_of(said: ExecutionOutput) -> list[bytes]:
+    """The binary parts."""
+    return [base64.b64decode(buffer) for buffer in said.buffers]

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from belljar.attachments import Attached, hold, open_attachment, open_served
+from belljar.attachments import AttachedSession, hold, open_attachment, open_served
 from belljar.errors import EngineError, SessionNotFound
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
 
-OpenSession = Callable[[], AbstractAsyncContextManager[Attached]]
+OpenSession = Callable[[], AbstractAsyncContextManager[AttachedSession]]
 PRINCIPAL = "jupyter"
 _DAY_S = 24 * 60 * 60.0
 # A notebook's cell may take as long as it likes, and one session needs nothing that is kept for others.
@@ -24,7 +24,7 @@ _DEFAULTS = {
 
 
 @asynccontextmanager
-async def open_own(settings: Settings) -> AsyncGenerator[Attached]:
+async def open_own(settings: Settings) -> AsyncGenerator[AttachedSession]:
     """A session in an engine of this process; both end with the block."""
     chosen = {name: value for name, value in _DEFAULTS.items() if name not in settings.model_fields_set}
     async with open_runtime(settings.model_copy(update=chosen)) as runtime:
@@ -42,7 +42,7 @@ async def open_own(settings: Settings) -> AsyncGenerator[Attached]:
 
 
 @asynccontextmanager
-async def open_somewhere(settings: Settings) -> AsyncGenerator[Attached]:
+async def open_somewhere(settings: Settings) -> AsyncGenerator[AttachedSession]:
     """A session on a running server, forked in no time; where there is none, one of this process's own."""
     environment = settings.environment if "environment" in settings.model_fields_set else ""
     async with AsyncExitStack() as stack:
@@ -58,16 +58,16 @@ def agents(data_directory: Path, prefix: str) -> OpenSession:
     return lambda: open_attachment(data_directory, prefix)
 
 
-class Keeper:
+class SessionKeeper:
     """Holds one session open in a task of its own, so that whoever asks for it may come and go."""
 
     def __init__(self, open_session: OpenSession) -> None:
         self._open_session = open_session
         self._task: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[Attached] | None = None
+        self._opened: asyncio.Future[AttachedSession] | None = None
         self._is_closing = asyncio.Event()
 
-    async def attached(self) -> Attached:
+    async def attached(self) -> AttachedSession:
         """The session, opened if there is none or the last one has gone; errors of its opening are raised."""
         if self._opened is None or (self._opened.done() and self._task is not None and self._task.done()):
             self._is_closing = asyncio.Event()
@@ -75,7 +75,7 @@ class Keeper:
             self._task = asyncio.get_running_loop().create_task(self._hold(self._opened, self._is_closing))
         return await asyncio.shield(self._opened)
 
-    async def _hold(self, opened: "asyncio.Future[Attached]", is_closing: asyncio.Event) -> None:
+    async def _hold(self, opened: "asyncio.Future[AttachedSession]", is_closing: asyncio.Event) -> None:
         try:
             async with self._open_session() as attached:
                 opened.set_result(attached)

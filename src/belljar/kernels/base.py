@@ -5,9 +5,11 @@ it knows nothing of budgets, journals, timeouts or surfaces. Everything it repor
 hostile: implementations check form and size before they yield an event.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Annotated, Literal, Protocol, TypeGuard, runtime_checkable
+
+from pydantic import BaseModel, Field, ValidationError
 
 from belljar.outputs.events import CommMessage, Event, MimeBundle
 from belljar.sandboxes.base import Incident
@@ -93,7 +95,7 @@ class Kernel(Protocol):
         ...
 
 
-class Asleep(Protocol):
+class KernelSnapshot(Protocol):
     """A copy of a kernel as it once was, which runs nothing."""
 
     lost: list[str]
@@ -109,21 +111,21 @@ class Asleep(Protocol):
 
 
 @runtime_checkable
-class Copyable(Kernel, Protocol):
+class ForkableKernel(Kernel, Protocol):
     """A kernel that can be copied as it is, between two cells."""
 
-    async def fall_asleep(self) -> Asleep:
+    async def fall_asleep(self) -> KernelSnapshot:
         """Keep a copy in the same sandbox. Raises CopyRefused when it would not be sound."""
         ...
 
-    async def wake(self, copy: Asleep) -> Kernel:
+    async def wake(self, copy: KernelSnapshot) -> Kernel:
         """A kernel in this one's sandbox that goes on where the copy stands, and has answered there.
 
         This one may be dead by now, or alive: until it is discarded both are.
         """
         ...
 
-    def forget(self, copy: Asleep) -> None:
+    def forget(self, copy: KernelSnapshot) -> None:
         """End a copy."""
         ...
 
@@ -140,7 +142,7 @@ class Copyable(Kernel, Protocol):
 
 
 @runtime_checkable
-class Converses(Kernel, Protocol):
+class CommKernel(Kernel, Protocol):
     """A kernel that has comms: a way between its widgets and their views in front ends."""
 
     def hear(self, message: CommMessage) -> AsyncIterator[Event]:
@@ -160,26 +162,139 @@ _copyable: dict[type, bool] = {}
 _converses: dict[type, bool] = {}
 
 
-def converses(kernel: Kernel | None) -> TypeGuard[Converses]:
+def has_comms(kernel: Kernel | None) -> TypeGuard[CommKernel]:
     """Whether it has comms. Asked ten times a second where someone looks on, so each kind is looked at once."""
     kind = type(kernel)
     if kind not in _converses:
-        _converses[kind] = isinstance(kernel, Converses)
+        _converses[kind] = isinstance(kernel, CommKernel)
     return _converses[kind]
 
 
-def is_copyable(kernel: Kernel | None) -> TypeGuard[Copyable]:
+def is_forkable(kernel: Kernel | None) -> TypeGuard[ForkableKernel]:
     """Whether it can be copied. Asked before every cell, and each kind looked at once: Python takes 0.2 ms for it."""
     kind = type(kernel)
     if kind not in _copyable:
-        _copyable[kind] = isinstance(kernel, Copyable)
+        _copyable[kind] = isinstance(kernel, ForkableKernel)
     return _copyable[kind]
 
 
 @runtime_checkable
-class Rehearses(Protocol):
+class RehearsableKernel(Protocol):
     """A kernel that can get its first times over before it is anyone's."""
 
     async def rehearse(self) -> None:
         """Run what every cell runs through, leaving no trace."""
+        ...
+
+
+# Proof that modules import where the cells run. Some kernels can give it: those that run Python.
+
+_CODE = """
+import contextlib, importlib, io, json, sys
+loaded = [name for name in watched if name in sys.modules]
+errors = {}
+importlib.invalidate_caches()
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            errors[name] = f"{type(error).__name__}: {error}"[:2000]
+told = json.dumps({"loaded": loaded, "errors": errors}).encode().hex()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportProof:
+    """What a kernel says after it has imported modules; written by code that may be hostile."""
+
+    loaded: frozenset[str] = frozenset()
+    """Those of the watched modules that were there before."""
+    errors: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Modules that do not import, and why."""
+
+
+@runtime_checkable
+class ImportProvingKernel(Protocol):
+    """A kernel that can be asked."""
+
+    async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
+        """Import modules, as no cell of anyone's; under the session's turn, like `execute`."""
+        ...
+
+
+class _ProofText(BaseModel):
+    loaded: list[str] = Field(max_length=2_000)
+    errors: dict[str, Annotated[str, Field(max_length=2_000)]]
+
+
+def proof_expression(modules: Sequence[str], watched: Sequence[str]) -> str:
+    """A Python expression whose value `read_proof` reads; it leaves no name behind."""
+    given = {"modules": [*modules], "watched": [*watched]}
+    return f"(lambda names: (exec({_CODE!r}, names), names['told'])[1])({given!r})"
+
+
+def read_proof(text: str) -> ImportProof | None:
+    """What the expression's value says, as a notebook shows it; None when it cannot be read."""
+    try:
+        told = _ProofText.model_validate_json(bytes.fromhex(text.strip("'\"")))
+    except (ValueError, ValidationError):
+        return None
+    return ImportProof(frozenset(told.loaded), told.errors)
+
+
+# Variables that outlive their kernel. Some kernels can do it: those that pickle them inside the sandbox.
+# The file is written and read by the session's own code only. The host names it, moves it, deletes it, and never
+# loads a byte of it; what it is told about it was written by code that may be hostile.
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoss:
+    """Something that could not be kept."""
+
+    name: str
+    """The variable's, or of what is around variables, such as `os.environ`; `*` for a remark on the file as a whole."""
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateReport:
+    """What became of a session's variables."""
+
+    kept: tuple[str, ...] = ()
+    lost: tuple[StateLoss, ...] = ()
+    size_bytes: int = 0
+    """Of the file; 0 when there is none."""
+
+
+@runtime_checkable
+class StatefulKernel(Protocol):
+    """A kernel that can be asked. Both run code of the session's: between cells, under its turn, like `execute`.
+
+    `interrupt` ends them early, and what is done by then is kept. They never raise for what the variables do; they
+    raise `KernelDied` when the process ends meanwhile.
+    """
+
+    @property
+    def scratch(self) -> str:
+        """A folder shared with the host, as code inside sees it."""
+        ...
+
+    def is_alive(self) -> bool:
+        """See `Kernel`."""
+        ...
+
+    async def interrupt(self) -> None:
+        """See `Kernel`."""
+        ...
+
+    async def save_state(
+        self, path_inside: str, *, limit_bytes: int | None = None, limit_s: float | None = None
+    ) -> StateReport:
+        """Write the variables to a file, by the sandbox's path. Over a limit the largest are left out."""
+        ...
+
+    async def load_state(self, path_inside: str) -> StateReport:
+        """Bring the variables of such a file into a kernel that has run nothing yet."""
         ...

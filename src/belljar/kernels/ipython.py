@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -11,21 +12,35 @@ from typing import Any
 
 from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
-from belljar.kernels import frames, messages
-from belljar.kernels.base import Asleep, Completeness, Completion, Kernel
-from belljar.kernels.copies import UNKNOWN_STATUS, Change, KeptProcess, ask_for_copy, parent_of, set_expendable, show_in
-from belljar.kernels.exchange import Answer, Exchange
-from belljar.kernels.imports import ImportProof
-from belljar.kernels.keeping import StateLoss, StateReport
-from belljar.kernels.launching import await_ready, cause_of, held_command, runner_command, session_environment
-from belljar.kernels.protocol import check_question
-from belljar.kernels.resuming import heard_again
-from belljar.kernels.slate import NoSlate, Slate
-from belljar.kernels.sleepers import COPY_PATIENCE_S, SleepingKernel, check_copied, ours, patience
-from belljar.kernels.translating import event_of, plain_text
-from belljar.kernels.usage import Usage
+from belljar.kernels import protocol
+from belljar.kernels.base import Completeness, Completion, ImportProof, Kernel, KernelSnapshot, StateLoss, StateReport
+from belljar.kernels.forked_process import (
+    COPY_PATIENCE_S,
+    UNKNOWN_STATUS,
+    ForkedProcess,
+    ForkIdentity,
+    SnapshotProcess,
+    ask_for_copy,
+    check_copied,
+    ours,
+    parent_of,
+    patience,
+    set_expendable,
+    show_in,
+)
+from belljar.kernels.handover_note import NoSlate, NoteFile
+from belljar.kernels.launch import (
+    ProcessUsage,
+    await_ready,
+    cause_of,
+    held_command,
+    runner_command,
+    session_environment,
+)
+from belljar.kernels.protocol import check_question, event_of, plain_text
+from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream
-from belljar.sandboxes.base import Branch, Incident, Interruptible, Sandbox, SandboxProcess
+from belljar.sandboxes.base import ForkedSandbox, Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 # A process that ended has closed its socket a moment before it can be waited for.
@@ -39,9 +54,9 @@ async def start_ipython(
     sandbox: Sandbox, environment: Environment, *, layer: Path, start_timeout_s: float, in_packets: bool = False
 ) -> "IPythonKernel":
     """Start the runner cold and wait until it has attached."""
-    wire = frames.Wire(in_packets=in_packets)
+    wire = Wire(in_packets=in_packets)
     # Copies of the kernel outlive it only in a sandbox that something else holds open.
-    kept = KeptProcess() if sandbox.can_spare and sandbox.ends_with_command else None
+    kept = ForkedProcess() if sandbox.can_spare and sandbox.ends_with_command else None
     command = runner_command(environment, "serving", str(wire.child_socket))
     try:
         spawned = await sandbox.spawn(
@@ -70,23 +85,23 @@ class IPythonKernel:
 
     name = "ipython"
 
-    def __init__(self, wire: frames.Wire, sandbox: Sandbox, process: SandboxProcess, environment: Environment) -> None:
+    def __init__(self, wire: Wire, sandbox: Sandbox, process: SandboxProcess, environment: Environment) -> None:
         self.environment = environment
         self._wire = wire
         self.sandbox = sandbox
         self._process = process
         # What a sandbox carries for its peer over a connection comes from this very process.
         self._pid = process.pid if wire.peer_pid in (0, os.getpid()) else wire.peer_pid
-        self._usage = Usage(self._pid)
+        self._usage = ProcessUsage(self._pid)
         # Held from the start, so that an interrupt can never reach a later process of the same number.
         self._pidfd = open_pidfd(self._pid)
         self._is_watched = self._pidfd is not None and wire.peer_pid != os.getpid()
         if self._pidfd is not None and self._is_watched:
             asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
-        self._exchange = Exchange(wire)
+        self._exchange = RunnerRequests(wire)
         self._is_asking = False
-        self._asleep: list[SleepingKernel] = []
-        self._slate: Slate | NoSlate = NoSlate()
+        self._asleep: list[SnapshotProcess] = []
+        self._slate: NoteFile | NoSlate = NoSlate()
         self._incidents: list[Incident] = []
         """Those that came to light between two cells."""
 
@@ -143,7 +158,7 @@ class IPythonKernel:
 
     async def comms(self) -> dict[str, str]:
         """See `Converses`."""
-        answer = await self._question({"op": "comms"}, messages.Comms)
+        answer = await self._question({"op": "comms"}, protocol.CommsMessage)
         return answer.opened if answer else {}
 
     async def overhear(self) -> CommMessage | None:
@@ -181,12 +196,12 @@ class IPythonKernel:
         except KernelDied as gone:
             raise await self._death(gone) from None
 
-    def _event(self, item: Stream | messages.Message) -> Event | None:
+    def _event(self, item: Stream | protocol.Message) -> Event | None:
         """What the latest cell says; what is left of an earlier one is nobody's."""
         if isinstance(item, Stream):
             return item
         # A widget may be told of something by a thread of an earlier cell.
-        is_heard = item.id == self._exchange.last_id or isinstance(item, messages.Comm)
+        is_heard = item.id == self._exchange.last_id or isinstance(item, protocol.CommMessageIn)
         event = event_of(item) if is_heard else None
         if isinstance(event, InputRequest):
             self._is_asking = True
@@ -197,7 +212,7 @@ class IPythonKernel:
 
     async def _death(self, gone: KernelDied) -> KernelDied:
         """Why the peer fell silent: its exit status if it ended, our own complaint if it broke the form."""
-        is_protocol_breach = gone.message != frames.GONE
+        is_protocol_breach = gone.message != GONE
         status: int | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if is_protocol_breach else EXIT_GRACE_S):
@@ -233,13 +248,13 @@ class IPythonKernel:
             if isinstance(event, Stream):
                 self._exchange.keep(event)
 
-    def note_request(self, slate: Slate) -> None:
+    def note_request(self, slate: NoteFile) -> None:
         """Note on the slate what it is asked from here on; what is noted there was asked by an earlier server."""
         self._slate = slate
         self._exchange.last_id = slate.note.request or self._exchange.last_id
 
     @property
-    def wire(self) -> frames.Wire:
+    def wire(self) -> Wire:
         """For who keeps it beyond the end of the server."""
         return self._wire
 
@@ -286,18 +301,18 @@ class IPythonKernel:
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See the contract."""
-        answer = await self._question({"op": "complete", "code": code, "cursor": cursor}, messages.Completed)
+        answer = await self._question({"op": "complete", "code": code, "cursor": cursor}, protocol.CompletedMessage)
         return Completion(answer.matches, answer.start, answer.end) if answer else Completion(end=cursor, start=cursor)
 
     async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
         """See the contract."""
         request = {"op": "inspect", "code": code, "cursor": cursor, "detail": detail}
-        answer = await self._question(request, messages.Inspected)
+        answer = await self._question(request, protocol.InspectedMessage)
         return answer.data if answer else {}
 
     async def check_complete(self, code: str) -> Completeness:
         """See the contract."""
-        answer = await self._question({"op": "check", "code": code}, messages.Checked)
+        answer = await self._question({"op": "check", "code": code}, protocol.CheckedMessage)
         return Completeness(answer.status, answer.indent) if answer else Completeness()
 
     async def _question(self, request: dict[str, str | int], kind: type[Answer]) -> Answer | None:
@@ -318,8 +333,8 @@ class IPythonKernel:
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
         """See `ProvesImports`. What the modules print is nobody's output."""
         request = {"op": "import", "modules": [*modules], "watched": [*watched]}
-        await self._exchange.send(request, messages.Imported)
-        proof = await self._exchange.answer(messages.Imported, keeps_output=False)
+        await self._exchange.send(request, protocol.ImportedMessage)
+        proof = await self._exchange.answer(protocol.ImportedMessage, keeps_output=False)
         return ImportProof(frozenset(proof.loaded), proof.errors)
 
     @property
@@ -340,8 +355,8 @@ class IPythonKernel:
     async def _keep(self, request: dict[str, str | float | None]) -> StateReport:
         """What variables print when they are pickled or made again is nobody's output."""
         try:
-            await self._exchange.send(request, messages.State)
-            state = await self._exchange.answer(messages.State, keeps_output=False)
+            await self._exchange.send(request, protocol.StateMessage)
+            state = await self._exchange.answer(protocol.StateMessage, keeps_output=False)
         except KernelDied as gone:
             raise await self._death(gone) from None
         lost = tuple(StateLoss(*map(plain_text, one)) for one in state.lost)
@@ -350,24 +365,24 @@ class IPythonKernel:
     # Copies
 
     async def fork(
-        self, branch: Branch, sandbox: Sandbox, change: Change, copy: Asleep | None = None
+        self, branch: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, copy: KernelSnapshot | None = None
     ) -> "tuple[IPythonKernel, list[str]]":
         """A kernel with the same memory in a branch of this one's sandbox, and what did not come along.
 
         `sandbox` is the branch as the kernel sees it; with a copy, the memory is that copy's. Called between cells.
         """
         request_id = self._exchange.number()
-        wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
+        wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         if copy is None:
-            self._exchange.protocol.begin_question(request_id, messages.Forked)
+            self._exchange.protocol.begin_question(request_id, protocol.ForkedMessage)
         try:
             async with patience():
                 if copy is None:
                     await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
-                    answer = self._copied(await self._exchange.answer(messages.Forked))
+                    answer = self._copied(await self._exchange.answer(protocol.ForkedMessage))
                 else:
                     await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = self._copied(await ours(copy).wire.expect(messages.Forked))
+                    answer = self._copied(await ours(copy).wire.expect(protocol.ForkedMessage))
             await show_in(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
@@ -378,45 +393,45 @@ class IPythonKernel:
         set_expendable(kept.pid, is_expendable=False)
         return kernel, answer.lost
 
-    async def fall_asleep(self) -> "SleepingKernel":
+    async def fall_asleep(self) -> "SnapshotProcess":
         """Keep a copy as it is now, in the same sandbox. Called between cells."""
         if not self.sandbox.can_spare:
             raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
         request_id = self._exchange.number()
-        self._exchange.protocol.begin_question(request_id, messages.Forked)
-        wire = frames.Wire(has_streams=False)
+        self._exchange.protocol.begin_question(request_id, protocol.ForkedMessage)
+        wire = Wire(has_streams=False)
         try:
             async with patience():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = self._copied(await self._exchange.answer(messages.Forked))
-                await wire.expect(messages.Ready)
+                answer = self._copied(await self._exchange.answer(protocol.ForkedMessage))
+                await wire.expect(protocol.ReadyMessage)
         except BaseException:
             wire.close()
             raise
-        copy = SleepingKernel(wire, answer.lost)
+        copy = SnapshotProcess(wire, answer.lost)
         self._asleep.append(copy)
         return copy
 
-    def _copied(self, answer: messages.Forked) -> messages.Forked:
+    def _copied(self, answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
         """The answer, unless it is a refusal. A process that we were refused is no doing of the session's code."""
         if answer.error:
             self._incidents += [one for one in self.sandbox.incidents() if one.kind != "too_many_processes"]
         return check_copied(answer)
 
-    def readopt_copies(self, copies: Sequence[SleepingKernel]) -> None:
+    def readopt_copies(self, copies: Sequence[SnapshotProcess]) -> None:
         """These sleep in its sandbox, and were an earlier server's."""
         self._asleep = [*copies]
 
-    async def wake(self, copy: Asleep) -> "IPythonKernel":
+    async def wake(self, copy: KernelSnapshot) -> "IPythonKernel":
         """See `Copyable`. The copy sleeps on."""
         copy = ours(copy)
-        change = Change(folder=self.sandbox.workspace)
-        wire, kept = frames.Wire(in_packets=self._wire.in_packets), KeptProcess()
+        change = ForkIdentity(folder=self.sandbox.workspace)
+        wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
             async with patience():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
-                self._copied(await copy.wire.expect(messages.Forked))
+                self._copied(await copy.wire.expect(protocol.ForkedMessage))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
             await kernel._prove()
         except BaseException:
@@ -430,10 +445,10 @@ class IPythonKernel:
     async def _prove(self) -> None:
         """Have it answer a request, as one must that is to take another kernel's place."""
         async with patience():
-            await self._exchange.send({"op": "check", "code": ""}, messages.Checked)
-            await self._exchange.answer(messages.Checked)
+            await self._exchange.send({"op": "check", "code": ""}, protocol.CheckedMessage)
+            await self._exchange.answer(protocol.CheckedMessage)
 
-    def forget(self, copy: Asleep) -> None:
+    def forget(self, copy: KernelSnapshot) -> None:
         """End a copy: its process ends when its wire closes."""
         copy = ours(copy)
         if copy in self._asleep:
@@ -446,8 +461,8 @@ class IPythonKernel:
 
     async def rehearse(self) -> None:
         """See `Rehearses`."""
-        await self._exchange.send({"op": "rehearse"}, messages.Rehearsed)
-        await self._exchange.answer(messages.Rehearsed)
+        await self._exchange.send({"op": "rehearse"}, protocol.RehearsedMessage)
+        await self._exchange.answer(protocol.RehearsedMessage)
 
     async def kill(self) -> None:
         """See the contract. Copies asleep are spared."""
@@ -461,7 +476,7 @@ class IPythonKernel:
         """See `Copyable`. Where copies have keepers, the successor's lives on with it."""
         spared: list[int] = []
         if isinstance(successor, IPythonKernel) and self.shares_sandbox(successor):
-            keeper = [parent_of(successor._pid)] if isinstance(successor._process, KeptProcess) else []
+            keeper = [parent_of(successor._pid)] if isinstance(successor._process, ForkedProcess) else []
             spared = [successor._pid, *keeper]
         await self._kill_but(spared)
         self._release()
@@ -476,7 +491,7 @@ class IPythonKernel:
     def _release(self) -> None:
         self._wire.close()
         self._usage.close()
-        if isinstance(self._process, KeptProcess):
+        if isinstance(self._process, ForkedProcess):
             self._process.close()
         if self._pidfd is not None:
             self._stop_watching()
@@ -497,7 +512,41 @@ class IPythonKernel:
         return self._usage.cpu_s()
 
 
-async def meet_copy(wire: frames.Wire, kept: KeptProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
+async def meet_copy(wire: Wire, kept: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
     """The kernel at the other end, once it has attached."""
     await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
     return IPythonKernel(wire, sandbox, kept, environment)
+
+
+# Going on with a runner where another server stopped listening to it, wherever that was.
+# The runner is asked to say where it stands. It answers at once when it waits, for us or for the next cell, and after
+# its cell when it is busy. What a killed server had half read or half written, the wire has passed over by then.
+
+
+async def heard_again(wire: Wire, request: int) -> AsyncIterator[Stream | protocol.Message]:
+    """What it says until it is between two cells. How the last one ended comes last, perhaps for a second time."""
+    nonce = secrets.token_hex(8)
+    has_acknowledged = is_attended = False
+    await wire.send({"op": "attend", "id": nonce})
+    while True:
+        for item in await wire.receive():
+            if not isinstance(item, protocol.ResumedMessage):
+                yield item
+                if isinstance(item, Stream):
+                    continue
+                has_acknowledged = has_acknowledged or item.ack
+                if is_attended and isinstance(item, protocol.DoneMessage):
+                    return
+            elif item.id == nonce:
+                is_attended = True
+                # What it waits to have acknowledged was read by a server that never did; else it was just done.
+                if item.awaits == "ack" and not has_acknowledged:
+                    await wire.send({"op": "ack"})
+                elif item.awaits == "input":
+                    yield protocol.InputMessage(
+                        type="input", id=request, prompt=item.prompt, is_password=item.is_password
+                    )
+                elif not item.awaits:
+                    if item.last is not None:
+                        yield item.last
+                    return

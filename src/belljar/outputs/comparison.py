@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, cast
 
-from belljar.outputs.bundles import PAGE, PLAIN, is_readable
-from belljar.outputs.plain import as_plain
+from belljar.outputs.mime_bundles import PAGE, PLAIN, is_readable
+from belljar.outputs.terminal_text import as_plain
 
 Bundle = Mapping[str, Any]
 # What changes from run to run without meaning anything: listed for users in docs/guides/notebooks.md. Repetitions are
@@ -41,7 +41,7 @@ _DIFF_LINES, _DIFF_INPUT, _LINE_CHARS = 16, 400, 160
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CellOutput:
     """What a cell showed, without the order between the streams, which the system decides."""
 
     stdout: str
@@ -57,7 +57,7 @@ class Comparison:
     def __init__(self, ignored: Sequence[re.Pattern[str]] = ()) -> None:
         self._ignored = ignored
 
-    def said(self, outputs: Sequence[Mapping[str, Any]]) -> Said:
+    def said(self, outputs: Sequence[Mapping[str, Any]]) -> CellOutput:
         """What a notebook's outputs of one cell say."""
         streams = {"stdout": "", "stderr": ""}
         for name in streams:
@@ -66,9 +66,9 @@ class Comparison:
             ]
             streams[name] = self._settled("".join(texts))
         shown = tuple(_bundle(out) for out in outputs if _is(out, "display_data") or _is(out, "execute_result"))
-        return Said(streams["stdout"], streams["stderr"], shown, self._settled(error_in(outputs)))
+        return CellOutput(streams["stdout"], streams["stderr"], shown, self._settled(error_in(outputs)))
 
-    def differences(self, then: Said, now: Said) -> list[str]:
+    def differences(self, then: CellOutput, now: CellOutput) -> list[str]:
         """The lines in which two runs differ, shortened; empty when they are the same."""
         lines: list[str] = []
         shown_then, shown_now = self._displays(then.shown, now.shown)

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from belljar.outputs.bundles import RASTER, Picture, picture_in, words_in
+from belljar.outputs.mime_bundles import RASTER, Picture, picture_in, words_in
 from belljar.outputs.notebook import UNDONE
-from belljar.outputs.plain import as_plain, printable
+from belljar.outputs.terminal_text import as_plain, printable
 
 _TICKS = re.compile("`+")
 
 
 @dataclass(slots=True)
-class Album:
+class ImageFiles:
     """Pictures that become files in a folder beside the text; without a folder they are in the text itself."""
 
     folder: str = ""
@@ -29,7 +29,7 @@ class Album:
         return f"{quote(self.folder)}/{name}{suffix}"
 
 
-def markdown_of(notebook: Any, album: Album) -> str:
+def markdown_of(notebook: Any, album: ImageFiles) -> str:
     """The text; pictures go into the album."""
     language = str(notebook.metadata.get("language_info", {}).get("name", ""))
     parts = [f"# belljar session `{notebook.metadata.belljar.session_id}`"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.outputs.event_budget import within_budget
-from belljar.outputs.reassembly import ReadDisplay, error_fields, mime_bundle
+from belljar.outputs.budget import within_budget
+from belljar.outputs.mime_bundles import ReadDisplay, error_fields, mime_bundle
 
 Shown = dict[str, list[Any]]
 UNDONE = "undone"

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from belljar.logs import pseudonym
-from belljar.outputs.screening import Screen
+from belljar.outputs.screens import OutputScreen
 from belljar.policy.base import Finding, Verdict
-from belljar.policy.budgets import Rates
-from belljar.policy.calls import OTHER_ARGUMENTS, WITHOUT, Call, CheckedRule, checked, refusal, unfit_verdict
-from belljar.policy.decisions import DecisionLog
-from belljar.policy.inspection import Inspection, Inspector
-from belljar.policy.memory import Memory
-from belljar.policy.reading import is_quick
+from belljar.policy.cell_syntax import is_quick
+from belljar.policy.code_inspection import Inspection, Inspector
+from belljar.policy.decision_log import DecisionLog
+from belljar.policy.guard_state import GuardState, Rates
+from belljar.policy.output_filter import FilterScreen
 from belljar.policy.rules import Policy
-from belljar.policy.screen import FilterScreen
+from belljar.policy.tool_calls import OTHER_ARGUMENTS, WITHOUT, CheckedRule, JudgedCall, checked, refusal, unfit_verdict
 
 KERNEL_MARK = "kernel:"
 READS_ONLY = "only tools that say they only read may be called"
@@ -54,7 +53,7 @@ class Guard:
         """Whether there is anything to look for in code."""
         self._session_id = session_id
         self._principal = principal
-        self._memory = Memory(folder if book.log is not None else None)
+        self._memory = GuardState(folder if book.log is not None else None)
 
     # Tool calls
 
@@ -63,7 +62,7 @@ class Guard:
     ) -> Verdict:
         """Whether a call may go out. One that may counts towards the limits, so judge each call once."""
         key = _key(server, tool)
-        call = Call(server, tool, arguments, read_only, destructive, self._memory.count(key))
+        call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(key))
         rules = [rule for rule in self._book.tools if rule.matches(call)]
         if rules and (verdict := unfit_verdict(call)) is not None:
             return verdict
@@ -92,7 +91,7 @@ class Guard:
 
         The code gave tokens; these are the values, which it must not learn of.
         """
-        call = Call(server, tool, arguments, read_only, destructive, self._memory.count(_key(server, tool)) - 1)
+        call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(_key(server, tool)) - 1)
         rules = [rule for rule in self._book.tools if rule.matches(call)]
         if not rules:
             return True
@@ -109,7 +108,7 @@ class Guard:
             self._memory.approve(verdict.rule)
         self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome)
 
-    def _decision(self, call: Call, rules: list[CheckedRule]) -> Verdict:
+    def _decision(self, call: JudgedCall, rules: list[CheckedRule]) -> Verdict:
         """The first rule that decides, or else what the policy says of such tools."""
         policy = self._book.policy
         for rule in rules:
@@ -127,7 +126,7 @@ class Guard:
             return Verdict("allow", "approved before in this session", rule.name)
         return _decided(rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
 
-    def _limited(self, call: Call, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
+    def _limited(self, call: JudgedCall, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
         """A refusal of a call that goes beyond what a rule allows."""
         why = f"{rule.rule.reason}: " if rule.rule.reason else ""
         if rule.excludes(call):
@@ -190,7 +189,7 @@ class Guard:
 
     # The rest
 
-    def screens(self) -> list[Screen]:
+    def screens(self) -> list[OutputScreen]:
         """What one execution's output goes through."""
         return [FilterScreen(self._book.policy.output)] if self._book.policy.output else []
 

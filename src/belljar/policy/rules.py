@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from belljar.egress.rules import parse_rule
-from belljar.policy.expressions import Expression
-from belljar.policy.patterns import Template
-from belljar.policy.regexes import compiled
+from belljar.policy.code_patterns import Template
+from belljar.policy.expressions import Expression, compiled
 from belljar.policy.schemas import ArgumentSchema
 
 MOST_RULES = 1_000
@@ -159,7 +158,7 @@ class OutputRule(Table):
         return self
 
 
-class Limits(Table):
+class PolicyLimits(Table):
     """What the policy says of sessions themselves; it can only make the settings stricter."""
 
     max_execution_time: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -181,7 +180,7 @@ class Policy(Table):
     """For tools that say nothing else of themselves than that they may destroy, unless a rule decides on them."""
     other_kernels: Literal["deny", "allow"] = "deny"
     """Whether sessions of `kernel:NAME` may run code at all, which is read as Python, when there are rules for code."""
-    limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
+    limits: PolicyLimits = Field(default_factory=lambda: PolicyLimits.model_validate({}))
     tools: list[ToolRule] = Field([], max_length=MOST_RULES)
     code: list[CodeRule] = Field([], max_length=MOST_RULES)
     output: list[OutputRule] = Field([], max_length=MOST_RULES)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
 
-from belljar.policy.regexes import compiled
+from belljar.policy.expressions import compiled
 
 MOST_DEPTH = 64
 MOST_VALUES = 100_000

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from belljar.privacy import ids
+from belljar.privacy import national_ids
 
 FORMS = ("email", "phone", "card", "iban", "national_id")
 TOKENS = {"email": "EMAIL", "phone": "PHONE", "card": "CARD", "iban": "IBAN", "id": "ID", "field": "FIELD"}
@@ -16,8 +16,10 @@ _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def _known_form(form: str) -> str:
-    if form not in FORMS and form not in ids.NAMES:
-        raise ValueError(f"{form!r} is none of {', '.join(FORMS)} or an id such as us.ssn ({', '.join(ids.NAMES)})")
+    if form not in FORMS and form not in national_ids.NAMES:
+        raise ValueError(
+            f"{form!r} is none of {', '.join(FORMS)} or an id such as us.ssn ({', '.join(national_ids.NAMES)})"
+        )
     return form
 
 
@@ -80,8 +82,8 @@ class PrivacyRules(_Rules):
     @property
     def id_names(self) -> tuple[str, ...]:
         """The national ids that are looked for."""
-        named = [form for form in self.hide if form in ids.NAMES]
-        return tuple(dict.fromkeys((*named, *(ids.COMMON if "national_id" in self.hide else ()))))
+        named = [form for form in self.hide if form in national_ids.NAMES]
+        return tuple(dict.fromkeys((*named, *(national_ids.COMMON if "national_id" in self.hide else ()))))
 
     def hides_field(self, name: str) -> bool:
         """Whether a field's name tells that its value is personal."""

@@ -4,16 +4,125 @@ Knows words and numbers, not what is personal.
 """
 
 import json
+import logging
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from belljar.privacy.numbers import Numbers
+from belljar.files.private import write_file
 from belljar.privacy.rules import TOKENS
-from belljar.privacy.strongbox import Line, Strongbox
+
+# Numbers for tokens, none of them twice in the life of a session, whatever its server dies of.
+# A killed server takes along what its tokens stood for, and files of the session may still have some. A token must
+# not come to stand for another value then, so numbers are promised to a file, a thousand ahead. No values are in it.
+
+AHEAD = 1_000
+MOST = 999_999
+"""The widest number that a token has room for."""
+
+log = logging.getLogger(__name__)
+
+
+class TokenCounter:
+    """One session's; with the file of an earlier server they begin after all that it may have given out."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._promised: dict[str, int] = _read(path) if path else {}
+        self._last = {**self._promised}
+
+    def next(self, kind: str) -> int | None:
+        """The next one; None when all are given out."""
+        number = self._last.get(kind, 0) + 1
+        if number > MOST:
+            return None
+        self.reach(kind, number)
+        return number
+
+    def restart(self) -> None:
+        """Everything that was given out is known, and will be told of by `reach`."""
+        self._last.clear()
+
+    def reach(self, kind: str, number: int) -> None:
+        """This one was given out, by this session or by the one that it goes on from."""
+        if self._path is not None and number > self._promised.get(kind, 0):
+            self._promised[kind] = min(number + AHEAD - 1, MOST)
+            _write(self._path, self._promised)
+        self._last[kind] = max(self._last.get(kind, 0), number)
+
+    def reached(self) -> dict[str, int]:
+        """The last of each kind that may have been given out, also where nobody knows any more for what."""
+        return {**self._last}
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        kept: Any = json.loads(path.read_text("utf-8"))
+        return {str(kind): int(number) for kind, number in kept.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("the numbers of tokens cannot be read and begin anew: %s", type(error).__name__)
+        return {}
+
+
+def _write(path: Path, promised: dict[str, int]) -> None:
+    draft = path.with_suffix(".new")
+    try:
+        write_file(draft, json.dumps(promised))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("the numbers of tokens are not kept: %s", error.strerror)
+
+
+# What a veil must not forget with its server: a line for each value, token and secret, in memory without a name.
+# Whoever holds the descriptor beyond the end of the server, a supervisor, holds bytes that it does not look into.
+# Never on disk, and never inside a sandbox. Knows lines, not what they mean.
+
+
+Line = list[Any]
+
+
+class TokenLog:
+    """One session's; `descriptor` is that of an earlier server's, which is its own now."""
+
+    def __init__(self, descriptor: int = -1) -> None:
+        self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("belljar-vault")
+        self._size = os.fstat(self.descriptor).st_size
+        self._lock = threading.Lock()
+
+    def lines(self) -> Iterator[Line]:
+        """What is in it; a line that a kill has cut in two is none."""
+        with os.fdopen(os.dup(self.descriptor), "rb") as file:
+            file.seek(0)
+            for text in file:
+                try:
+                    yield json.loads(text)
+                except ValueError:
+                    continue
+
+    def add(self, line: Line) -> None:
+        """Keep one more."""
+        # Begun with the end of the one before, which a kill may have cut in two.
+        text = f"\n{json.dumps(line)}\n".encode()
+        with self._lock:
+            if self.descriptor < 0:
+                return
+            try:
+                self._size += os.pwrite(self.descriptor, text, self._size)
+            except OSError as error:
+                log.warning("what tokens stand for is not kept for the next server: %s", error.strerror)
+
+    def close(self) -> None:
+        """Let go of it; may be called twice."""
+        with self._lock:
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+                self.descriptor = -1
+
 
 TEXT = "text"
 """The kind of what only looks like a token: kept so that it comes back as it was."""
@@ -32,16 +141,16 @@ _VALUE, _LENT, _SECRET, _REACHED = "value", "lent", "secret", "reached"
 class Vault:
     """Values and their tokens. The same value has the same token as long as the session lives."""
 
-    def __init__(self, numbers: Numbers | None = None) -> None:
+    def __init__(self, numbers: TokenCounter | None = None) -> None:
         self._tokens: dict[tuple[str, type, Value], str] = {}
         self._values: dict[str, tuple[str, Value]] = {}
-        self._numbers = numbers or Numbers()
+        self._numbers = numbers or TokenCounter()
         self._chars = 0
         self.lent: set[str] = set()
         """Tokens that went out as they are: a tool that gives one back means ours."""
         self.secrets: dict[str, str] = {}
         """Secrets of the host's that a tool was given, by name; without a value where only that is known."""
-        self._box: Strongbox | None = None
+        self._box: TokenLog | None = None
         # Answers of tools are hidden in one thread, the output of the cell in another.
         self._lock = threading.RLock()
 
@@ -80,7 +189,7 @@ class Vault:
             if self.secrets.get(name) != value:
                 self._take([_SECRET, name, value])
 
-    def copy(self, numbers: Numbers | None = None) -> "Vault":
+    def copy(self, numbers: TokenCounter | None = None) -> "Vault":
         """For a session that goes on from this one's state."""
         other = Vault(numbers)
         other._fill(self._lines())
@@ -88,7 +197,7 @@ class Vault:
 
     # Beyond the end of the server
 
-    def keep_in(self, box: Strongbox) -> None:
+    def keep_in(self, box: TokenLog) -> None:
         """Have everything in a box, from now on and so far; what is in there already is taken back first."""
         with self._lock:
             earlier = [*box.lines()]

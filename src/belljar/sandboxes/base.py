@@ -80,7 +80,7 @@ class SandboxSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class NamespaceEntry:
     """How a process of the origin comes into a branch, with its memory. For providers that are `Branching`."""
 
     holder: int
@@ -96,7 +96,7 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class HostCheck:
     """One thing that a provider needs of the host: a line of `belljar doctor`; the server starts only if all are ok."""
 
     name: str
@@ -203,13 +203,13 @@ class Sandbox(Protocol):
 
 
 @runtime_checkable
-class Branch(Sandbox, Protocol):
+class ForkedSandbox(Sandbox, Protocol):
     """A sandbox that a process of another one, its origin, can enter with its memory. It may be an origin itself.
 
     A command that was spawned in it holds it open; from then on a process of the origin may enter.
     """
 
-    def entrance(self) -> Entrance:
+    def entrance(self) -> NamespaceEntry:
         """Return the way in; SandboxUnavailable if the holding command is gone. Asked once, after `spawn`."""
         ...
 
@@ -235,7 +235,7 @@ class Provider(Protocol):
         """
         ...
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Return what this host has and lacks; the first line that is not ok keeps the server from starting.
 
         Called before anything else, and again by `belljar doctor`, which says it of providers that are not configured
@@ -273,7 +273,7 @@ class InstalledProvider(Provider, Protocol):
 
 
 @runtime_checkable
-class Branching(Protocol):
+class ForkableProvider(Protocol):
     """A provider whose sandboxes can be branched: sessions start as forks of a process that has everything imported.
 
     Closing an origin ends its own processes; its branches live on.
@@ -294,7 +294,7 @@ class Branching(Protocol):
         """
         ...
 
-    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
+    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> ForkedSandbox:
         """Make a sandbox whose entrance the origin's processes can use.
 
         The origin is a trunk or a branch, and a command in it holds it open. Called for each session that starts as a

@@ -2,14 +2,14 @@
 
 A server keeps what it deposits with its supervisor. The key of a deposit is all that the next server needs to restore
 the sandbox. Only the runtime asks whether a provider can hand over; everyone else talks to a `Handover`
-(`kernels/handover.py`), which does nothing where that is off.
+(`provisioning/handover.py`), which does nothing where that is off.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from belljar.sandboxes.base import Sandbox, SandboxProcess
-from belljar.supervisor import Supervisor
+from belljar.supervisor import SupervisorClient
 
 
 class RestoredSandbox(NamedTuple):
@@ -48,9 +48,9 @@ class SandboxHandover(Protocol):
 
 
 @runtime_checkable
-class HandsOver(Protocol):
+class HandoverProvider(Protocol):
     """A provider whose sandboxes can outlive the server, with their processes as the supervisor's children."""
 
-    def hand_over_with(self, supervisor: Supervisor) -> SandboxHandover:
+    def hand_over_with(self, supervisor: SupervisorClient) -> SandboxHandover:
         """Start all processes as the supervisor's from here on. Called once, before anything is opened."""
         ...

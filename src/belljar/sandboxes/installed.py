@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from belljar.errors import BelljarError, SandboxUnavailable
-from belljar.sandboxes.base import CONTRACT, Check, InstalledProvider, Provider
+from belljar.sandboxes.base import CONTRACT, HostCheck, InstalledProvider, Provider
 from belljar.settings.sandboxes import InstalledSandbox, find_installed
 
 _ATTRIBUTES = {"name": str, "isolates": bool, "warning": str}
@@ -62,11 +62,11 @@ def _refusal(installed: InstalledSandbox, reason: str) -> SandboxUnavailable:
     )
 
 
-def ask_checks(provider: Provider) -> list[Check]:
+def ask_checks(provider: Provider) -> list[HostCheck]:
     """Return what a provider says of this host; one that raises has failed."""
     try:
         return provider.check()
     except BelljarError:
         raise
     except Exception as error:  # noqa: BLE001 - a provider may be another package's
-        return [Check("check", is_ok=False, detail=f"it raised {type(error).__name__}: {error}")]
+        return [HostCheck("check", is_ok=False, detail=f"it raised {type(error).__name__}: {error}")]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Check, Incident, Limits
-from belljar.sandboxes.cgroups import MEBIBYTE, Group, Groups
-from belljar.sandboxes.hierarchy import ControlGroups, read_control_groups
+from belljar.sandboxes.base import HostCheck, Incident, Limits
+from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
+from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, ServerGroups
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # Walks into its groups, then becomes the command: what moves itself costs 1 ms, what is moved by another up to 15.
@@ -36,18 +36,18 @@ class Enforcer:
         self._pinned: Counter[int] = Counter()
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> ServerGroups:
         """Read when first needed: `belljar --help` makes providers too."""
-        return Groups(self._given or read_control_groups())
+        return ServerGroups(self._given or read_control_groups())
 
-    def check(self) -> Check:
+    def check(self) -> HostCheck:
         """For `doctor`. Never a failure: a session without a group has limits too, though weaker ones."""
         offered = [_NAMES[name] for name in self.groups.controllers]
         lacking = [name for name in _NAMES.values() if name not in offered]
         if not lacking:
-            return Check("limits", is_ok=True, detail=f"control groups bound the {_listed(offered)} of a session")
+            return HostCheck("limits", is_ok=True, detail=f"control groups bound the {_listed(offered)} of a session")
         detail = f"{_listed(lacking)}: {self.warning}"
-        return Check("limits", is_ok=True, detail=detail, hint=DELEGATE)
+        return HostCheck("limits", is_ok=True, detail=detail, hint=DELEGATE)
 
     @property
     def warning(self) -> str:
@@ -109,7 +109,9 @@ class Processors:
 class Enforcement:
     """The limits of one sandbox in force."""
 
-    def __init__(self, groups: Groups, group: Group | None, limits: Limits, processors: Processors | None) -> None:
+    def __init__(
+        self, groups: ServerGroups, group: ControlGroup | None, limits: Limits, processors: Processors | None
+    ) -> None:
         self.group = group
         self.limits = limits
         self.groups = groups

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import guest_init
-from belljar.sandboxes.base import WORKSPACE, Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
-from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH, check_folders
+from belljar.inside import guest_init
+from belljar.sandboxes.base import WORKSPACE, HostCheck, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, check_folders
 
 _PACKAGE = "microsandbox"
 _FIRST_PORT = 5_000
@@ -59,16 +59,20 @@ class MicroVMProvider:
     isolates = True
     warning = ""
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Name what keeps a machine from booting here, as far as it can be told at once; then boot one, once."""
         if obstacle := find_obstacle():
             return [obstacle]
-        found = Check("microsandbox", is_ok=True, detail="installed; the host has KVM")
+        found = HostCheck("microsandbox", is_ok=True, detail="installed; the host has KVM")
         if complaint := self._complaint:
             hint = "`msb doctor` examines the host; `--sandbox gvisor` needs no KVM"
-            return [found, Check("microvm", is_ok=False, detail=complaint, hint=hint)]
-        works = Check("microvm", is_ok=True, detail="a machine booted, ran a command and told its status")
-        return [found, works, Check("packages", is_ok=True, detail="sessions have no egress and install no packages")]
+            return [found, HostCheck("microvm", is_ok=False, detail=complaint, hint=hint)]
+        works = HostCheck("microvm", is_ok=True, detail="a machine booted, ran a command and told its status")
+        return [
+            found,
+            works,
+            HostCheck("packages", is_ok=True, detail="sessions have no egress and install no packages"),
+        ]
 
     def take_identity(self) -> Identity | None:
         """Return None: on the host a machine is the server's own process."""
@@ -309,11 +313,11 @@ def _end_stream(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
         sock.shutdown(how)
 
 
-def find_obstacle(proc: Path = Path("/proc"), device: Path = Path("/dev/kvm")) -> Check | None:
+def find_obstacle(proc: Path = Path("/proc"), device: Path = Path("/dev/kvm")) -> HostCheck | None:
     """Return the first thing that is sure to keep a machine from booting, in the order in which it can be mended."""
 
-    def failed(name: str, detail: str, hint: str) -> Check:
-        return Check(name, is_ok=False, detail=detail, hint=hint)
+    def failed(name: str, detail: str, hint: str) -> HostCheck:
+        return HostCheck(name, is_ok=False, detail=detail, hint=hint)
 
     if sys.platform != "linux":
         hint = "`--sandbox process` does not isolate: choose it knowingly"

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import HostCheck, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.child import Child, start_child
 from belljar.sandboxes.limits import Enforcement, Enforcer
-from belljar.sandboxes.lineage import MARK, end_lineage
+from belljar.sandboxes.process_tree import MARK, kill_process_tree
 
 
 class ProcessProvider:
@@ -38,9 +38,9 @@ class ProcessProvider:
         """That it isolates nothing, and what it cannot limit."""
         return ". ".join(filter(None, (self._warning, self._enforcer.warning)))
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Lines that are always good: it asks nothing of the host."""
-        return [Check("process", is_ok=True, detail="available, does not isolate"), self._enforcer.check()]
+        return [HostCheck("process", is_ok=True, detail="available, does not isolate"), self._enforcer.check()]
 
     def take_identity(self) -> Identity | None:
         """None: sessions are the server's own user."""
@@ -126,14 +126,14 @@ class ProcessSandbox:
         async with self._ending:
             if spare and sys.platform == "linux":
                 for child in self._children:
-                    await asyncio.to_thread(end_lineage, child.pid, self._mark, spare)
+                    await asyncio.to_thread(kill_process_tree, child.pid, self._mark, spare)
                 return
             while self._children:
                 child = self._children[-1]
                 self._enforcement.kill()
                 child.kill_group()
                 if sys.platform == "linux":
-                    await asyncio.to_thread(end_lineage, child.pid, self._mark)
+                    await asyncio.to_thread(kill_process_tree, child.pid, self._mark)
                 await child.wait()
                 child.release()
                 self._children.remove(child)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,39 @@ from typing import Protocol
 from belljar import measures
 from belljar.errors import BelljarError, NoCheckpoint
 from belljar.files.snapshots import Snapshots
-from belljar.kernels.base import Asleep, Copyable, Kernel
-from belljar.sessions.beginnings import Beginning
+from belljar.journal.journal import Journal
+from belljar.kernels.base import ForkableKernel, Kernel, KernelSnapshot
+from belljar.provisioning.handover import Handover, RestoredCopy
+
+# The state of a session before its first cell, which need not be copied: a kernel that was just started is like it.
+
+
+class FreshCheckpoint:
+    """Stands for a copy, and for the kernel that it would sleep beside."""
+
+    def __init__(self, start: Callable[[], Awaitable[Kernel]]) -> None:
+        self.lost: list[str] = []
+        self._start = start
+
+    def is_alive(self) -> bool:
+        """Always: there is nothing that could end."""
+        return True
+
+    def memory_mb(self) -> float:
+        """Nothing."""
+        return 0.0
+
+    async def wake(self, copy: KernelSnapshot) -> Kernel:
+        """Start a kernel; the copy is this."""
+        return await self._start()
+
+    def forget(self, copy: KernelSnapshot) -> None:
+        """Nothing is kept."""
+
+    def shares_sandbox(self, other: object) -> bool:
+        """It has none."""
+        return False
+
 
 # A state takes several times as long to keep as a short cell to run. A model's cells follow each other a few at a time;
 # more of them, and faster than this, are a program's, which would be three to five times slower for it.
@@ -37,8 +68,8 @@ TOO_FAST = (
 class Checkpoint:
     """A state, and the execution that began from it."""
 
-    origin: Copyable | Beginning
-    copy: Asleep
+    origin: ForkableKernel | FreshCheckpoint
+    copy: KernelSnapshot
     variables: tuple[str, ...]
     label: str
     files_gap: str
@@ -52,14 +83,14 @@ class Checkpoint:
     @property
     def is_beginning(self) -> bool:
         """Whether it is a session that has run nothing."""
-        return isinstance(self.copy, Beginning)
+        return isinstance(self.copy, FreshCheckpoint)
 
     async def wake(self) -> Kernel:
         """A kernel that goes on from here; the copy sleeps on."""
         return await self.origin.wake(self.copy)
 
 
-class Watcher(Protocol):
+class CheckpointWatcher(Protocol):
     """Who wants to know of every state, to have it outlive the server."""
 
     def kept(self, checkpoint: Checkpoint) -> None:
@@ -74,7 +105,7 @@ class Watcher(Protocol):
 class Checkpoints:
     """Those of one session, oldest first."""
 
-    def __init__(self, snapshots: Snapshots, watcher: Watcher, *, most: int, memory_mb: int) -> None:
+    def __init__(self, snapshots: Snapshots, watcher: CheckpointWatcher, *, most: int, memory_mb: int) -> None:
         self.is_due = True
         """Whether a cell has run since the last one was taken."""
         self.refusal = ""
@@ -117,7 +148,9 @@ class Checkpoints:
         """Whether there are to be any."""
         return self._most > 0
 
-    async def take(self, kernel: Copyable, variables: tuple[str, ...], beginning: Beginning | None = None) -> None:
+    async def take(
+        self, kernel: ForkableKernel, variables: tuple[str, ...], beginning: FreshCheckpoint | None = None
+    ) -> None:
         """Keep the state as it is, if it is new and the last one is not too recent; a beginning is its own copy."""
         self._is_too_fast = self._most > 0 and self.is_due and self.wait_s > 0
         if not self._most or not self.is_due or self._is_too_fast:
@@ -143,7 +176,7 @@ class Checkpoints:
         self.watcher.kept(self._kept[-1])
         await self._stay_within_bounds(kernel)
 
-    async def _stay_within_bounds(self, current: Copyable) -> None:
+    async def _stay_within_bounds(self, current: ForkableKernel) -> None:
         for checkpoint in [kept for kept in self._kept if not kept.copy.is_alive()]:
             await self._drop(checkpoint, current)
         while len(self._kept) > self._most:
@@ -151,7 +184,7 @@ class Checkpoints:
         if time.monotonic() - self._weighed_at > WEIGH_S:
             await self.weigh(current)
 
-    async def weigh(self, current: Copyable) -> None:
+    async def weigh(self, current: ForkableKernel) -> None:
         """Drop the oldest ones until the others hold no more memory than they may."""
         self._weighed_at = time.monotonic()
         if not self._kept:
@@ -198,7 +231,7 @@ class Checkpoints:
         """Whether the variables there were before an execution can be had back."""
         return any(kept.execution_id == execution_id and kept.variables and kept.copy.is_alive() for kept in self._kept)
 
-    def are_of(self, kernel: Copyable) -> bool:
+    def are_of(self, kernel: ForkableKernel) -> bool:
         """Whether a state sleeps in this kernel's sandbox, and can still be woken."""
         return any(kept.copy.is_alive() and kept.origin.shares_sandbox(kernel) for kept in self._kept)
 
@@ -247,14 +280,14 @@ class Checkpoints:
         self.watcher.kept(checkpoint)
         self.is_due = False
 
-    async def _drop(self, checkpoint: Checkpoint, current: Copyable | Beginning | None = None) -> None:
+    async def _drop(self, checkpoint: Checkpoint, current: ForkableKernel | FreshCheckpoint | None = None) -> None:
         """Forget one, and close the sandbox of a kernel that is gone with the last state that slept in it."""
         self._kept.remove(checkpoint)
         self.watcher.dropped(checkpoint)
         checkpoint.origin.forget(checkpoint.copy)
         others = [*([current] if current is not None else []), *(kept.origin for kept in self._kept)]
         origin = checkpoint.origin
-        if not isinstance(origin, Beginning) and not any(other.shares_sandbox(origin) for other in others):
+        if not isinstance(origin, FreshCheckpoint) and not any(other.shares_sandbox(origin) for other in others):
             await origin.aclose()
         with contextlib.suppress(BelljarError):
             await asyncio.to_thread(self._snapshots.drop, checkpoint.label)
@@ -275,7 +308,7 @@ class Checkpoints:
         # One that no execution began from is the state that the session is in.
         self.is_due = not self._kept or bool(self._kept[-1].execution_id)
 
-    async def leave(self, current: Copyable) -> None:
+    async def leave(self, current: ForkableKernel) -> None:
         """Leave those to the next server that sleep beside the current kernel, or need no process; end the others."""
         for checkpoint in [*self._kept]:
             if checkpoint.is_beginning or checkpoint.origin.shares_sandbox(current):
@@ -288,3 +321,109 @@ class Checkpoints:
         """Forget all of them, and close the sandboxes that were kept for them alone."""
         for checkpoint in [*self._kept]:
             await self._drop(checkpoint)
+
+
+# The executions a session is made of, in order: what can be taken back, and what a caller means by "the last two".
+
+MOST_REMEMBERED = 1_000
+# Of a number of executions; more would be an id, or meant to be a nuisance.
+MOST_DIGITS = 9
+
+
+class Timeline:
+    """The last executions of one session that were not taken back."""
+
+    def __init__(self, session_id: str, journal: Journal) -> None:
+        self._session_id = session_id
+        self._journal = journal
+        self._ids: list[str] = []
+
+    def restore(self) -> None:
+        """As an earlier server left it."""
+        self._ids = self._journal.timeline(self._session_id, MOST_REMEMBERED)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All of them, oldest first."""
+        return tuple(self._ids)
+
+    def add(self, execution_id: str) -> None:
+        """Its turn has come. One that waits is not part of what can be taken back: it will run all the same."""
+        self._ids.append(execution_id)
+        del self._ids[:-MOST_REMEMBERED]
+
+    def take_back(self, since: str) -> list[str]:
+        """Put an execution and those after it on record as undone; returns them."""
+        if since not in self._ids:
+            return []
+        place = self._ids.index(since)
+        undone, self._ids = self._ids[place:], self._ids[:place]
+        self._journal.undo(undone)
+        return undone
+
+    def target(self, to: str | int) -> str:
+        """The execution that a caller means: by its id, or by the number of executions to take back."""
+        if to in self._ids:  # looked up first: an id may consist of digits
+            return str(to)
+        if isinstance(to, int) or (to.isdecimal() and len(to) <= MOST_DIGITS):
+            number = int(to)
+            if not 0 < number <= len(self._ids):
+                raise NoCheckpoint(
+                    f"session {self._session_id} has {len(self._ids)} executions, {number} cannot be taken back",
+                    hint="Pass 1 for the state before the last execution, or an execution_id",
+                )
+            return self._ids[-number]
+        raise NoCheckpoint(
+            f"execution {to[:64]!r} is none of session {self._session_id}, or was taken back",
+            hint="Pass an execution_id that this session answered with, or 1 for its last one",
+        )
+
+
+# Earlier states of a session that outlive its server: told to whoever keeps their processes, and made whole again.
+
+
+class KeptCheckpoints:
+    """Those of one session. See `belljar.sessions.checkpoints.CheckpointWatcher`."""
+
+    def __init__(self, session_id: str, handover: Handover) -> None:
+        self._session_id = session_id
+        self._handover = handover
+
+    def kept(self, checkpoint: Checkpoint) -> None:
+        """Have it outlive the server."""
+        words = {
+            "label": checkpoint.label,
+            "variables": checkpoint.variables,
+            "files_gap": checkpoint.files_gap,
+            "execution_id": checkpoint.execution_id,
+            "number": checkpoint.number,
+            "order": checkpoint.order,
+        }
+        self._handover.deposit_copy(self._session_id, checkpoint.label, checkpoint.origin, checkpoint.copy, words)
+
+    def dropped(self, checkpoint: Checkpoint) -> None:
+        """It is over."""
+        self._handover.withdraw_copy(self._session_id, checkpoint.label)
+
+
+def states_of(
+    copies: Sequence[RestoredCopy], kernel: ForkableKernel, begin: Callable[[], FreshCheckpoint]
+) -> list[Checkpoint]:
+    """The states that an earlier server kept of a session with this kernel."""
+    states: list[Checkpoint] = []
+    for restored in copies:
+        words, copy = restored.words, restored.copy
+        beginning = begin() if copy is None else None
+        states.append(
+            Checkpoint(
+                beginning or kernel,
+                beginning or copy or begin(),
+                tuple(words["variables"]),
+                words["label"],
+                words["files_gap"],
+                words["execution_id"],
+                words["number"],
+                words["order"],
+            )
+        )
+    return states

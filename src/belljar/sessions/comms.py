@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from belljar.errors import KernelDied
-from belljar.kernels.base import Converses, converses
+from belljar.executions.stopper import Stopper
+from belljar.kernels.base import CommKernel, has_comms
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
-from belljar.sessions.stopping import Stopper
 
 if TYPE_CHECKING:
     from belljar.sessions.session import Session
@@ -27,7 +27,7 @@ CommWatcher = Callable[[str, int, Event | None], None]
 nothing; what was said; and None when the request has been heard."""
 
 
-class Comms:
+class SessionComms:
     """One session's."""
 
     def __init__(self, session: "Session") -> None:
@@ -58,11 +58,11 @@ class Comms:
                 continue
             async with session.turn:
                 kernel = session.life.kernel
-                if converses(kernel) and kernel.is_alive():
+                if has_comms(kernel) and kernel.is_alive():
                     with suppress(KernelDied):  # told to the next cell
                         await self._pass_on_overheard(kernel)
 
-    async def _pass_on_overheard(self, kernel: Converses) -> None:
+    async def _pass_on_overheard(self, kernel: CommKernel) -> None:
         screens = self._session.screens()
         for _ in range(MOST_OVERHEARD):
             if (message := await kernel.overhear()) is None:
@@ -83,14 +83,14 @@ class Comms:
         try:
             async with session.turn, session.admission.slot(session.principal):
                 kernel = session.life.kernel
-                if converses(kernel) and kernel.is_alive() and not self._is_closed:
+                if has_comms(kernel) and kernel.is_alive() and not self._is_closed:
                     if message.kind == "comm_msg" and message.data.get("method") != STATES:
                         session.authors.use(author)
                     await self._listen(request_id, kernel, kernel.hear(message))
         finally:
             self.tell(request_id, 0, None)
 
-    async def _listen(self, request_id: str, kernel: Converses, events: AsyncIterator[Event]) -> None:
+    async def _listen(self, request_id: str, kernel: CommKernel, events: AsyncIterator[Event]) -> None:
         """As to a cell, but for no record: who is there sees it now."""
         settings, screens = self._session.settings, self._session.screens()
         self._stopper = stopper = Stopper(
@@ -119,7 +119,7 @@ class Comms:
     async def opened(self) -> dict[str, str]:
         """Targets of the comms there are, by their ids. Called by who has the session's turn."""
         kernel = self._session.life.kernel
-        return await kernel.comms() if converses(kernel) and kernel.is_alive() else {}
+        return await kernel.comms() if has_comms(kernel) and kernel.is_alive() else {}
 
     def interrupt(self) -> None:
         """Stop a callback that runs."""

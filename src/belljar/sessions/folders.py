@@ -6,7 +6,7 @@ from pathlib import Path
 
 from belljar.files.private import make_folder, way_mode
 from belljar.sandboxes.base import Identity
-from belljar.sandboxes.identities import make_layer
+from belljar.sandboxes.host_users import make_layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
-from belljar.files.handover import disarm, give
-from belljar.kernels.base import Kernel
-from belljar.kernels.keeping import KeepsState, StateLoss, StateReport
+from belljar.executions.outcome import StateLossNotice
+from belljar.files.ownership import disarm, give
+from belljar.journal.session_records import SessionRecord
+from belljar.kernels.base import Kernel, StatefulKernel, StateLoss, StateReport
 from belljar.sandboxes.base import Identity
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.losses import Loss
-from belljar.sessions.roll import Entry
 
 NAME = "state"
 SAVE_S = 30.0
@@ -29,14 +28,16 @@ _MOST_NAMED = 40
 
 async def save(kernel: Kernel, folders: SessionFolders, *, limit_bytes: int) -> StateReport | None:
     """Have a kernel write its variables; None when it cannot or did not."""
-    if not isinstance(kernel, KeepsState) or not kernel.is_alive():
+    if not isinstance(kernel, StatefulKernel) or not kernel.is_alive():
         return None
     saving = kernel.save_state(f"{kernel.scratch}/{NAME}", limit_bytes=limit_bytes, limit_s=SAVE_S)
     report = await _bounded(kernel, saving, SAVE_S + GRACE_S)
     return report if report is not None and _take_away(folders.scratch / NAME, folders.state) else None
 
 
-async def _bounded(kernel: KeepsState, work: Coroutine[Any, Any, StateReport], patience_s: float) -> StateReport | None:
+async def _bounded(
+    kernel: StatefulKernel, work: Coroutine[Any, Any, StateReport], patience_s: float
+) -> StateReport | None:
     """What the session's own code makes of it in that time; interrupted after it. None: it ignored that, or died."""
     task = asyncio.get_running_loop().create_task(work)
     try:
@@ -62,10 +63,10 @@ def _take_away(written: Path, kept: Path) -> bool:
     return True
 
 
-class Waking:
+class WakeReport:
     """One session on its way back from disk."""
 
-    def __init__(self, folders: SessionFolders, entry: Entry) -> None:
+    def __init__(self, folders: SessionFolders, entry: SessionRecord) -> None:
         self._folders = folders
         self._entry = entry
 
@@ -76,13 +77,13 @@ class Waking:
         if self._folders.identity is not None:
             await asyncio.to_thread(_hand_over, self._folders, self._folders.identity)
 
-    async def load(self, kernel: Kernel) -> Loss:
+    async def load(self, kernel: Kernel) -> StateLossNotice:
         """Bring the variables back into a fresh kernel; what is missing afterwards is told."""
         folders, entry = self._folders, self._entry
         report = StateReport()
         # A server that was killed wrote none, and knows only the names that its last finished cell left.
         has_state = folders.state.exists() or not entry.executions
-        if isinstance(kernel, KeepsState) and folders.state.exists():
+        if isinstance(kernel, StatefulKernel) and folders.state.exists():
             folders.state.replace(folders.scratch / NAME)
             loading = kernel.load_state(f"{kernel.scratch}/{NAME}")
             report = await _bounded(kernel, loading, LOAD_S) or StateReport()
@@ -91,13 +92,13 @@ class Waking:
         missing = [name for name in entry.variables if name not in report.kept]
         if not missing and not report.lost:
             if has_state:
-                return Loss((), f"{fact}: files and variables are back", state="kept")
-            return Loss((), f"{fact}, with a fresh kernel: imports and variables are gone, files are kept")
+                return StateLossNotice((), f"{fact}: files and variables are back", state="kept")
+            return StateLossNotice((), f"{fact}, with a fresh kernel: imports and variables are gone, files are kept")
         reasons = [*entry.unkept, *map(in_words, report.lost)]
         told = [*reasons, *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons))]
         more = " …" if len(told) > _MOST_NAMED else ""
         counted = f"{len(report.kept)} of {len(entry.variables)} variables are back"
-        return Loss(
+        return StateLossNotice(
             tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(told[:_MOST_NAMED])}{more}"
         )
 

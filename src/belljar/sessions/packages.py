@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from belljar.environments.packages import Change, InstallOutcome, OnStage, install, modules_of
+from belljar.environments.packages import InstallOutcome, OnStage, PackageChange, install, modules_of
 from belljar.errors import BelljarError, KernelDied
-from belljar.kernels.furnishing import room_for
-from belljar.kernels.imports import ImportProof, ProvesImports
-from belljar.kernels.starting import KernelStarter
+from belljar.kernels.base import ImportProof, ImportProvingKernel
+from belljar.provisioning.sandbox_specs import room_for
+from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.session import Session
 
 PROOF_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class PackageInstallation:
     """One outcome a requirement, and the packages that changed under a kernel that has imported them."""
 
     outcomes: list[InstallOutcome]
@@ -26,10 +26,10 @@ class Installation:
 
 async def install_packages(
     starter: KernelStarter, session: Session, requirements: Sequence[str], *, on_stage: OnStage | None = None
-) -> Installation:
+) -> PackageInstallation:
     """Install into the session's layer, then import in its kernel what was asked for."""
     environment = await starter.environments.for_packages(session.environment)
-    changes: list[Change] = []
+    changes: list[PackageChange] = []
     layer = session.folders.layer
     open_uv = starter.workshop.uv_for(session.id)
     outcomes = await install(
@@ -52,8 +52,8 @@ async def install_packages(
         await on_stage(f"importing {', '.join(wanted)}")
     proof = await _proof(session, wanted, watched) if wanted or watched else None
     if proof is None:
-        return Installation(outcomes, [], pinned)
-    return Installation(
+        return PackageInstallation(outcomes, [], pinned)
+    return PackageInstallation(
         [_proven(outcome, modules.get(outcome.name, []), proof) for outcome in outcomes],
         [_changed(change) for change in replaced if proof.loaded.intersection(modules[change.name])],
         pinned,
@@ -69,7 +69,7 @@ async def _proof(session: Session, modules: list[str], watched: list[str]) -> Im
             kernel = await session.life.ready()
         except BelljarError:
             return None
-        if not isinstance(kernel, ProvesImports):
+        if not isinstance(kernel, ImportProvingKernel):
             return None
         proving = asyncio.get_running_loop().create_task(kernel.prove_imports(modules, watched=watched))
         try:
@@ -94,5 +94,5 @@ def _proven(outcome: InstallOutcome, modules: list[str], proof: ImportProof) -> 
     return replace(outcome, imported=not faults, import_error="; ".join(faults) or None)
 
 
-def _changed(change: Change) -> str:
+def _changed(change: PackageChange) -> str:
     return f"{change.name} {change.before} → {change.after}"

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import BelljarError
-from belljar.files.removal import remove_tree
-from belljar.kernels.base import Kernel, Rehearses
-from belljar.kernels.starting import KernelStarter
+from belljar.files.fd_walk import remove_tree
+from belljar.journal.session_records import SessionRecords
+from belljar.kernels.base import Kernel, RehearsableKernel
+from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.roll import Roll
 
 # Of the machine's memory: below it nothing is kept ready.
 LEAST_FREE = 0.1
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Unborn:
+class PooledSession:
     """A session but for its owner."""
 
     folders: SessionFolders
@@ -41,13 +41,15 @@ class Unborn:
 class Pool:
     """Keeps `size` of them. Opened by the registry."""
 
-    def __init__(self, starter: KernelStarter, folder: Path, roll: Roll, *, environment: str, size: int) -> None:
+    def __init__(
+        self, starter: KernelStarter, folder: Path, roll: SessionRecords, *, environment: str, size: int
+    ) -> None:
         self._starter = starter
         self._roll = roll
         self._folder = folder
         self._environment = environment
         self._size = size
-        self._ready: deque[Unborn] = deque()
+        self._ready: deque[PooledSession] = deque()
         self._rooms: deque[SessionFolders] = deque()
         self._filling: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
@@ -61,7 +63,7 @@ class Pool:
         """Whether everything is there that should be."""
         return len(self._ready) >= self._size and len(self._rooms) >= SPARE_ROOMS
 
-    def take(self, environment: str) -> Unborn | None:
+    def take(self, environment: str) -> PooledSession | None:
         """One for that environment, if there is one; another will take its place."""
         taken = None
         if environment == self._environment:
@@ -117,12 +119,12 @@ class Pool:
         self._roll.enter(folders.session_id, "", self._environment, "", state="unborn")
         return folders
 
-    async def _make(self) -> Unborn:
+    async def _make(self) -> PooledSession:
         folders = self._new_folders()
         kernel = None
         try:
             kernel = await self._starter.start(self._environment, folders, is_ahead=True)
-            if isinstance(kernel, Rehearses):
+            if isinstance(kernel, RehearsableKernel):
                 await kernel.rehearse()
         except BaseException:
             # The engine may close while it rehearses.
@@ -130,9 +132,9 @@ class Pool:
                 await kernel.aclose()
             await self._remove(folders)
             raise
-        return Unborn(folders, kernel)
+        return PooledSession(folders, kernel)
 
-    async def _discard(self, unborn: Unborn) -> None:
+    async def _discard(self, unborn: PooledSession) -> None:
         await unborn.kernel.aclose()
         await self._remove(unborn.folders)
 

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from belljar.files.removal import remove_tree
+from belljar.executions.transcript import output_uri
+from belljar.files.fd_walk import remove_tree
+from belljar.journal.journal import KILLED, ExecutionRecord, Journal
+from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.models import ExecutionResult
 from belljar.outputs.summary import Summary
-from belljar.sessions.journal import KILLED, Journal, Record
-from belljar.sessions.roll import Entry, Roll
-from belljar.sessions.transcript import output_uri
 
 ZYGOTE = "zygote-"
 
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 def recover(
     journal: Journal,
-    roll: Roll,
+    roll: SessionRecords,
     folder: Path,
     living: Collection[str],
     *,
     budget_chars: int,
     spared: Collection[str] = (),
-    why_lost: Callable[[Entry], str] = lambda _: "",
+    why_lost: Callable[[SessionRecord], str] = lambda _: "",
 ) -> None:
     """Put on record what became of the sessions of servers that are not among the living; the spared wait.
 
@@ -48,7 +48,9 @@ def recover(
             remove_tree(path)
 
 
-def broken_off(journal: Journal, record: Record, variables: tuple[str, ...], budget_chars: int) -> ExecutionResult:
+def broken_off(
+    journal: Journal, record: ExecutionRecord, variables: tuple[str, ...], budget_chars: int
+) -> ExecutionResult:
     """The result of an execution whose server was killed: what it said until then, and that it never ended."""
     summary = Summary(budget_chars=budget_chars, uri=output_uri(record.id))
     sequence = 0

@@ -14,29 +14,27 @@ from pathlib import Path
 
 from belljar import measures, spans
 from belljar.errors import Busy, SessionNotFound
+from belljar.executions.admission import Admission
+from belljar.executions.execution import Execution
+from belljar.executions.shared_folder import open_owner_folders
+from belljar.journal.journal import Journal
+from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
-from belljar.kernels.handover import Handover
-from belljar.kernels.starting import KernelStarter
 from belljar.models import SessionFork, SessionInfo, SessionNotice
 from belljar.policy.guard import Guard
-from belljar.policy.opening import Guardrails
-from belljar.privacy.numbers import Numbers
-from belljar.privacy.opening import Veils
-from belljar.privacy.strongbox import Strongbox
-from belljar.privacy.veil import Veil
-from belljar.sessions import returns
-from belljar.sessions.admission import Admission
-from belljar.sessions.endings import DAY_S, Endings, about
-from belljar.sessions.execution import Execution
-from belljar.sessions.executions import Executions
+from belljar.policy.guardrails import Guardrails
+from belljar.privacy.redaction import SessionRedactor
+from belljar.privacy.redactors import Redactors
+from belljar.privacy.vault import TokenCounter, TokenLog
+from belljar.provisioning.handover import Handover
+from belljar.provisioning.starter import KernelStarter
+from belljar.sessions import resumption
+from belljar.sessions.closing import DAY_S, SessionCloser, about
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.forks import fork_kernel
-from belljar.sessions.journal import Journal
-from belljar.sessions.lease import iso
+from belljar.sessions.fork import fork_kernel
+from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
-from belljar.sessions.roll import Entry, Roll
-from belljar.sessions.session import Session
-from belljar.sessions.sharing import open_shelves
+from belljar.sessions.session import Session, iso
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
@@ -52,10 +50,10 @@ class Registry:
     def __init__(
         self,
         guardrails: Guardrails,
-        veils: Veils,
+        veils: Redactors,
         folder: Path,
         journal: Journal,
-        roll: Roll,
+        roll: SessionRecords,
         starter: KernelStarter,
         handover: Handover,
     ) -> None:
@@ -64,7 +62,7 @@ class Registry:
         self.settings = settings
         self._guardrails = guardrails
         self._veils = veils
-        self._shelves = open_shelves(settings)
+        self._shelves = open_owner_folders(settings)
         self.journal = journal
         self.roll = roll
         self._folder = folder
@@ -76,8 +74,8 @@ class Registry:
             headroom_mb=settings.memory_headroom_mb,
         )
         self._sessions: dict[str, Session] = {}
-        self.executions = Executions(self._sessions, folder, journal, settings)
-        self.endings = Endings(
+        self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
+        self.endings = SessionCloser(
             self._sessions,
             settings=settings,
             folder=folder,
@@ -119,7 +117,7 @@ class Registry:
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
             reason = f"fork of {origin.id}"
-            veil = origin.veil.fork(Numbers(forked.folders.tokens))
+            veil = origin.veil.fork(TokenCounter(forked.folders.tokens))
             session = self._open(forked.folders, principal, origin.environment, reason, veil)
             self._enter(session)
             session.life.adopt(forked.kernel)
@@ -130,11 +128,11 @@ class Registry:
         variables, lost = list(forked.variables), forked.lost
         return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
 
-    def take_over(self, entry: Entry, folders: SessionFolders, kernel: Kernel, box: Strongbox | None) -> Session:
+    def take_over(self, entry: SessionRecord, folders: SessionFolders, kernel: Kernel, box: TokenLog | None) -> Session:
         """A session whose kernel an earlier server left, as that one had it; the box has what its tokens stand for."""
         self.roll.take_over(entry.id)
         session = self._open(folders, entry.principal, entry.environment, entry.reason, box=box)
-        returns.take_over(session, entry, kernel)
+        resumption.take_over(session, entry, kernel)
         measures.sessions_opened.add("kept")
         log.info("session %s goes on with its variables", entry.id, extra=about(session))
         return session
@@ -195,14 +193,14 @@ class Registry:
         principal: str,
         environment: str,
         reason: str,
-        veil: Veil | None = None,
+        veil: SessionRedactor | None = None,
         *,
-        box: Strongbox | None = None,
+        box: TokenLog | None = None,
     ) -> Session:
         tools = self._starter.broker(folders.session_id)
         veil = veil or self._veils.veil(folders.tokens)
         if self._handover.is_on and self._veils.are_in_use:
-            veil.keep_in(box or Strongbox())
+            veil.keep_in(box or TokenLog())
         session = Session(
             folders,
             principal=principal,
@@ -228,7 +226,7 @@ class Registry:
         self.journal.commit()
         log.info("session %s created", session.id, extra=about(session))
 
-    def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, Veil]:
+    def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, SessionRedactor]:
         """For code that runs outside a session, under the same policy."""
         return self._guardrails.guard(name, principal, folder), self._veils.veil()
 
@@ -278,13 +276,13 @@ class Registry:
         folders = SessionFolders(session_id, self._folder / session_id, self._starter.provider.take_identity())
         folders.make()
         session = self._open(folders, principal, entry.environment, entry.reason)
-        returns.wake(session, entry)
+        resumption.wake(session, entry)
         measures.sessions_opened.add("woken")
         log.info("session %s is awake again", session_id, extra=about(session))
         return session
 
     @staticmethod
-    def _is_asleep(entry: Entry | None, principal: str) -> bool:
+    def _is_asleep(entry: SessionRecord | None, principal: str) -> bool:
         return entry is not None and entry.principal == principal and entry.state == "asleep"
 
     def _absence(self, session_id: str, principal: str) -> str:
@@ -353,10 +351,10 @@ class Registry:
 @asynccontextmanager
 async def open_registry(
     guardrails: Guardrails,
-    veils: Veils,
+    veils: Redactors,
     folder: Path,
     journal: Journal,
-    roll: Roll,
+    roll: SessionRecords,
     starter: KernelStarter,
     handover: Handover,
 ) -> AsyncGenerator[Registry]:

@@ -5,38 +5,35 @@ import secrets
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from belljar.errors import KernelDied
-from belljar.files.removal import remove_tree
-from belljar.files.shelf import Shelf
+from belljar.executions.admission import Admission
+from belljar.executions.cell import Cell
+from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.quota import DiskQuota
+from belljar.executions.shared_folder import SharedFolder
+from belljar.files.fd_walk import remove_tree
+from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
+from belljar.journal.journal import ExecutionRecord, Journal
+from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
-from belljar.kernels.handover import Handover
-from belljar.models import Rewinding, SessionInfo
+from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
-from belljar.outputs.screening import Screen, Screens
+from belljar.outputs.screens import OutputScreen, Screens
 from belljar.policy.guard import Guard
-from belljar.privacy.screen import VeilScreen
-from belljar.privacy.veil import Veil
+from belljar.privacy.redaction import SessionRedactor
+from belljar.privacy.redaction_screen import RedactionScreen
+from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
-from belljar.sessions.admission import Admission
-from belljar.sessions.authors import Authors
-from belljar.sessions.cells import Cell
-from belljar.sessions.checkpoints import Checkpoints
-from belljar.sessions.comms import Comms
-from belljar.sessions.execution import Execution, interrupt_all
+from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
+from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.journal import Journal, Record
-from belljar.sessions.lease import Lease, iso
-from belljar.sessions.life import Life, StartKernel
-from belljar.sessions.queueing import Queue
-from belljar.sessions.quota import DiskQuota
-from belljar.sessions.roll import Entry, Roll
-from belljar.sessions.sharing import Sharing
-from belljar.sessions.states import KeptStates
-from belljar.sessions.timeline import Timeline
+from belljar.sessions.queue import ExecutionQueue
+from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import Settings
 from belljar.toolbox.broker import Broker
 
@@ -61,13 +58,13 @@ class Session:
         reason: str,
         settings: Settings,
         journal: Journal,
-        roll: Roll,
+        roll: SessionRecords,
         admission: Admission,
         start_kernel: StartKernel,
         guard: Guard,
-        veil: Veil,
+        veil: SessionRedactor,
         handover: Handover,
-        shelf: Shelf | None = None,
+        shelf: OwnerFolder | None = None,
         tools: Broker | None = None,
     ) -> None:
         self.id = folders.session_id
@@ -83,7 +80,7 @@ class Session:
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
         self.quota = DiskQuota((*folders.own, folders.layer), settings.disk_mb or 0)
-        self.sharing = Sharing(shelf, self.workspace, folders.shared) if shelf else None
+        self.sharing = SharedFolder(shelf, self.workspace, folders.shared) if shelf else None
         """Its `workspace/`, which outlives it; None where there is none."""
         self.guard = guard
         self.veil = veil
@@ -95,11 +92,11 @@ class Session:
         self.turn = asyncio.Lock()
         self.handover = handover
         self.life = self._open_life(start_kernel)
-        self.queue = Queue(self.id, most=settings.max_queue, on_done=self._on_done)
+        self.queue = ExecutionQueue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
         self.watchers: set[Watcher] = set()
         """People who share it. It is in use as long as there are any."""
-        self.comms = Comms(self)
+        self.comms = SessionComms(self)
         """Its widgets, and who looks at them."""
         self._timeline = Timeline(self.id, journal)
         self.lease = Lease(
@@ -116,12 +113,12 @@ class Session:
         """Its variables as they are on record."""
         self._noted_at = -NOTE_S
 
-    def _open_life(self, start_kernel: StartKernel) -> Life:
+    def _open_life(self, start_kernel: StartKernel) -> SessionKernel:
         folders, settings, handover = self.folders, self.settings, self.handover
         limit_bytes, outlives = settings.checkpoint_disk_mb * MEBIBYTE, handover.is_on
         snapshots = Snapshots(folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives)
-        kept = KeptStates(self.id, handover)
-        return Life(
+        kept = KeptCheckpoints(self.id, handover)
+        return SessionKernel(
             folders,
             start_kernel=start_kernel,
             quota=self.quota,
@@ -144,7 +141,7 @@ class Session:
         self.queue.check_room()
         self.count += 1
         execution = Execution(secrets.token_hex(16), self, cell, self.count)
-        self.journal.begin(Record(execution.id, self.id, self.principal, cell.code, None), time.time(), key)
+        self.journal.begin(ExecutionRecord(execution.id, self.id, self.principal, cell.code, None), time.time(), key)
         self.queue.add(execution)
         return execution
 
@@ -208,7 +205,7 @@ class Session:
 
     def screens(self) -> Screens:
         """What the output of a new execution passes through."""
-        veil: list[Screen] = [VeilScreen(self.veil)] if self.veil.covers_outputs else []
+        veil: list[OutputScreen] = [RedactionScreen(self.veil)] if self.veil.covers_outputs else []
         return Screens([*veil, *self.guard.screens()])
 
     async def write_file(self, name: str, data: bytes) -> None:
@@ -275,7 +272,7 @@ class Session:
             self._holds -= 1
             self.lease.touch()
 
-    def restore(self, entry: Entry, loss: str) -> None:
+    def restore(self, entry: SessionRecord, loss: str) -> None:
         """It is older than this server, and goes on as it is on record; its earlier states were lost like that."""
         self.lease.restore(entry.created_at)
         self.count = entry.executions
@@ -344,3 +341,91 @@ def _drop_outcome(task: asyncio.Task[Any]) -> None:
     """Nobody waits for it any more; a failure was told to whoever did."""
     if not task.cancelled():
         task.exception()
+
+
+# How long a session may stay: from its last use on, and for ever while it is in use.
+
+INSTRUCTIONS = (
+    "Pass this session_id in the next calls: variables, imports and files stay. "
+    "It ends after {minutes:g} minutes without use."
+)
+
+
+class Lease:
+    """One session's."""
+
+    def __init__(self, session_id: str, *, idle_s: float, is_in_use: Callable[[], bool]) -> None:
+        self._session_id = session_id
+        self._idle_s = idle_s
+        self._is_in_use = is_in_use
+        self.created_at = time.time()
+        self.used_at = time.time()
+        self._used_ticks = time.monotonic()
+        """The same by the clock that nobody sets: what expires does so by this one."""
+        self._is_noticed = False
+
+    def restore(self, created_at: float) -> None:
+        """The session is older than this server, and was told of."""
+        self.created_at = created_at
+        self._is_noticed = True
+
+    def touch(self) -> None:
+        """It was used."""
+        self.used_at = time.time()
+        self._used_ticks = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        """How long until it ends if nothing happens."""
+        return self._idle_s - (0.0 if self._is_in_use() else time.monotonic() - self._used_ticks)
+
+    @property
+    def expires_at(self) -> float:
+        """When it ends if nothing happens."""
+        return time.time() + self.left_s
+
+    def notice(self) -> SessionNotice | None:
+        """What the first caller is told; None ever after."""
+        if self._is_noticed:
+            return None
+        self._is_noticed = True
+        instructions = INSTRUCTIONS.format(minutes=self._idle_s / 60)
+        return SessionNotice(session_id=self._session_id, instructions=instructions, expires_at=iso(self.expires_at))
+
+
+def iso(timestamp: float) -> str:
+    """A time as callers read it."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+# Whose cells they are, where people share a session: told beside the cell, and to the owner once.
+
+MOST_REMEMBERED = 1_000
+
+
+class Authors:
+    """Those who ran cells in one session since the owner's last one."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        """One for each cell."""
+        self._users: dict[str, None] = {}
+        """Of widgets, in order."""
+
+    def use(self, author: str) -> None:
+        """Someone who is not the owner did something to a widget."""
+        if author:
+            self._users[author] = None
+
+    def begin(self, author: str) -> str:
+        """A cell begins, the owner's if no author is named; returns what is to be said of it, if anything."""
+        if author:
+            self._names.append(author)
+            del self._names[:-MOST_REMEMBERED]
+            return f"run by {author}, who shares this session"
+        names, self._names, users, self._users = self._names, [], self._users, {}
+        cells = "a cell" if len(names) == 1 else f"{len(names)} cells"
+        runners, movers = " and ".join(dict.fromkeys(names)), " and ".join(users)
+        said = [f"{runners} ran {cells}"] if names else []
+        said += ["used widgets" if movers == runners else f"{movers} used widgets"] if users else []
+        return f"{' and '.join(said)} in this session since your last one" if said else ""

@@ -4,7 +4,7 @@
 and keys; what they mean is known to those who hand them over.
 """
 
-from belljar.supervisor.finding import has_supervisor
-from belljar.supervisor.line import Deposit, NoSupervisor, Supervisor, open_supervisor
+from belljar.supervisor.client import Deposit, NoSupervisor, SupervisorClient, open_supervisor
+from belljar.supervisor.discovery import has_supervisor
 
-__all__ = ["Deposit", "NoSupervisor", "Supervisor", "has_supervisor", "open_supervisor"]
+__all__ = ["Deposit", "NoSupervisor", "SupervisorClient", "has_supervisor", "open_supervisor"]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any, Final, Literal
 
@@ -19,6 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from belljar import measures
+from belljar.surfaces.auth import current_principal
 
 HEAD_S: Final = 10.0
 """In which a request's head is to be complete, from the connection's first moment or the last answer on."""
@@ -33,7 +37,7 @@ ACCEPTED_AT_ONCE: Final = 128
 """asyncio accepts as many before it lets one of them be counted."""
 _WATCH_S: Final = 1.0
 _SPARE: Final = 16
-"""Connections beyond the limit that are only told how the server is."""
+"ConnectionLimiter beyond the limit that are only told how the server is."
 _ASKED_OF_FULL: Final = ("/health", "/ready")
 
 Phase = Literal["head", "body", "answer", "idle", "over"]
@@ -48,7 +52,7 @@ def connection_limit(wanted: int) -> int:
     return wanted if descriptors == resource.RLIM_INFINITY else max(_SPARE, min(wanted, descriptors // 4))
 
 
-class Connections:
+class ConnectionLimiter:
     """All connections of one server."""
 
     def __init__(self, most: int) -> None:
@@ -135,7 +139,7 @@ class BoundedProtocol(H11Protocol):
     """uvicorn's protocol, which knows what it waits for and since when."""
 
     def __init__(
-        self, connections: Connections, config: Config, server_state: ServerState, app_state: dict[str, Any]
+        self, connections: ConnectionLimiter, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._all = connections
@@ -241,3 +245,41 @@ def _only_told(app: ASGIApp) -> ASGIApp:
         await JSONResponse(refusal, status_code=503, headers=headers)(scope, receive, send)
 
     return answer
+
+
+# How many requests of one caller may be under way: streams that are left open take connections from others.
+# A request is under way until its answer has ended, which for the stream of a GET is when the client leaves.
+
+
+class CallerShares:
+    """Counts the requests under way of each caller, over all the apps that it guards."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._under_way: Counter[str] = Counter()
+
+    def guard(self, app: ASGIApp) -> ASGIApp:
+        """Return the app behind the limit; callers have to be known by then."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            caller = current_principal()
+            if self._under_way[caller] >= self._most:
+                measures.refusals.add("admission")
+                await self._refusal()(scope, receive, send)
+                return
+            self._under_way[caller] += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._under_way[caller] -= 1
+                if not self._under_way[caller]:
+                    del self._under_way[caller]
+
+        return answer
+
+    def _refusal(self) -> JSONResponse:
+        refusal = {
+            "error": f"busy: {self._most} requests of yours are under way, the most that one caller may have",
+            "hint": "Close streams that nobody reads, or try again in 10 seconds",
+        }
+        return JSONResponse(refusal, status_code=429, headers={"retry-after": "10"})

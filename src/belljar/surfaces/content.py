@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from belljar.errors import BelljarError
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
-from belljar.outputs.images import fitted
+from belljar.outputs.displays import fitted
 
 Structured = Literal["auto", "always", "never"]
 ReadDisplay = Callable[[str], bytes | None]

@@ -8,12 +8,12 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 from pydantic import Field
 
-from belljar.files.mime import decoded, mime_type_of
+from belljar.executions.file_changes import file_uri
+from belljar.files.file_types import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
 from belljar.sessions.registry import Registry
-from belljar.sessions.traces import file_uri
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks

@@ -30,10 +30,9 @@ from starlette.types import ASGIApp
 from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
-from belljar.surfaces.connections import ACCEPTED_AT_ONCE, Connections, connection_limit
+from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
-from belljar.surfaces.resumable import SessionManager
-from belljar.surfaces.shares import CallerShares
+from belljar.surfaces.resumable_streams import SessionManager
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
@@ -202,7 +201,7 @@ async def serve_http(
     """
     with await _open_listener(host, port) as listener:
         url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
-        connections = Connections(connection_limit(max_connections))
+        connections = ConnectionLimiter(connection_limit(max_connections))
         config = uvicorn.Config(
             app,
             http=connections.protocol,  # pyright: ignore[reportArgumentType]  # called, and nothing else

@@ -9,18 +9,16 @@ from mcp.types import CallToolResult
 from pydantic import Field
 
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution, interrupt_all
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
-from belljar.sessions.cells import make_cell
-from belljar.sessions.execution import Execution, interrupt_all
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.calls import note_refusal
-from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
 from belljar.surfaces.file_tools import FileTools
-from belljar.surfaces.following import asked_execution, can_ask, follow, resume
 from belljar.surfaces.package_tools import PackageTools
+from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.resources import InterpreterResources
 from belljar.surfaces.state_tools import StateTools
 from belljar.surfaces.tools import (
@@ -36,6 +34,7 @@ from belljar.surfaces.tools import (
     idempotent,
     refusals_as_results,
 )
+from belljar.surfaces.waiting import asked_execution, can_ask, follow, resume, stopping_when_cancelled
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500

@@ -6,16 +6,10 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
-from belljar.environments.packages import (
-    InstallOutcome,
-    PackageStatus,
-    as_fields,
-    check_installed,
-    check_requirements,
-)
+from belljar.environments.packages import InstallOutcome, PackageStatus, as_fields, check_installed, check_requirements
 from belljar.errors import BelljarError
-from belljar.kernels.starting import KernelStarter
 from belljar.models import Model
+from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.packages import install_packages
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings

@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
 from belljar.errors import BelljarError, UsageError
-from belljar.files.mime import decoded, mime_type_of
+from belljar.files.file_types import decoded, mime_type_of
 from belljar.sessions.registry import Registry
 from belljar.surfaces.auth import current_principal
 

@@ -16,12 +16,12 @@ from starlette.applications import Starlette
 
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.runtime import Runtime
-from belljar.surfaces.calls import Calls, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, told_refusal
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
+from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 from belljar.surfaces.tools import known_arguments
@@ -44,7 +44,9 @@ class BelljarServer(MCPServer[Any]):
 
     def watch_calls(self) -> None:
         """Let operators see each call. After the last tool was added: their names are what may be shown."""
-        in_place_of_sdk_spans(self.middleware, Calls(frozenset(tool.name for tool in self._tool_manager.list_tools())))
+        in_place_of_sdk_spans(
+            self.middleware, RequestTracing(frozenset(tool.name for tool in self._tool_manager.list_tools()))
+        )
 
     async def run_on(self, read: ReadStream[SessionMessage | Exception], write: WriteStream[SessionMessage]) -> None:
         """Serve one client over streams of ours."""

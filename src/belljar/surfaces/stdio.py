@@ -56,7 +56,7 @@ def claimed() -> Generator[tuple[int, int]]:
         os.close(wire_out)
 
 
-class Lines:
+class StdinLines:
     """The requests, a line each. Of a line that is too long, the beginning is kept."""
 
     def __init__(self, descriptor: int, limit_bytes: int) -> None:
@@ -67,7 +67,7 @@ class Lines:
         self._size = 0
         self._is_ended = False
 
-    def __aiter__(self) -> "Lines":
+    def __aiter__(self) -> "StdinLines":
         return self
 
     async def __anext__(self) -> tuple[bytes, bool]:
@@ -171,7 +171,7 @@ class OpenRequests:
 async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes: int) -> None:
     """Serve one client until it closes its end or `stop` is set; requests under way are answered with an error then."""
     with claimed() as (wire_in, wire_out):
-        lines, writer, under_way = Lines(wire_in, line_bytes), Writer(wire_out, stop), OpenRequests()
+        lines, writer, under_way = StdinLines(wire_in, line_bytes), Writer(wire_out, stop), OpenRequests()
         requests, read_stream = create_context_streams[SessionMessage | Exception](0)
         write_stream, answers = create_context_streams[SessionMessage](0)
         written = anyio.Event()
@@ -186,7 +186,7 @@ async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes:
 
 
 async def _read_requests(
-    lines: Lines,
+    lines: StdinLines,
     requests: ContextSendStream[SessionMessage | Exception],
     writer: Writer,
     under_way: OpenRequests,

@@ -16,7 +16,7 @@ from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
-from belljar.toolbox.showing import Detail
+from belljar.toolbox.tool_listing import Detail
 
 TOOLBOX_INSTRUCTIONS = (
     "Tools of other servers are Python functions in sealed, stateful sessions. Find them with search_tools, call them "

@@ -14,8 +14,8 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.calls import note_refusal
 from belljar.surfaces.content import error_blocks
+from belljar.surfaces.request_tracing import note_refusal
 
 SessionId = Annotated[str, Field(description="Session to use")]
 OptionalSession = Annotated[str, Field(description="Session to go on with; empty starts a new one")]

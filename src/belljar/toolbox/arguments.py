@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from belljar.privacy.vault import TOKEN
 from belljar.toolbox.base import JsonObject, ToolDefinition
-from belljar.toolbox.generating import takes_more
+from belljar.toolbox.code_generation import takes_more
 from belljar.toolbox.schemas import as_schema, defaults_of, properties_of, required_of, resolved
 from belljar.toolbox.texts import nearest
 

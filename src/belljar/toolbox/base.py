@@ -86,7 +86,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolAnswer:
     """What a server answered to a call."""
 
     blocks: tuple[Block, ...] = ()
@@ -117,14 +117,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class QuestionReply:
     """What the person said; values only with `accept`."""
 
     action: Literal["accept", "decline", "cancel"]
     values: JsonObject = field(default_factory=dict[str, Any])
 
 
-Ask = Callable[[Question], Awaitable[Reply]]
+Ask = Callable[[Question], Awaitable[QuestionReply]]
 """Asks the person who is responsible for the execution; the execution's clock stands still meanwhile."""
 
 OnProgress = Callable[[float, float | None, str], None]
@@ -155,7 +155,9 @@ class Upstreams(Protocol):
         """How long a server has been connecting, and what it waits for; empty where it is not."""
         ...
 
-    async def call(self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask) -> Answer:
+    async def call(
+        self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask
+    ) -> ToolAnswer:
         """Call a tool. Cancelling the task cancels the call upstream. Raises UpstreamFailed."""
         ...
 

@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 import httpx2
 from mcp import Client, InputRequiredRoundsExceededError
+from mcp.client import ClientRequestContext
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
@@ -24,23 +25,114 @@ from mcp.types import (
     CONNECTION_CLOSED,
     METHOD_NOT_FOUND,
     UNSUPPORTED_PROTOCOL_VERSION,
+    CallToolResult,
+    ErrorData,
     Implementation,
+    InputRequest,
+    InputRequiredResult,
+    InputResponses,
     ToolListChangedNotification,
 )
 from pydantic import ValidationError
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox import answers
-from belljar.toolbox.base import Answer, Ask, JsonObject, OnProgress, ServerCatalogue, ToolDefinition
-from belljar.toolbox.config import Connectable, StdioServer
-from belljar.toolbox.faults import SESSION_GONE, code, detail, is_on_the_way, words
-from belljar.toolbox.http import NOWHERE, open_address
-from belljar.toolbox.memory import Memory
-from belljar.toolbox.questions import Call, Calls
-from belljar.toolbox.repairs import RepairedStream
-from belljar.toolbox.results import Results
-from belljar.toolbox.shortcut import Shortcut
-from belljar.toolbox.stdio import Signs, open_process
+from belljar.toolbox.answers import SESSION_GONE, code, detail, is_on_the_way, words
+from belljar.toolbox.base import Ask, JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
+from belljar.toolbox.direct_calls import DirectCalls, RawResponse
+from belljar.toolbox.http_server import NOWHERE, open_address
+from belljar.toolbox.list_repair import RepairedStream, repair_content
+from belljar.toolbox.message_memory import MessageMemory
+from belljar.toolbox.server_config import Connectable, StdioServer
+from belljar.toolbox.server_process import LifeSigns, open_process
+from belljar.toolbox.upstream_questions import CallInFlight, CallsInFlight
+
+# What one call of a tool comes to, in both eras and either way: checked, asked about, and in our own words.
+# Over pipes a call takes the shortcut, and goes on with the SDK only where its server needs more input. Over HTTP it
+# is the SDK's from the beginning.
+
+_KIND: Final = "resultType"
+_NEEDS_INPUT: Final = "input_required"
+_STATE_ONLY_S: Final = 0.05
+
+
+class CallResults:
+    """Those of one connection."""
+
+    def __init__(self, client: Client, server: str, shortcut: DirectCalls | None, *, is_legacy: bool) -> None:
+        self._client = client
+        self._server = server
+        self._shortcut = shortcut
+        self._is_legacy = is_legacy
+
+    async def answer(self, tool: str, arguments: JsonObject, call: CallInFlight) -> ToolAnswer:
+        "CallInFlight it. Raises what the SDK raises."
+        if self._shortcut is None:
+            result = await self._client.call_tool(tool, arguments, progress_callback=call.progress)
+            return answers.read_answer(self._server, result)
+        raw = await self._shortcut.call(tool, arguments, call.note)
+        try:
+            return await self._read(raw, tool, arguments, call)
+        except BaseException:
+            raw.release()
+            raise
+
+    async def _read(self, raw: RawResponse, tool: str, arguments: JsonObject, call: CallInFlight) -> ToolAnswer:
+        kind = None if self._is_legacy else raw.fields.get(_KIND)
+        if kind == _NEEDS_INPUT:
+            needed = InputRequiredResult.model_validate(raw.fields, by_name=False)
+            raw.release()
+            return answers.read_answer(self._server, await self._with_input(needed, tool, arguments, call))
+        if kind not in (None, "complete"):
+            raise ValueError("a kind of result that nobody knows")
+        if _KIND in raw.fields:
+            del raw.fields[_KIND]
+        result = _result(raw.fields)
+        if not result.is_error:
+            await self._client.session.validate_tool_result(tool, result)
+        return answers.read_answer(self._server, result, raw.release)
+
+    async def _with_input(
+        self, needed: InputRequiredResult, tool: str, arguments: JsonObject, call: CallInFlight
+    ) -> CallToolResult:
+        """What it needs is asked for all at once; whatever it needs after that is the SDK's to ask for."""
+        responses: InputResponses = {}
+        refused: list[ErrorData] = []
+
+        async def put(key: str, request: InputRequest) -> None:
+            session, meta = self._client.session, request.params.meta if request.params else None
+            context = ClientRequestContext(session=session, request_id=key, meta=meta)
+            response = await session.dispatch_input_request(context, request)
+            if isinstance(response, ErrorData):
+                refused.append(response)
+                tasks.cancel_scope.cancel()
+            else:
+                responses[key] = response
+
+        async with anyio.create_task_group() as tasks:
+            for key, request in (needed.input_requests or {}).items():
+                tasks.start_soon(put, key, request)
+        if refused:
+            raise MCPError.from_error_data(refused[0])
+        if not needed.input_requests:
+            await anyio.sleep(_STATE_ONLY_S)  # it only wants to be asked again
+        return await self._client.call_tool(
+            tool,
+            arguments,
+            progress_callback=call.progress,
+            input_responses=responses or None,
+            request_state=needed.request_state,
+        )
+
+
+def _result(fields: JsonObject) -> CallToolResult:
+    """What the fields say; a block that cannot be read costs no other."""
+    try:
+        return CallToolResult.model_validate(fields, by_name=False)
+    except ValidationError:
+        repair_content(fields)
+        return CallToolResult.model_validate(fields, by_name=False)
+
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +155,7 @@ _FOREIGN: Final = (MCPError, ValidationError, RuntimeError, ValueError, OSError,
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class UpstreamLimits:
     """What a server may take: time and bytes."""
 
     start_s: float = 60.0
@@ -81,24 +173,24 @@ class SessionGone(Exception):
     """The server has forgotten us and did nothing: connect again, then call again."""
 
 
-class Connection:
+class UpstreamConnection:
     """One open connection; `open` connects it, once."""
 
     def __init__(
-        self, server: Connectable, limits: Limits, memory: Memory, on_tools_changed: Callable[[], None]
+        self, server: Connectable, limits: UpstreamLimits, memory: MessageMemory, on_tools_changed: Callable[[], None]
     ) -> None:
         self.catalogue = ServerCatalogue(server.name)
         self.is_legacy = False
         self._server = server
         self._limits = limits
         self._memory = memory
-        self._shortcut = Shortcut()
-        self._signs = Signs()
+        self._shortcut = DirectCalls()
+        self._signs = LifeSigns()
         self._is_met = False
         self._is_modern_only = False
-        self._results: Results | None = None
+        self._results: CallResults | None = None
         self._on_tools_changed = on_tools_changed
-        self._calls = Calls(server.name)
+        self._calls = CallsInFlight(server.name)
         self._client: Client | None = None
         self._how_ended = ""
         self._detail = ""
@@ -153,13 +245,13 @@ class Connection:
         with anyio.fail_after(most_s - early_s if gives_up_early else most_s):
             await asyncio.shield(self._is_ready)
 
-    async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> Answer:
+    async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> ToolAnswer:
         """Call a tool; raises UpstreamFailed when the call got lost, SessionGone when it is safe to send it again."""
         if self._results is None or not self.is_open:
             raise SessionGone
         limits = self._limits
-        call = Call(ask, on_progress, limits.silence_s, limits.questions)
-        answer: Answer | None = None
+        call = CallInFlight(ask, on_progress, limits.silence_s, limits.questions)
+        answer: ToolAnswer | None = None
         try:
             async with self._calls.entered(call):
                 call.start_clock()
@@ -177,7 +269,7 @@ class Connection:
             )
         raise self._failure(f"said nothing for {limits.silence_s:g} s; it was told to stop", hint=UNKNOWN_EFFECT)
 
-    async def _called(self, results: Results, tool: str, arguments: JsonObject, call: Call) -> Answer:
+    async def _called(self, results: CallResults, tool: str, arguments: JsonObject, call: CallInFlight) -> ToolAnswer:
         try:
             return await results.answer(tool, arguments, call)
         except MCPError as error:
@@ -263,7 +355,7 @@ class Connection:
         self._is_met = True
         self.is_legacy = client.protocol_version < MODERN
         shortcut = self._shortcut if isinstance(self._server, StdioServer) else None
-        self._results = Results(client, self._server.name, shortcut, is_legacy=self.is_legacy)
+        self._results = CallResults(client, self._server.name, shortcut, is_legacy=self.is_legacy)
         await self.read_catalogue()
         self._is_ready.set_result(None)
         async with anyio.create_task_group() as tasks:

@@ -11,23 +11,23 @@ from collections.abc import Callable
 from typing import Final
 
 from belljar.ipc import Line, Lines
-from belljar.toolbox.memory import LARGE_BYTES, Memory, Share
+from belljar.toolbox.message_memory import LARGE_BYTES, MemoryShare, MessageMemory
 
 _CHUNK: Final = 65_536
 
-Take = Callable[[Line, Share | None], bool]
+Take = Callable[[Line, MemoryShare | None], bool]
 """Whether a line is theirs; the room that it takes in memory is then theirs too."""
 
 
-class Inlet:
+class PipeReader:
     """Lines from a descriptor that is ours to read."""
 
-    def __init__(self, descriptor: int, limit_bytes: int, memory: Memory, take: Take) -> None:
+    def __init__(self, descriptor: int, limit_bytes: int, memory: MessageMemory, take: Take) -> None:
         self._descriptor = descriptor
         self._limit_bytes = limit_bytes
         self._lines = Lines(limit_bytes)
         self._memory = memory
-        self._share: Share | None = None
+        self._share: MemoryShare | None = None
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Line] = deque()
@@ -110,7 +110,7 @@ class Inlet:
             self.open()
 
 
-class Outlet:
+class PipeWriter:
     """Lines to a descriptor, whole and in order. Who is cancelled while they go out has sent them all the same."""
 
     def __init__(self, descriptor: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from belljar.toolbox.base import JsonObject
-from belljar.toolbox.naming import assigned
+from belljar.toolbox.names import assigned
 from belljar.toolbox.texts import one_line
 
 ANY = "Any"

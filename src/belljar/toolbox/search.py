@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.everyday import action, base_form, rephrased, synonyms
-from belljar.toolbox.stems import stem
+from belljar.toolbox.synonyms import action, base_form, rephrased, stem, synonyms
 from belljar.toolbox.texts import first_sentence
 
 DEFAULT_LIMIT: Final = 8
@@ -78,7 +77,7 @@ def _stemmed(word: str) -> str:
     return stem(base_form(word))
 
 
-class Index:
+class ToolIndex:
     """The tools of one catalogue, to be searched often."""
 
     def __init__(self, catalogue: Catalogue) -> None:

@@ -6,22 +6,92 @@ server's own: who needs that server waits for it, for a while; nobody else does.
 """
 
 import asyncio
+import contextlib
 import contextvars
+import hashlib
+import json
 import logging
+import os
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import anyio
 
 from belljar.errors import UpstreamFailed
-from belljar.toolbox.base import LATER, Answer, Ask, Catalogue, JsonObject, OnProgress, ServerCatalogue
-from belljar.toolbox.config import ServerConfig, UnusableServer
-from belljar.toolbox.connection import Connection, Limits, SessionGone
-from belljar.toolbox.eras import Eras
-from belljar.toolbox.memory import Memory
+from belljar.toolbox.base import LATER, Ask, Catalogue, JsonObject, OnProgress, ServerCatalogue, ToolAnswer
+from belljar.toolbox.connection import SessionGone, UpstreamConnection, UpstreamLimits
+from belljar.toolbox.message_memory import MessageMemory
+from belljar.toolbox.server_config import ServerConfig, StdioServer, UnusableServer
+
+# Which servers speak the older protocol only: found out once, and kept for the next start.
+# Servers that were built on an early SDK die of the newer protocol's first request, or never answer it. Finding that
+# out costs a start and some seconds. What is kept is a digest of the command or the address and when it was seen; it
+# is forgotten after a week, because servers are updated.
+
+
+_KEPT_S: Final = 7 * 24 * 3600.0
+_MOST: Final = 1_000
+_MOST_BYTES: Final = 200_000
+
+
+class ProtocolVersions:
+    """In a file, or in memory alone."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._seen = _read(path) if path else {}
+
+    def is_legacy(self, server: ServerConfig) -> bool:
+        """Whether it was last seen to speak the older protocol only."""
+        return time.time() - self._seen.get(_digest(server), -_KEPT_S) < _KEPT_S
+
+    def learn(self, server: ServerConfig, *, is_legacy: bool) -> None:
+        """Keep which it is; what is known already is not written again."""
+        if is_legacy == self.is_legacy(server):
+            return
+        if is_legacy:
+            self._seen[_digest(server)] = time.time()
+        else:
+            self._seen.pop(_digest(server), None)
+        if self._path is not None:
+            # Other servers of belljar may have learnt something meanwhile: at worst they learn it again.
+            newest = dict(sorted(self._seen.items(), key=lambda item: item[1])[-_MOST:])
+            _write(self._path, newest)
+
+
+def _digest(server: ServerConfig) -> str:
+    if isinstance(server, UnusableServer):
+        return ""
+    known = [server.command, *server.arguments] if isinstance(server, StdioServer) else [server.url]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> dict[str, float]:
+    try:
+        with path.open("rb") as file:
+            found: object = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError):
+        return {}
+    listed = cast("dict[object, object]", found) if isinstance(found, dict) else {}
+    return {str(name): float(seen) for name, seen in listed.items() if isinstance(seen, int | float)}
+
+
+def _write(path: Path, seen: dict[str, float]) -> None:
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(seen, file)
+        draft.replace(path)
+    except OSError as error:
+        log.warning("which protocol servers speak cannot be kept: %s", error)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
 
 log = logging.getLogger(__name__)
 
@@ -33,26 +103,26 @@ _CALM_S: Final = 0.5
 
 @asynccontextmanager
 async def open_upstreams(
-    servers: Mapping[str, ServerConfig], limits: Limits | None = None, eras: Path | None = None
-) -> AsyncGenerator["Connections"]:
+    servers: Mapping[str, ServerConfig], limits: UpstreamLimits | None = None, eras: Path | None = None
+) -> AsyncGenerator["UpstreamConnections"]:
     """The connections to these servers, none of them open yet; all are closed at the end, and their processes gone.
 
     `eras` is the file in which it is kept which of them speak the older protocol.
     """
-    connections = Connections(servers, limits or Limits(), Eras(eras))
+    connections = UpstreamConnections(servers, limits or UpstreamLimits(), ProtocolVersions(eras))
     try:
         yield connections
     finally:
         await connections.aclose()
 
 
-class Connections:
+class UpstreamConnections:
     """The Upstreams of `base.py`."""
 
-    def __init__(self, servers: Mapping[str, ServerConfig], limits: Limits, eras: Eras) -> None:
+    def __init__(self, servers: Mapping[str, ServerConfig], limits: UpstreamLimits, eras: ProtocolVersions) -> None:
         self._callbacks: list[Callable[[], None]] = []
         self._limits = limits
-        memory = Memory(limits.memory_bytes)
+        memory = MessageMemory(limits.memory_bytes)
         self._upstreams = {name: Upstream(server, limits, memory, eras, self._tell) for name, server in servers.items()}
 
     @property
@@ -92,7 +162,9 @@ class Connections:
                 tasks.start_soon(upstream.refresh)
         return self._catalogue()
 
-    async def call(self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask) -> Answer:
+    async def call(
+        self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask
+    ) -> ToolAnswer:
         """Call a tool. Cancelling the task cancels the call upstream. Raises UpstreamFailed."""
         upstream = self._upstreams.get(server)
         if upstream is None:
@@ -124,7 +196,12 @@ class Upstream:
     """One server: its connection, if there is one, and what is known of it."""
 
     def __init__(
-        self, server: ServerConfig, limits: Limits, memory: Memory, eras: Eras, on_change: Callable[[], None]
+        self,
+        server: ServerConfig,
+        limits: UpstreamLimits,
+        memory: MessageMemory,
+        eras: ProtocolVersions,
+        on_change: Callable[[], None],
     ) -> None:
         connecting = f"MCP server {server.name} is still connecting"
         self.catalogue = ServerCatalogue(server.name, error=connecting, is_connecting=True)
@@ -133,8 +210,8 @@ class Upstream:
         self._memory = memory
         self._eras = eras
         self._on_change = on_change
-        self._connection: Connection | None = None
-        self._candidate: Connection | None = None
+        self._connection: UpstreamConnection | None = None
+        self._candidate: UpstreamConnection | None = None
         """The one that is being opened."""
         self._opening: asyncio.Task[None] | None = None
         self._began_at = 0.0
@@ -174,7 +251,7 @@ class Upstream:
         except UpstreamFailed as error:
             self._note(error)
 
-    async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> Answer:
+    async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> ToolAnswer:
         """Call a tool, on a new connection where the old one has gone."""
         for _ in range(_ATTEMPTS):
             connection = await self._connected(self._limits.wait_s)
@@ -196,7 +273,7 @@ class Upstream:
         if self._connection is not None:
             await self._connection.aclose()
 
-    async def _connected(self, within_s: float | None) -> Connection:
+    async def _connected(self, within_s: float | None) -> UpstreamConnection:
         """The connection, waited for no longer than that. Raises UpstreamFailed; connecting goes on all the same."""
         if self._connection is not None and self._connection.is_open:
             return self._connection
@@ -244,7 +321,7 @@ class Upstream:
         log.info("MCP server %s is connected: %d tools", self._server.name, len(connection.catalogue.tools))
         self._take(connection.catalogue)
 
-    async def _negotiated(self) -> Connection:
+    async def _negotiated(self) -> UpstreamConnection:
         """In the era that it is known to have; a process that the newer one's first request ends or silences is
         started again, and then meets the older handshake only."""
         if self._eras.is_legacy(self._server):
@@ -257,11 +334,11 @@ class Upstream:
             log.info("%s; it is started again with the older protocol's handshake", error.message)
         return await self._opened(is_legacy=True)
 
-    async def _opened(self, *, is_legacy: bool) -> Connection:
+    async def _opened(self, *, is_legacy: bool) -> UpstreamConnection:
         if isinstance(self._server, UnusableServer):
             said = f"MCP server {self._server.name} {self._server.reason}"
             raise UpstreamFailed(said, detail=self._server.detail)
-        self._candidate = Connection(self._server, self._limits, self._memory, self._on_tools_changed)
+        self._candidate = UpstreamConnection(self._server, self._limits, self._memory, self._on_tools_changed)
         await self._candidate.open(is_legacy=is_legacy)
         return self._candidate
 

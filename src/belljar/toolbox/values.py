@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from belljar.toolbox.base import Answer, Block, JsonObject
+from belljar.toolbox.base import Block, JsonObject, ToolAnswer
 from belljar.toolbox.schemas import as_schema
 from belljar.toolbox.texts import one_line
 
@@ -24,7 +24,7 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][\w.+-]*/[A-Za-z0-9][\w.+-]*(?:; ?[\w-]+=(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ValuePart:
     """A medium, or a piece of JSON beside media, as it goes over the wire."""
 
     kind: str
@@ -36,11 +36,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ToolValue:
     """What a call returns. With media, the parts tell it all, in order; `value` is then the declared result, if any."""
 
     value: Any = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ValuePart, ...] = ()
 
     @property
     def learnable(self) -> bool:
@@ -58,20 +58,20 @@ def result_schema(output_schema: JsonObject | None) -> JsonObject | None:
     return as_schema(fields[_WRAPPER])
 
 
-def value_of(answer: Answer, output_schema: JsonObject | None, hide: Callable[[Any], Any]) -> Value:
+def value_of(answer: ToolAnswer, output_schema: JsonObject | None, hide: Callable[[Any], Any]) -> ToolValue:
     """The value of an answer that is no error, hidden where it has to be."""
     media = any(block.kind != "text" for block in answer.blocks)
     if answer.structured is not None:
         value = hide(_unwrapped(answer.structured, output_schema))
         parts = [_part(block, hide) for block in answer.blocks if block.kind != "text"] if media else []
-        return Value(value, tuple(parts))
+        return ToolValue(value, tuple(parts))
     if media:
-        return Value(None, tuple(_part(block, hide) for block in answer.blocks))
+        return ToolValue(None, tuple(_part(block, hide) for block in answer.blocks))
     texts = [hide(parsed(block.text)) for block in answer.blocks]
-    return Value(texts[0] if len(texts) == 1 else texts or None)
+    return ToolValue(texts[0] if len(texts) == 1 else texts or None)
 
 
-def error_text(answer: Answer) -> str:
+def error_text(answer: ToolAnswer) -> str:
     """What a tool says that failed."""
     said = "\n".join(block.text for block in answer.blocks if block.text)
     return said or (json.dumps(answer.structured, default=str) if answer.structured is not None else "")
@@ -97,9 +97,9 @@ def _unwrapped(structured: Any, output_schema: JsonObject | None) -> Any:
     return fields[_WRAPPER] if is_wrapped and [*fields] == [_WRAPPER] else structured
 
 
-def _part(block: Block, hide: Callable[[Any], Any]) -> Part:
+def _part(block: Block, hide: Callable[[Any], Any]) -> ValuePart:
     if block.kind == "text":
-        return Part("json", {"value": hide(parsed(block.text))})
+        return ValuePart("json", {"value": hide(parsed(block.text))})
     fields: JsonObject = {
         "mime": _media_type(block.mime, hide),
         "uri": hide(one_line(block.uri, _URI_CHARS)),
@@ -109,7 +109,7 @@ def _part(block: Block, hide: Callable[[Any], Any]) -> Part:
         fields["text"] = hide(block.text)
     elif block.data:
         fields["data"] = base64.b64encode(_hidden_bytes(block, hide)).decode()
-    return Part(block.kind, {name: value for name, value in fields.items() if value})
+    return ValuePart(block.kind, {name: value for name, value in fields.items() if value})
 
 
 def _media_type(given: str, hide: Callable[[Any], Any]) -> str:

@@ -5,7 +5,7 @@ ways, `messages` checks them, `zmtp` is the wire. Imported only when such a kern
 load.
 """
 
+from belljar.kernels.jupyter.launch import start_jupyter
 from belljar.kernels.jupyter.specs import KernelSpec, find_kernelspec, kernel_environment, kernel_readable
-from belljar.kernels.jupyter.starting import start_jupyter
 
 __all__ = ["KernelSpec", "find_kernelspec", "kernel_environment", "kernel_readable", "start_jupyter"]

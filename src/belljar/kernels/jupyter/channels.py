@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from belljar.errors import KernelDied
-from belljar.kernels.jupyter.messages import Message, Seal
-from belljar.kernels.jupyter.zmtp import Connection
+from belljar.kernels.jupyter.messages import Message, MessageSigner
+from belljar.kernels.jupyter.zmtp import ZmtpConnection
 
 INBOX_BYTES = 64 * 1024 * 1024
 
@@ -54,7 +54,7 @@ class _Inbox:
 class Channels:
     """Starts to read at once; `close` when the kernel's end is known, `aclose` to release."""
 
-    def __init__(self, connections: Mapping[str, Connection], seal: Seal) -> None:
+    def __init__(self, connections: Mapping[str, ZmtpConnection], seal: MessageSigner) -> None:
         loop = asyncio.get_running_loop()
         self._connections = connections
         self._seal = seal
@@ -136,7 +136,7 @@ class Channels:
         death = await asyncio.shield(self._end)
         return KernelDied(death.message, hint=death.hint)
 
-    async def _read(self, name: str, connection: Connection) -> None:
+    async def _read(self, name: str, connection: ZmtpConnection) -> None:
         try:
             while (parts := await connection.receive()) is not None:
                 if name == "control" or (name == "shell" and self._is_awaited(parts)):

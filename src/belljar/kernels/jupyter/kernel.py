@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from belljar.errors import KernelDied
-from belljar.kernels.base import Completeness, Completion
-from belljar.kernels.imports import ImportProof, proof_expression, read_proof
+from belljar.kernels.base import Completeness, Completion, ImportProof, proof_expression, read_proof
 from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_PATIENCE_S
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
-from belljar.kernels.launching import cause_of
-from belljar.kernels.translating import plain_text
-from belljar.kernels.usage import Usage
+from belljar.kernels.launch import ProcessUsage, cause_of
+from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import (
     ClearOutput,
     DisplayData,
@@ -59,7 +57,7 @@ class JupyterKernel:
         self._channels = channels
         self._resources = resources
         self._pid = channels.peer_pid or process.pid
-        self._usage = Usage(self._pid)
+        self._usage = ProcessUsage(self._pid)
         resources.callback(self._usage.close)
         self._execution_count = 0
         self._question_id = ""
@@ -98,7 +96,7 @@ class JupyterKernel:
         self._usage.reset_peak()
         cpu_before_s = self._usage.cpu_s()
         request = {"code": code, "silent": False, "store_history": True, "allow_stdin": allow_input}
-        cell = _Cell(await self._channels.send("shell", "execute_request", request))
+        cell = _RunningCell(await self._channels.send("shell", "execute_request", request))
         while not cell.is_over:
             try:
                 async with asyncio.timeout(IDLE_GRACE_S if cell.reply else None):
@@ -120,7 +118,7 @@ class JupyterKernel:
             yield event
         yield self._finished(cell, self._usage.cpu_s() - cpu_before_s)
 
-    async def _stragglers(self, cell: "_Cell") -> AsyncIterator[Event]:
+    async def _stragglers(self, cell: "_RunningCell") -> AsyncIterator[Event]:
         """What is sent after "idle", which should be the last: Deno's kernel waits for none of what it sends."""
         with contextlib.suppress(TimeoutError, KernelDied):
             while True:
@@ -130,7 +128,7 @@ class JupyterKernel:
                     if not isinstance(event, InputRequest):  # the cell is over, and with it the time to ask
                         yield event
 
-    def _finished(self, cell: "_Cell", cpu_s: float) -> Finished:
+    def _finished(self, cell: "_RunningCell", cpu_s: float) -> Finished:
         if cell.execution_count is not None:
             self._execution_count = cell.execution_count
         peak_mb = max(self._usage.peak_memory_mb(), self._sandbox.memory_peak_mb())
@@ -255,7 +253,7 @@ def _death(status: int | None, breach: "asyncio.Future[KernelDied]") -> KernelDi
     return KernelDied("the cell closed the kernel's connection, so its process was ended")
 
 
-class _Cell:
+class _RunningCell:
     """One request and what has come back for it. It is over when the reply and "idle" are both here, in any order."""
 
     def __init__(self, request_id: str) -> None:
@@ -281,10 +279,10 @@ class _Cell:
         match message.content:
             case messages.StreamText(name=name, text=text):
                 yield Stream("stderr" if name == "stderr" else "stdout", text)
-            case messages.Display(data=data, transient=transient) as display:
+            case messages.DisplayContent(data=data, transient=transient) as display:
                 is_update = isinstance(display, messages.DisplayUpdate)
                 yield DisplayData(_plain(data), transient.display_id, is_update)
-            case messages.Clear(wait=wait):
+            case messages.ClearContent(wait=wait):
                 yield ClearOutput(wait)
             case _ if message.parent_id == self._request_id:
                 yield from self._own_events(message.content)
@@ -295,12 +293,12 @@ class _Cell:
         match content:
             case messages.ExecuteReply() as reply:
                 self.reply = reply
-            case messages.Result(data=data):
+            case messages.ResultContent(data=data):
                 yield ExecuteResult(_plain(data))
-            case messages.Error() as error:
+            case messages.ErrorContent() as error:
                 self._has_raised = True
                 yield _raised(error)
-            case messages.Input(prompt=prompt, password=is_password):
+            case messages.InputContent(prompt=prompt, password=is_password):
                 yield InputRequest(prompt, is_password)
             case messages.Status(execution_state="idle"):
                 self._is_idle = True
@@ -318,7 +316,7 @@ class _Cell:
             yield _raised(self.reply)
 
 
-def _raised(error: messages.Error) -> Raised:
+def _raised(error: messages.ErrorContent) -> Raised:
     lines = [line for block in error.traceback for line in plain_text(block).splitlines()]
     # Some have no name for it: bash_kernel tells the exit status and nothing else.
     return Raised(error.ename or "Error", plain_text(error.evalue), lines)

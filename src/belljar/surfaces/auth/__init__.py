@@ -6,11 +6,9 @@ then forgotten: what handlers can see of a caller holds no credential. Every ref
 nothing of binds, paths or sessions.
 """
 
-from belljar.surfaces.auth.addresses import is_loopback
-from belljar.surfaces.auth.guarding import AuthConfig, build_auth, check_oauth
-from belljar.surfaces.auth.keys import KeyVerifier
-from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, current_principal
+from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, current_principal, is_loopback
 from belljar.surfaces.auth.tokens import JwtVerifier
+from belljar.surfaces.auth.verification import AuthConfig, KeyVerifier, build_auth, check_oauth
 
 __all__ = [
     "LOCAL_PRINCIPAL",

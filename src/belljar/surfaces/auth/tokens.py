@@ -1,13 +1,115 @@
 """OAuth 2.1 bearer tokens: verified against their issuer's keys, and then forgotten."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
+import anyio
+import httpx2
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
-from belljar.surfaces.auth.issuers import REFETCH_INTERVAL_S, IssuerKeys
-from belljar.surfaces.auth.principals import WITHHELD
+from belljar.surfaces.auth.principals import WITHHELD, is_safe_url
+
+# An issuer's public keys: where they are, and when they are fetched again. Verifies nothing.
+
+
+REFETCH_INTERVAL_S: Final = 30.0
+_KEY_TYPES: Final = ("RSA", "EC", "OKP")
+_FETCH_TIMEOUT_S: Final = 5.0
+_KEYS_FRESH_S: Final = 10 * 60.0
+_KEYS_USABLE_S: Final = 60 * 60.0
+
+
+class IssuerKeys:
+    """An issuer's public keys: fetched when first needed, when old, and when a token names one not seen yet."""
+
+    def __init__(self, issuer: str, jwks_url: str | None, *, refetch_interval_s: float) -> None:
+        self._issuer = issuer
+        self._jwks_url = jwks_url
+        self._refetch_interval_s = refetch_interval_s
+        self._keys: list[dict[str, Any]] = []
+        self._fetched_at = self._tried_at = float("-inf")
+        self._lock = anyio.Lock()
+
+    async def find(self, key_id: str | None) -> dict[str, Any] | None:
+        """Return the key of that id; without an id, the issuer's key if it has only one."""
+        if time.monotonic() - self._fetched_at > _KEYS_FRESH_S:
+            await self._refresh()
+        key = self._known(key_id)
+        if key is None:
+            await self._refresh()
+            key = self._known(key_id)
+        return key
+
+    def _known(self, key_id: str | None) -> dict[str, Any] | None:
+        if time.monotonic() - self._fetched_at > _KEYS_USABLE_S:
+            return None
+        matching = self._keys if key_id is None else [key for key in self._keys if key.get("kid") == key_id]
+        return matching[0] if len(matching) == 1 else None
+
+    async def _refresh(self) -> None:
+        # Anyone can send a token with an invented key id: the issuer must not feel it.
+        async with self._lock:
+            if time.monotonic() - self._tried_at < self._refetch_interval_s:
+                return
+            self._tried_at = time.monotonic()
+            try:
+                self._keys = await self._fetch()
+            except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+                logger.warning("Cannot fetch the signing keys of %s: %s", self._issuer, error)
+            else:
+                self._fetched_at = time.monotonic()
+
+    async def _fetch(self) -> list[dict[str, Any]]:
+        async with httpx2.AsyncClient(timeout=_FETCH_TIMEOUT_S) as client:
+            document = await _get_json(client, self._jwks_url or await self._discover(client))
+        keys = document.get("keys")
+        if not isinstance(keys, list):
+            raise ValueError("its key set has no list of keys")  # noqa: TRY004 - bad data, not a bad call
+        return [key for key in cast("list[Any]", keys) if _is_signing_key(key)]
+
+    async def _discover(self, client: httpx2.AsyncClient) -> str:
+        for url in _metadata_urls(self._issuer):
+            try:
+                metadata = await _get_json(client, url)
+            except httpx2.HTTPStatusError:
+                continue
+            jwks_url = metadata.get("jwks_uri")
+            # RFC 8414, 3.3: metadata that names another issuer must not be used.
+            if metadata.get("issuer") == self._issuer and isinstance(jwks_url, str) and is_safe_url(jwks_url):
+                return jwks_url
+        raise ValueError("no metadata of it names where its keys are")
+
+
+async def _get_json(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
+    response = await client.get(url, headers={"accept": "application/json"})
+    response.raise_for_status()
+    document = response.json()
+    if not isinstance(document, dict):
+        raise ValueError(f"{url} is not a JSON object")  # noqa: TRY004 - bad data, not a bad call
+    return cast("dict[str, Any]", document)
+
+
+def _is_signing_key(key: Any) -> bool:
+    if not isinstance(key, dict):
+        return False
+    key = cast("dict[str, Any]", key)
+    return key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"
+
+
+def _metadata_urls(issuer: str) -> list[str]:
+    """Return where RFC 8414 and OpenID Connect put an issuer's metadata, in the order of the MCP specification."""
+    parts = urlsplit(issuer)
+    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    urls = [
+        f"{origin}/.well-known/oauth-authorization-server{path}",
+        f"{origin}/.well-known/openid-configuration{path}",
+        f"{origin}{path}/.well-known/openid-configuration",
+    ]
+    return list(dict.fromkeys(urls))
+
 
 logger = logging.getLogger(__name__)
 

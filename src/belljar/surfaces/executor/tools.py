@@ -16,19 +16,19 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from belljar.environments import Environment, open_entry, open_environment
-from belljar.environments.installed import find_entry
 from belljar.environments.packages import check_installed, check_requirements
+from belljar.environments.selection import find_entry
 from belljar.errors import BelljarError, KernelDied, TooLarge
-from belljar.kernels.programs import ProgramEnd
 from belljar.outputs.budget import clip
+from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
-from belljar.sessions.workbench import Workbench
+from belljar.sessions.programs import ProgramRunner
 from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
-from belljar.surfaces.calls import note_refusal
-from belljar.surfaces.cancelling import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
+from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.tools import CHANGES, ENDS, READS, REPLACES, Answer, Ctx, add_tools, idempotent, stage_reporter
+from belljar.surfaces.waiting import stopping_when_cancelled
 
 P = ParamSpec("P")
 Fields = dict[str, Any]
@@ -86,7 +86,7 @@ class ExecutorSurface:
         given = os.environ.get("CODE_STORAGE_DIR", "")
         self._storage = Path(given).expanduser().resolve() if given else self._settings.data_directory / "code"
         self._chosen: dict[tuple[str, str], Choice] = {}
-        self._benches: dict[str, Workbench] = {}
+        self._benches: dict[str, ProgramRunner] = {}
         self._opened: dict[Choice, Environment] = {}
         self._keeping: set[asyncio.Task[None]] = set()
 
@@ -220,7 +220,7 @@ class ExecutorSurface:
 
     # Steps the tools share
 
-    async def _write(self, ctx: Ctx, code: str, filename: str) -> tuple[Workbench, str]:
+    async def _write(self, ctx: Ctx, code: str, filename: str) -> tuple[ProgramRunner, str]:
         bench = await self._opened_bench()
         self._check_size(code)
         name = bench.storage.new_name(filename)
@@ -236,7 +236,7 @@ class ExecutorSurface:
                 hint="Send it in parts, with append_to_code_file",
             )
 
-    async def _run(self, ctx: Ctx, bench: Workbench, name: str) -> Fields:
+    async def _run(self, ctx: Ctx, bench: ProgramRunner, name: str) -> Fields:
         environment = await self._environment(ctx)
         running = asyncio.get_running_loop().create_task(bench.run(environment, name))
         ended: list[str] = []
@@ -261,7 +261,7 @@ class ExecutorSurface:
             fields["full_output"] = await _keep_output(bench, name, end)
         return {**fields, "file_path": bench.storage.path(name), _PLAIN: not self._settings.failures_are_errors}
 
-    def _keep_later(self, bench: Workbench, name: str, running: "asyncio.Task[ProgramEnd]") -> None:
+    def _keep_later(self, bench: ProgramRunner, name: str, running: "asyncio.Task[ProgramEnd]") -> None:
         async def keep() -> None:
             with suppress(BelljarError):
                 await _keep_output(bench, name, await running)
@@ -270,19 +270,19 @@ class ExecutorSurface:
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
 
-    async def _opened_bench(self) -> Workbench:
+    async def _opened_bench(self) -> ProgramRunner:
         """The caller's, with its folders made: for calls that write or run something."""
         bench = self._bench()
         await bench.open()
         return bench
 
-    def _bench(self) -> Workbench:
+    def _bench(self) -> ProgramRunner:
         principal = current_principal()
         if principal not in self._benches:
             key = hashlib.sha256(principal.encode()).hexdigest()[:16]
             storage = self._storage if principal == LOCAL_PRINCIPAL else self._storage / key
             root = self._settings.data_directory / "executor" / key
-            self._benches[principal] = Workbench(
+            self._benches[principal] = ProgramRunner(
                 self._runtime.starter, self._runtime.sessions, principal, storage, root
             )
         return self._benches[principal]
@@ -330,7 +330,7 @@ def _reason(end: ProgramEnd, timeout_s: float) -> str:
     return f"the program ended with exit status {end.status}{hit}" if end.status else ""
 
 
-async def _keep_output(bench: Workbench, name: str, end: ProgramEnd) -> str:
+async def _keep_output(bench: ProgramRunner, name: str, end: ProgramEnd) -> str:
     """Where all of it is, or why it is nowhere: the program has run, so that is no reason to answer with an error."""
     kept = f"{name.removesuffix('.py')}.output.txt"
     text = end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else "")

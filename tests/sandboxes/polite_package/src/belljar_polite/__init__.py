@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Check, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import HostCheck, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.process import ProcessProvider
 
 
@@ -19,11 +19,11 @@ class PoliteProvider:
     def __init__(self) -> None:
         self._plain = ProcessProvider()
 
-    def check(self) -> list[Check]:
+    def check(self) -> list[HostCheck]:
         """Look for the one program that is needed."""
         nice = shutil.which("nice")
         hint = "" if nice else "Install coreutils"
-        return [Check("nice", is_ok=bool(nice), detail=nice or "not on the PATH", hint=hint)]
+        return [HostCheck("nice", is_ok=bool(nice), detail=nice or "not on the PATH", hint=hint)]
 
     def take_identity(self) -> Identity | None:
         """Return None: sessions are the server's own user."""

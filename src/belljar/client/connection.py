@@ -1,0 +1,144 @@
+"""Tools called and resources read on a connected server."""
+
+import contextlib
+from base64 import b64decode
+from collections.abc import Generator
+from typing import Any, cast
+
+from mcp import Client, MCPError
+from mcp.types import (
+    INVALID_PARAMS,
+    BlobResourceContents,
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+    InputResponses,
+    RequestParamsMeta,
+    TextContent,
+)
+from pydantic import ValidationError
+
+from belljar.answers import values_of
+from belljar.errors import BelljarError, EngineError, InvalidArgument, named_error
+from belljar.models import ExecutionResult
+
+# What a server answers: fields, questions and refusals, which are raised as errors of ours. Sends nothing.
+
+Fields = dict[str, Any]
+
+_REFUSAL = frozenset({"success", "error", "hint"})
+
+
+def result_of(fields: Fields) -> ExecutionResult:
+    """The result in the fields of an answer, whatever events came with it."""
+    return ExecutionResult.model_validate({name: value for name, value in fields.items() if name != "events"})
+
+
+def fields_of(answer: CallToolResult) -> Fields:
+    """The structured content of an answer; a call that was refused raises what it was told."""
+    fields = answer.structured_content
+    if isinstance(fields, dict) and not _REFUSAL.issuperset(cast("Fields", fields)):
+        return cast("Fields", fields)
+    if isinstance(fields, dict):
+        told = cast("Fields", fields)
+        raise named_error(str(told.get("error")), str(told.get("hint") or ""))
+    text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
+    if " validation error" in text:
+        raise InvalidArgument(text)
+    raise named_error(text.removeprefix("Error: "))
+
+
+def prompt_of(question: InputRequiredResult) -> str:
+    """What the server asks, for a person to read."""
+    requests = (question.input_requests or {}).values()
+    return "\n".join(request.params.message for request in requests if isinstance(request, ElicitRequest))
+
+
+def answers_to(question: InputRequiredResult, text: str | None) -> InputResponses:
+    """The answer to all it asks; None declines."""
+    return {key: _response(request, text) for key, request in (question.input_requests or {}).items()}
+
+
+def _response(request: object, text: str | None) -> ElicitResult:
+    params = request.params if isinstance(request, ElicitRequest) else None
+    schema = params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
+    values = values_of(schema, text)
+    return ElicitResult(action="decline") if values is None else ElicitResult(action="accept", content=values)
+
+
+@contextlib.contextmanager
+def mapped_errors() -> Generator[None]:
+    """Have what the SDK raises raised as errors of ours."""
+    try:
+        yield
+    except MCPError as error:
+        raise error_told(error) from error
+    except ValidationError as error:
+        raise EngineError(f"the server's answer has not the form of MCP: {error.errors()[0]['msg']}") from error
+
+
+def error_told(error: MCPError) -> BelljarError:
+    """An error of the SDK as ours; the server puts the code of its own in front of the message."""
+    data: object = error.data
+    hint = str(cast("Fields", data).get("hint", "")) if isinstance(data, dict) else ""
+    named = named_error(error.message, hint)
+    is_refusal = error.code == INVALID_PARAMS and type(named) is EngineError
+    return InvalidArgument(error.message, hint=hint) if is_refusal else named
+
+
+class ServerCalls:
+    """What can be asked of a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> Fields:
+        """The fields of a tool's answer; a refusal is raised."""
+        answer = await self.send(tool, arguments)
+        if isinstance(answer, InputRequiredResult):
+            raise EngineError(f"the server asked a question in answer to {tool}")
+        return fields_of(answer)
+
+    async def send(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        question: InputRequiredResult | None = None,
+        answers: InputResponses | None = None,
+        *,
+        wants_events: bool = False,
+    ) -> CallToolResult | InputRequiredResult:
+        """One call, or its continuation with the answers to a question."""
+        for name, value in arguments.items():
+            _check_text(name, value)
+        meta: Fields = {"belljar/structured": "always", **({"belljar/events": True} if wants_events else {})}
+        with mapped_errors():
+            return await self._client.session.call_tool(
+                tool,
+                arguments,
+                meta=cast("RequestParamsMeta", meta),
+                input_responses=answers,
+                request_state=question.request_state if question else None,
+                allow_input_required=True,
+            )
+
+    async def read(self, uri: str) -> bytes:
+        """What stands behind a resource's URI."""
+        with mapped_errors():
+            answer = await self._client.read_resource(uri)
+        content = answer.contents[0]
+        return b64decode(content.blob) if isinstance(content, BlobResourceContents) else content.text.encode()
+
+
+def _check_text(name: str, value: object) -> None:
+    """Refuse what no message can hold: the SDK would give up the whole connection over it."""
+    for each in cast("list[object]", value) if isinstance(value, list) else [value]:
+        try:
+            if isinstance(each, str):
+                each.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"{name} has a lone surrogate at character {error.start}", hint="Write it as an escape"
+            ) from error

@@ -1,0 +1,133 @@
+"""Listening sockets in a session's scratch folder, where its code can reach them.
+
+Whoever connects may be hostile: connections are accepted at a pace that leaves the event loop to others.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from belljar import ipc
+
+AT_ONCE: Final = 64
+"""As many connections of a session are accepted without a pause."""
+PER_SECOND: Final = 200
+"""And then that many: each costs the event loop a quarter of a millisecond. The others wait in the kernel."""
+_BACKLOG: Final = 128
+_NO_DESCRIPTORS_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
+@dataclass(slots=True)
+class SessionSocket:
+    """A listening socket beyond the end of a server, for whoever keeps it."""
+
+    descriptor: int = -1
+    """An earlier server's, to listen on; then, while it is served, the one to keep."""
+    is_left: bool = False
+    """Whether it stays when it is served no longer."""
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, name: str, accept: Accept, *, limit: int, door: SessionSocket | None = None
+) -> AsyncGenerator[None]:
+    """Answer on a UNIX socket of that name in the folder until the block ends; lines are up to `limit` bytes."""
+    loop = asyncio.get_running_loop()
+
+    def begin() -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit, loop), accept, loop)
+
+    async with serving_as(folder, name, begin, door=door):
+        yield
+
+
+@asynccontextmanager
+async def serving_as(
+    folder: Path, name: str, begin: Callable[[], asyncio.Protocol], *, door: SessionSocket | None = None
+) -> AsyncGenerator[None]:
+    """The same for who takes the bytes as they come."""
+    with _listening(folder, name, door or SessionSocket()) as listener:
+        acceptor = _Acceptor(listener, begin)
+        acceptor.start()
+        try:
+            yield
+        finally:
+            await acceptor.aclose()
+
+
+class _Acceptor:
+    """Accepts connections, at first as they come, then at a steady pace."""
+
+    def __init__(self, listener: socket.socket, begin: Callable[[], asyncio.Protocol]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._begin = begin
+        self._left = float(AT_ONCE)
+        self._counted_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._beginning: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self.start)
+
+    def _accept(self) -> None:
+        now = self._loop.time()
+        self._left = min(AT_ONCE, self._left + PER_SECOND * (now - self._counted_at))
+        self._counted_at = now
+        while self._left >= 1:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                log.warning("a session's connection cannot be accepted: %s", error.strerror)
+                self._pause(_NO_DESCRIPTORS_S)
+                return
+            self._left -= 1
+            connection.setblocking(False)
+            task = self._loop.create_task(self._loop.connect_accepted_socket(self._begin, connection))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+        self._pause(1 / PER_SECOND)
+
+    async def aclose(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener)
+        # Let those begin that were accepted: whoever serves them ends them.
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+
+
+@contextmanager
+def _listening(folder: Path, name: str, door: SessionSocket) -> Generator[socket.socket]:
+    """A socket that is gone afterwards. Only who may enter the folder can connect."""
+    is_kept = door.descriptor >= 0
+    with socket.socket(fileno=door.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
+        listener.setblocking(False)
+        door.descriptor = listener.fileno()
+        if not is_kept:
+            # The session may have a uid of its own; the folder is closed to everyone else's.
+            ipc.bind(listener, folder / name, 0o666)
+        try:
+            if not is_kept:
+                listener.listen(_BACKLOG)
+            yield listener
+        finally:
+            if not door.is_left:
+                with contextlib.suppress(OSError):
+                    (folder / name).unlink()

@@ -1,0 +1,1 @@
+"""Packages and environments of conda."""

@@ -1,0 +1,121 @@
+"""The room that a session has left for packages, and an installer that is held to it while it unpacks.
+
+A wheel of a few megabytes may unpack to any size and number of files, and no installer asks first. So the folders that
+it writes are measured while it runs, wherever that is: in a sandbox of any provider, or on the host. Knows nothing of
+sessions: whose folders count, the caller says.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from belljar.errors import TooLarge
+from belljar.files.disk_usage import FolderUsage, files_within, usage
+
+MEBIBYTE = 1024 * 1024
+# What an installer keeps beside the packages while it works: its cache, what it reads of the index, its own records.
+_BESIDE = FolderUsage(64 * MEBIBYTE, 10_000)
+# conda's solver also keeps the index of every channel and the packed archives.
+_BESIDE_CHANNELS = FolderUsage(768 * MEBIBYTE, 50_000)
+_FILE_TOO_LARGE = "(os error 27)"
+_SHORTEST_S = 0.05
+_REST_PER_LOOK = 5
+
+
+class NoRoom(Exception):
+    """What the packages need more than, in words for whoever asked for them."""
+
+
+class InstallRoom:
+    """What the folders of one session may hold. A limit of 0 is none."""
+
+    def __init__(self, folders: Sequence[Path], limit_mb: int) -> None:
+        self._folders = folders
+        self._limit_mb = limit_mb
+        self._limit = FolderUsage(limit_mb * MEBIBYTE, files_within(limit_mb))
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit at all."""
+        return bool(self._limit_mb)
+
+    async def left(self) -> FolderUsage:
+        """Measure what may be added; nothing where the limit is reached."""
+        used = await to_thread.run_sync(usage, self._folders)
+        left = FolderUsage(self._limit.size_bytes - used.size_bytes, self._limit.files - used.files)
+        return left if left.size_bytes > 0 and left.files > 0 else FolderUsage()
+
+    async def check_begun(self) -> FolderUsage:
+        """Return what is left, or refuse to begin where nothing is."""
+        left = await self.left()
+        if left == FolderUsage():
+            raise TooLarge(
+                f"disk_full: nothing is left of disk_mb = {self._limit_mb} for packages",
+                hint="Delete files in the session folder first, with code such as os.remove(name)",
+            )
+        return left
+
+    async def check_fits(self, tree: Path) -> None:
+        """Refuse a tree of packages that is about to be added."""
+        if self.is_limited:
+            left = await self.left()
+            if exceeds(await to_thread.run_sync(usage, [tree]), left):
+                raise self.refusal(left)
+
+    def refusal(self, left: FolderUsage) -> NoRoom:
+        """The error of packages that need more than is left."""
+        return NoRoom(
+            f"the packages need more than what is left of disk_mb = {self._limit_mb}: "
+            f"{left.size_bytes // MEBIBYTE:,} MB and {left.files:,} files. "
+            "Nothing was installed; delete files in the session folder, or install less"
+        )
+
+    async def check_complaint(self, complaint: str) -> None:
+        """Refuse in our own words what an installer complains of that met the limit on the size of one file."""
+        if self.is_limited and _FILE_TOO_LARGE in complaint:
+            raise self.refusal(await self.left())
+
+    @asynccontextmanager
+    async def holding(self, folders: Callable[[], Sequence[Path]], *, has_channels: bool) -> AsyncGenerator[None]:
+        """Cancel the block when the folders that an installer fills hold more than is left; `NoRoom` then."""
+        if not self.is_limited:
+            yield
+            return
+        left = await self.check_begun()
+        allowed = left + (_BESIDE_CHANNELS if has_channels else _BESIDE)
+        with anyio.CancelScope() as scope:
+            watching = asyncio.get_running_loop().create_task(_watch(folders, allowed, scope))
+            try:
+                yield
+            finally:
+                watching.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
+        if scope.cancelled_caught:
+            raise self.refusal(left)
+
+
+async def _watch(folders: Callable[[], Sequence[Path]], allowed: FolderUsage, scope: anyio.CancelScope) -> None:
+    """Cancel the scope once the folders hold too much."""
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        if exceeds(await asyncio.to_thread(lambda: usage(folders())), allowed):
+            scope.cancel()
+            return
+        await asyncio.sleep(max(_SHORTEST_S, _REST_PER_LOOK * (loop.time() - began)))
+
+
+def largest_file_mb(limit_mb: int) -> int:
+    """Return the size that no file of an installer may go beyond, so that one alone cannot outrun who measures."""
+    return limit_mb and limit_mb + _BESIDE_CHANNELS.size_bytes // MEBIBYTE
+
+
+def exceeds(used: FolderUsage, allowed: FolderUsage) -> bool:
+    """Whether there is more of either."""
+    return used.size_bytes > allowed.size_bytes or used.files > allowed.files

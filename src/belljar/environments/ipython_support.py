@@ -1,0 +1,127 @@
+"""IPython and cloudpickle for environments without them, in a folder beside: nothing is installed into any environment.
+
+One folder for each kind of interpreter, made by uv once under the data directory. Our runner searches it after
+everything that the environment has itself, so that it hides nothing.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from anyio import to_thread
+
+from belljar.environments.base import Interpreter, last_words, run_briefly
+from belljar.environments.file_lock import open_lock
+from belljar.environments.installed_packages import PackageFolder
+from belljar.environments.uv import run_uv
+from belljar.errors import EnvironmentBroken
+from belljar.files.fd_walk import remove_tree
+from belljar.files.private import make_missing
+from belljar.settings import Settings
+
+# The newest that each Python can have: IPython 8.18 is the last one for 3.9. Sessions sleep on disk by cloudpickle.
+REQUIREMENTS = ("ipython>=8.18,<10", "matplotlib-inline", "cloudpickle>=3")
+_BUILD_TIMEOUT_S = 600
+_PROBE_TIMEOUT_S = 60
+
+log = logging.getLogger(__name__)
+
+_PROBE = "import sys; sys.path.append(sys.argv[1]); from IPython.core.interactiveshell import InteractiveShell"
+
+
+def has_ipython(interpreter: Interpreter) -> bool:
+    """Whether the environment has its own, which is then used."""
+    return _has(interpreter, "ipython")
+
+
+def support_folder(settings: Settings, interpreter: Interpreter) -> Path:
+    """Where the folder for such an interpreter is or will be."""
+    release = ".".join(map(str, interpreter.release))
+    key = hashlib.sha256("\0".join((interpreter.tag, release, *REQUIREMENTS)).encode()).hexdigest()[:12]
+    return settings.data_directory / "support" / f"python{release}-{key}"
+
+
+async def provide(
+    settings: Settings, interpreter: Interpreter, *, on_progress: Callable[[str], None] | None = None
+) -> Path | None:
+    """The folder, made first if need be, and seen to work; None where the environment has all of it."""
+    if has_ipython(interpreter) and _has(interpreter, "cloudpickle"):
+        return None
+    folder = support_folder(settings, interpreter)
+    if not _is_whole(folder):
+        try:
+            await _make(folder, interpreter, on_progress)
+        except EnvironmentBroken as error:
+            if not has_ipython(interpreter):
+                raise
+            log.warning("%s has no cloudpickle: classes of sleeping sessions are lost (%s)", interpreter.prefix, error)
+            return None
+    await to_thread.run_sync(check_support, interpreter, folder, abandon_on_cancel=True)
+    return folder
+
+
+def check_support(interpreter: Interpreter, folder: Path) -> None:
+    """See that IPython imports with what the environment has: its own packages come first, however old they are."""
+    command = [str(interpreter.executable), "-I", "-c", _PROBE, str(folder)]
+    status, _, words = run_briefly(command, _PROBE_TIMEOUT_S)
+    if status:
+        raise EnvironmentBroken(
+            f"IPython does not run in {interpreter.executable}, where it meets packages that are there already: "
+            f"{last_words(words).rpartition(chr(10))[2]}",
+            hint=f"Install it there: uv pip install --python {interpreter.executable} ipython",
+        )
+
+
+async def _make(folder: Path, interpreter: Interpreter, on_progress: Callable[[str], None] | None) -> None:
+    tell = on_progress or _keep_quiet
+    version = ".".join(map(str, interpreter.release))
+    try:
+        make_missing(folder.parent)
+        async with open_lock(
+            folder.with_name(f".{folder.name}.lock"),
+            on_wait=lambda: tell(f"another server is fetching IPython for Python {version}: waiting for it"),
+        ) as lock:
+            if _is_whole(folder):
+                return
+            tell(f"fetching IPython for Python {version}, once")
+            unfinished = folder.with_name(f".{folder.name}.unfinished")
+            await to_thread.run_sync(remove_tree, unfinished)
+            await _fetch(unfinished, interpreter, lock, tell)
+            unfinished.replace(folder)
+    except OSError as error:
+        raise EnvironmentBroken(
+            f"{folder} cannot be written: {error.strerror or error}",
+            hint="Set data_directory to a folder you can write",
+        ) from error
+
+
+async def _fetch(folder: Path, interpreter: Interpreter, lock: int, tell: Callable[[str], None]) -> None:
+    options = ("--target", str(folder), "--only-binary", ":all:", "--compile-bytecode", "--break-system-packages")
+    answer = await run_uv(
+        ("pip", "install", "--python", str(interpreter.executable), *options, *REQUIREMENTS),
+        directory=folder.parent,
+        timeout_s=_BUILD_TIMEOUT_S,
+        on_line=tell,
+        pass_fds=(lock,),
+        variables={"UV_LINK_MODE": "copy"},
+    )
+    if answer.status:
+        raise EnvironmentBroken(
+            f"{interpreter.executable} lacks IPython or cloudpickle, and they could not be fetched: {answer.complaint}",
+            hint=f"See that the package index can be reached, or install it there: uv pip install --python "
+            f"{interpreter.executable} ipython",
+        )
+
+
+def _has(interpreter: Interpreter, name: str) -> bool:
+    return any(PackageFolder(path).find(name) for path in interpreter.paths)
+
+
+def _is_whole(folder: Path) -> bool:
+    """A folder gets its name only when nothing is missing in it."""
+    return folder.is_dir()
+
+
+def _keep_quiet(_: str) -> None:
+    """Nobody listens."""

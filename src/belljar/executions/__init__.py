@@ -1,0 +1,1 @@
+"""Executions: one run of a cell, from its turn in the session to its result."""

@@ -1,0 +1,120 @@
+"""What an execution asks of the session it runs in: the one contract between the two.
+
+`Session` and `Life` fulfil it. Knows neither of them, nor how a session is made and ended.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from belljar.executions.admission import Admission
+from belljar.executions.outcome import KernelLoss, StateLossNotice
+from belljar.executions.quota import DiskQuota
+from belljar.executions.shared_folder import SharedFolder
+from belljar.files.workspace import Workspace
+from belljar.journal.journal import Journal
+from belljar.kernels.base import Kernel
+from belljar.outputs.events import Event, Finished
+from belljar.outputs.screens import Screens
+from belljar.policy.guard import Guard
+from belljar.privacy.redaction import SessionRedactor
+from belljar.provisioning.handover import Handover
+from belljar.settings import Settings
+from belljar.toolbox.base import CallRecord
+from belljar.toolbox.broker import Broker
+
+
+class KernelContext(Protocol):
+    """The session's kernel, used by the execution that has the session's turn."""
+
+    kernel: Kernel | None
+    ended_by: str
+    """Why the session ended the kernel while no cell ran; empty when it did not."""
+    last_cause: str | None
+    """Why the latest cell or kernel ended before its time."""
+
+    async def ready(self) -> Kernel:
+        """Return the kernel, started if there is none."""
+        ...
+
+    def take_loss(self) -> StateLossNotice | None:
+        """Return what the last kernel took with it; only the first caller is told."""
+        ...
+
+    async def keep(self) -> None:
+        """Take a checkpoint of the session before the cell, unless there is one since the last cell."""
+        ...
+
+    def begin(self, execution_id: str, timeout_s: float) -> None:
+        """Note for the next server which execution the kernel is about to be given."""
+        ...
+
+    def note_call(self, number: int, record: CallRecord) -> None:
+        """Note for the next server what became of a tool call of that execution."""
+        ...
+
+    def remember(self, finished: Finished) -> None:
+        """Note which variables the session holds after the cell."""
+        ...
+
+    async def bury(self, cause: str) -> KernelLoss:
+        """Let go of a kernel that died, and go on from a checkpoint where the settings say so."""
+        ...
+
+
+class ExecutionContext(Protocol):
+    """One session, as its executions see it."""
+
+    id: str
+    principal: str
+    environment: str
+    settings: Settings
+    journal: Journal
+    displays: Path
+    """Where what its cells show is stored."""
+    workspace: Workspace
+    quota: DiskQuota
+    sharing: SharedFolder | None
+    """Its folder that outlives it; None where there is none."""
+    guard: Guard
+    veil: SessionRedactor
+    tools: Broker | None
+    """Where its code calls tools; None where there are none."""
+    handover: Handover
+    """Where its kernel is deposited for the next server."""
+    admission: Admission
+    turn: asyncio.Lock
+    """Whoever holds it may use the kernel."""
+
+    @property
+    def life(self) -> KernelContext:
+        """The session's kernel."""
+        ...
+
+    def screens(self) -> Screens:
+        """Return what the output of a new execution passes through."""
+        ...
+
+    def begin(self, execution_id: str, number: int) -> str:
+        """Note that the turn of an execution has come; return why it cannot be undone alone, empty when it can."""
+        ...
+
+    def note_author(self, author: str) -> str:
+        """Note whose cell begins, the owner's if `author` is empty; return what its readers are told of that."""
+        ...
+
+    def note(self) -> None:
+        """Put on record that the session is used and which variables it holds."""
+        ...
+
+    def pass_to_views(self, execution_id: str, sequence: int, event: Event) -> bool:
+        """Pass what a widget says to the front ends that show it; return False when there are none."""
+        ...
+
+    def take_back(self, since: str) -> list[str]:
+        """Put an execution and those after it on record as undone; return their ids."""
+        ...
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        """Write a file into the session folder, if there is room."""
+        ...

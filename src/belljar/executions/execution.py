@@ -1,0 +1,467 @@
+"""One execution from its turn to its result: the table of contents of the project.
+
+It belongs to the server, not to the request that asked for it: whoever waits may go away and come back. Read `run` from
+top to bottom. Knows its session only as `context.py` describes it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from belljar import logs, measures
+from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
+from belljar.executions.cell import Cell
+from belljar.executions.context import ExecutionContext
+from belljar.executions.file_changes import FileChanges
+from belljar.executions.outcome import (
+    RESUMED,
+    Outcome,
+    Times,
+    cause_of_death,
+    killed,
+    lethal,
+    make_result,
+    measure,
+    rewound,
+    stopped_status,
+    survived,
+)
+from belljar.executions.policy_check import check_policy
+from belljar.executions.questions import ExecutionQuestions, input_question, text_of, text_reply
+from belljar.executions.stopper import ON_REQUEST, Stopper
+from belljar.executions.transcript import Transcript
+from belljar.files.disk_usage import FolderUsage
+from belljar.journal.journal import KILLED
+from belljar.kernels.base import Kernel
+from belljar.models import ExecutionResult, FileReference, OutputEvent
+from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
+from belljar.provisioning.handover import ResumableKernel
+from belljar.sandboxes.base import Incident
+from belljar.spans import ExecutionSpan
+from belljar.toolbox.base import CallRecord, Question, QuestionReply
+from belljar.toolbox.broker import Broker
+from belljar.toolbox.call_log import CallLog
+
+log = logging.getLogger(__name__)
+
+
+class Execution:
+    """A cell on its way through a session."""
+
+    def __init__(self, execution_id: str, session: ExecutionContext, cell: Cell, number: int) -> None:
+        self.id = execution_id
+        self.number = number
+        """Which of its session's executions it is, from 1 on."""
+        self.session_id = session.id
+        self.cell = cell
+        self._session = session
+        self.span = ExecutionSpan(session.id, execution_id, number)
+        self._times = Times()
+        self._left_s = cell.timeout_s
+        self._changed = asyncio.Event()
+        self._transcript = Transcript(
+            execution_id,
+            settings=session.settings,
+            outlives_server=session.handover.is_on,
+            journal=session.journal,
+            displays=session.displays,
+            screens=session.screens(),
+            on_change=self._notify,
+        )
+        self._questions = ExecutionQuestions(self._notify)
+        self._progress = (0, "")
+        self._traces = FileChanges(session.id, session.workspace, session.quota, session.sharing)
+        self._stopper: Stopper | None = None
+        self._is_cancelled = self._is_abandoned = False
+        self._resumed: ResumableKernel | None = None
+        """The kernel that an earlier server gave it to."""
+        self._asked = ON_REQUEST
+        self._outcome = Outcome()
+        self._not_undoable: str | None = None
+        self._files: list[FileReference] = []
+        self._calls: list[CallRecord] = []
+        self._result: ExecutionResult | None = None
+
+    # What callers see
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the result is final."""
+        return self._times.ended_at is not None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its turn has come."""
+        return self._times.started_at is not None
+
+    @property
+    def sequence(self) -> int:
+        """The number of its latest event."""
+        return self._transcript.sequence
+
+    @property
+    def stop_s(self) -> float:
+        """How long an interrupt may take, with the kill of a cell that ignores it."""
+        return self._session.settings.interrupt_grace_s + 5
+
+    @property
+    def question(self) -> Question | None:
+        """What a person is to be asked now."""
+        return self._questions.current
+
+    @property
+    def questions(self) -> int:
+        """The number of the latest question."""
+        return self._questions.number
+
+    async def wait(self, wait_s: float) -> None:
+        """Until it has finished, asks a question, or `wait_s` have passed."""
+        deadline = time.monotonic() + wait_s
+        while not self.is_finished and self.question is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not await self.wait_for_change(left):
+                return
+
+    async def wait_for_change(self, wait_s: float) -> bool:
+        """Until it says, asks or becomes something new; False when `wait_s` passed without."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def result(self) -> ExecutionResult:
+        """The result, or as much of it as there is."""
+        if self._result is not None:
+            return self._result.model_copy()
+        return make_result(
+            self.id,
+            self.session_id,
+            outcome=self._outcome,
+            transcript=self._transcript,
+            times=self._times,
+            files=self._files,
+            calls=self._calls,
+            not_undoable=self._not_undoable,
+        )
+
+    def latest_text(self) -> str:
+        """The last words, for a progress line: of the cell, or of a call that it waits for."""
+        sequence, progress = self._progress
+        return progress if progress and sequence == self.sequence else self._transcript.latest_text()
+
+    # What callers may do to it
+
+    def interrupt(self, asked: str = ON_REQUEST) -> None:
+        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs; `asked` says by whom."""
+        self._is_cancelled, self._asked = True, asked
+        if not self.has_started and not self.is_finished:
+            cause = f"interrupted {asked} before its turn came; it never ran"
+            self._outcome = Outcome(status="interrupted", cause=cause)
+            self._finish()
+        elif self._stopper is not None:
+            self._stopper.stop("interrupted", asked)
+        self.answer(None)
+
+    def stop_for_disk(self, *, at_once: bool) -> None:
+        """The session folder is over its limit and grows."""
+        if self._stopper is None:
+            return
+        if at_once:
+            self._stopper.kill("disk_full")
+        else:
+            self._stopper.stop("disk_full")
+        self.answer(None)
+
+    def asking(self) -> AbstractContextManager[bool]:
+        """For whoever wants to put the question to a person: False while another does."""
+        return self._questions.asking()
+
+    def answer(self, text: str | None, number: int | None = None) -> None:
+        """Answer what `input()` asks; None declines, whatever is asked."""
+        self.reply(text_reply(text), number)
+
+    def reply(self, reply: QuestionReply, number: int | None = None) -> None:
+        """Answer the pending question. An answer to an earlier `number` is none to this one."""
+        self._questions.answer(reply, number)
+
+    # Beyond the end of the server
+
+    def resume(
+        self, kernel: ResumableKernel, events: Iterable[OutputEvent], left_s: float, calls: Sequence[CallRecord]
+    ) -> None:
+        """Its kernel was given it by an earlier server, to which it has said this, and called that. Before `run`."""
+        self._resumed, self._left_s = kernel, left_s
+        self._calls = [*calls]
+        self._transcript.go_on(events)
+
+    def abandon(self) -> None:
+        """The server stops, the cell goes on: its result is for the next server to keep."""
+        self._is_abandoned = True
+
+    # What its calls may do
+
+    async def ask(self, question: Question) -> QuestionReply | None:
+        """Ask the person, while the clock stands still; None when nobody can be asked."""
+        if not self.cell.allow_input or not self._is_wanted():
+            return None
+        with self._stopper.paused() if self._stopper is not None else nullcontext():
+            # Told like what `input()` asks: whoever follows the output sees it.
+            hide = self._session.veil.cover if question.is_ours else self._session.veil.hide_text
+            self._transcript.record(InputRequest(hide(question.message)))
+            # Before the cell runs there is no clock to stop.
+            limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.execution_timeout_s
+            reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted)
+        return reply or QuestionReply("cancel")
+
+    def _is_wanted(self) -> bool:
+        is_stopped = self._stopper is not None and self._stopper.reason is not None
+        return not (is_stopped or self._is_cancelled or self.is_finished)
+
+    def note_progress(self, text: str) -> None:
+        """A call says how far it is."""
+        self._progress = (self.sequence, text)
+        self._notify()
+
+    # The way through
+
+    async def run(self) -> None:
+        """Take the turn, run the cell, tell what changed, keep the result. Never raises what the cell caused."""
+        logs.bind(session_id=self.session_id, execution_id=self.id, principal=self._session.principal)
+        try:
+            async with self._session.turn, self._session.admission.slot(self._session.principal):
+                if self.is_finished:
+                    return
+                self._times.started_at = time.monotonic()
+                self.span.begin()
+                await (self._go_on(self._resumed) if self._resumed is not None else self._run_in_turn())
+        except BelljarError as error:
+            if isinstance(error, Busy):
+                measures.refusals.add("admission")
+            self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
+        except asyncio.CancelledError:
+            if self._stopper is None:
+                self._outcome = Outcome(status="interrupted", cause="the server stopped before it ran")
+            else:
+                self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
+            raise
+        except Exception as error:
+            # The last boundary: a fault of ours must not leave an execution that runs for ever.
+            log.exception("execution %s failed inside belljar", self.id)
+            # The cell may still run in there, and the next one would be answered with its words.
+            burial = await self._session.life.bury("belljar itself failed while a cell ran")
+            cause = f"internal-error: {type(error).__name__}"
+            self._outcome = Outcome(status="rejected", state=burial.state, lost=burial.lost, cause=cause)
+        finally:
+            self._finish()
+
+    async def _run_in_turn(self) -> None:
+        await self._vet()
+        kernel = await self._session.life.ready()
+        if self._is_cancelled:
+            cause = f"interrupted {self._asked} while its kernel started; it never ran"
+            self._outcome = Outcome(status="interrupted", cause=cause)
+            return
+        self._tell_what_was()
+        await self._session.life.keep()
+        self._not_undoable = self._session.begin(self.id, self.number) or None
+        self._tell(await self._traces.bring_in())
+        await self._traces.begin()
+        if self.cell.filename:
+            # In its turn: written earlier, it would count as the doing of the cell that runs then.
+            await self._session.write_file(self.cell.filename, self.cell.code.encode())
+        if self._session.tools is not None:
+            await self._session.tools.ready_for(self.cell.code)
+        allow_input, on_begin = self.cell.allow_input, self._put_on_record
+        await self._listen(kernel, kernel.execute(self.cell.code, allow_input=allow_input, on_begin=on_begin))
+        await self._tell_changes(kernel)
+
+    def _put_on_record(self) -> None:
+        """Whatever becomes of the server from here on: this cell may have run, and the kernel has it."""
+        self._session.note()
+        self._session.journal.start(self.id)
+        self._session.life.begin(self.id, self.cell.timeout_s)
+
+    async def _go_on(self, kernel: ResumableKernel) -> None:
+        """Follow a cell that was begun under an earlier server, to its end."""
+        if self._session.life.kernel is not kernel:
+            raise KernelDied("the kernel's process ended")
+        self._transcript.notice(f"{RESUMED}; what it said last before that may be missing")
+        await self._traces.begin()
+        await self._listen(kernel, kernel.resume())
+        if self._outcome.status == "running":
+            self._outcome.status = "rejected"
+            self._outcome.cause = f"{KILLED} before it reached the kernel; it never ran"
+        self._outcome.cause = self._outcome.cause or RESUMED
+        if self._session.life.kernel is kernel:
+            await self._tell_changes(kernel)
+
+    async def _vet(self) -> None:
+        """Code that the policy does not allow goes no further; what it only warns of is said."""
+        guard, environment = self._session.guard, self._session.environment
+        if not guard.inspects_code:
+            return
+        try:
+            said = await check_policy(
+                guard, self.cell.code, environment=environment, execution_id=self.id, ask=self.ask
+            )
+        except CodeRejected:
+            if self._is_cancelled:  # while the person was asked
+                return
+            raise
+        self._tell(said)
+
+    def _tell_what_was(self) -> None:
+        """What became of the last kernel's variables, and who ran cells since the owner did."""
+        if (loss := self._session.life.take_loss()) is not None:
+            self._outcome.state, self._outcome.lost = loss.state, loss.names
+            self._transcript.notice(loss.notice)
+        author = self.cell.author
+        if said := self._session.note_author(author):
+            self._transcript.notice(said, **({"author": author} if author else {}))
+
+    # While the kernel has the cell
+
+    async def _listen(self, kernel: Kernel, events: AsyncIterator[Event]) -> None:
+        """Record what the kernel says until the cell or the kernel ends; the cell can be stopped meanwhile."""
+        tools, settings = self._session.tools, self._session.settings
+        self._stopper = stopper = Stopper(
+            kernel,
+            timeout_s=self._left_s,
+            grace_s=settings.interrupt_grace_s,
+            # All that its questions wait together; a single one may take as much.
+            pause_s=settings.execution_timeout_s,
+            on_stop=tools.cancel if tools is not None else lambda: None,
+        )
+        has_calls = tools is not None or bool(self._calls)
+        with stopper.watching(), self._calling(tools) if has_calls else nullcontext():
+            if self._is_cancelled:  # while the folder was looked at
+                stopper.stop("interrupted", self._asked)
+            try:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        self._outcome.conclude(event, stopper, self.cell.timeout_s, self._session.quota)
+                        self._session.life.remember(event)
+                    else:
+                        await self._record(event, kernel, stopper)
+            except KernelDied as death:
+                self._transcript.flush()
+                await self._bury(kernel, stopper, death)
+            finally:
+                self._transcript.flush()
+
+    @contextmanager
+    def _calling(self, tools: Broker | None) -> Generator[None]:
+        """Count the tool calls that begin now as this execution's."""
+        ledger = CallLog(earlier=self._calls, on_change=self._session.life.note_call)
+        try:
+            with tools.serving(self, ledger) if tools is not None else nullcontext():
+                yield
+        finally:
+            self._calls = ledger.records()
+
+    async def _record(self, event: Event, kernel: Kernel, stopper: Stopper) -> None:
+        """Record what the screens leave of an event, and put what `input()` asks to the person as it is recorded."""
+        for passed in await self._transcript.screens.passed(event):
+            if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
+                # For the views of widgets, if there are any; it is neither kept nor seen by the agent.
+                if self._session.pass_to_views(self.id, self.sequence, passed):
+                    self._notify()
+                continue
+            self._transcript.record(passed)
+            if isinstance(passed, InputRequest):
+                await self._ask_input(passed, kernel, stopper)
+
+    async def _ask_input(self, request: InputRequest, kernel: Kernel, stopper: Stopper) -> None:
+        if stopper.reason is not None:
+            # Its interrupt came before the question and waits in the runner for an answer that nobody should give.
+            await kernel.interrupt()
+            return
+        if not self.cell.allow_input:  # whatever the kernel believes
+            await kernel.reply_input(None)
+            return
+
+        def is_wanted() -> bool:
+            return kernel.is_alive() and stopper.reason is None
+
+        with stopper.paused():
+            question, limit_s = input_question(request), stopper.pause_left_s()
+            reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=is_wanted)
+        # A kernel that died meanwhile takes no answer: the next look at its events tells how it ended.
+        if is_wanted():
+            await kernel.reply_input(text_of(reply))
+
+    async def _bury(self, kernel: Kernel, stopper: Stopper, death: KernelDied) -> None:
+        """The kernel's process is gone: say why, and what went with it."""
+        life, outcome = self._session.life, self._outcome
+        incidents = kernel.incidents()
+        fatal = None if stopper.was_killed else lethal(incidents, death.message)
+        for incident in incidents:
+            if incident is not fatal:
+                self._transcript.notice(f"{incident.kind}: the session {incident.detail}")
+        cause = life.ended_by or (killed(fatal) if fatal else "")
+        burial = await life.bury(cause or death.message)
+        outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", burial.state, burial.lost
+        if burial.is_rewound:
+            undone = self._session.take_back(burial.since or self.id)
+            self._transcript.notice(rewound(len(undone)))
+        if cause:
+            outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
+            return
+        outcome.cause = cause_of_death(death, stopper, self.cell.timeout_s, self._session.quota)
+
+    # What is left of it
+
+    async def _tell_changes(self, kernel: Kernel) -> None:
+        """What the cell left in the folder, and the limits that its kernel met and survived."""
+        self._tell(await self._traces.end())
+        seen, is_all = self._traces.seen
+        await self._tell_limits(kernel, seen, is_all)
+        self._files, left_out = self._traces.files()
+        if left_out:
+            count = f"{left_out:,}" if is_all else f"at least {left_out:,}"
+            self._tell([f"{count} more files were created or changed: list_session_files names them, a page at a time"])
+
+    async def _tell_limits(self, kernel: Kernel, seen: FolderUsage, is_all: bool) -> None:
+        """Limits that the kernel met and survived: a word in the output, and the cause unless there is another."""
+        quota, incidents = self._session.quota, kernel.incidents()
+        await quota.look_if_more_than_half(seen, is_all=is_all)
+        if quota.is_over and self._outcome.cause is None:
+            incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
+        for incident in incidents:
+            said = survived(incident)
+            self._transcript.notice(said)
+            self._outcome.cause = self._outcome.cause or said
+
+    def _tell(self, words: list[str]) -> None:
+        for word in words:
+            self._transcript.notice(word)
+
+    def _finish(self) -> None:
+        if self.is_finished:
+            return
+        self._times.ended_at = time.monotonic()
+        self._stopper = None
+        self._session.life.last_cause = self._outcome.cause or self._session.life.last_cause
+        self._result = self.result()
+        if not self._is_abandoned:
+            kept = self._transcript.recorder
+            self._session.note()
+            self._session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
+            measure(self._result, self.span)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def interrupt_all(executions: Sequence[Execution]) -> None:
+    """Stop executions of one session, given in order, and wait until they have ended."""
+    # The last one first, so that none of them begins because the one before it has ended.
+    for execution in reversed(executions):
+        execution.interrupt()
+    await asyncio.gather(*(execution.wait(execution.stop_s) for execution in executions))

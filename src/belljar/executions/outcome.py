@@ -1,0 +1,217 @@
+"""How a cell ended, in the words callers rely on: by itself, stopped, or with its kernel."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from belljar import measures
+from belljar.errors import KernelDied
+from belljar.executions.quota import DiskQuota
+from belljar.executions.stopper import Stopper
+from belljar.executions.transcript import Transcript
+from belljar.models import ExecutionResult, FileReference, State, Status, ToolCall, Usage
+from belljar.outputs.events import Finished
+from belljar.sandboxes.base import Incident
+from belljar.spans import ExecutionSpan
+from belljar.toolbox.base import CallRecord
+from belljar.toolbox.call_log import most_telling
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one execution; `running` until it is known."""
+
+    status: Status = "running"
+    state: State = "kept"
+    lost: tuple[str, ...] = ()
+    cause: str | None = None
+    count: int = 0
+    cpu_s: float = 0.0
+    peak_memory_mb: float = 0.0
+
+    def conclude(self, finished: Finished, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> None:
+        """The kernel says that the cell is over."""
+        self.status = stopped_status(stopper) or ("ok" if finished.is_ok else "error")
+        self.count = finished.execution_count
+        self.cpu_s = finished.cpu_s
+        self.peak_memory_mb = finished.peak_memory_mb
+        if stopper.reason == "timeout":
+            self.cause = f"timeout: interrupted after {timeout_s:g} s; variables are kept"
+        elif stopper.reason == "interrupted":
+            self.cause = f"interrupted {stopper.asked}; variables are kept"
+        elif stopper.reason == "disk_full":
+            self.cause = survived(Incident("disk_full", f"folder {quota.detail}, so the cell was interrupted"))
+
+
+def stopped_status(stopper: Stopper) -> Status | None:
+    """The status of a cell that was stopped."""
+    return "interrupted" if stopper.reason == "disk_full" else stopper.reason
+
+
+def cause_of_death(death: KernelDied, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> str:
+    """Why a kernel died with its cell, where no limit of the sandbox and nobody else ended it."""
+    if not stopper.was_killed:
+        return f"{KernelDied.code}: {death.message}"
+    match stopper.reason:
+        case "disk_full":
+            return killed(Incident("disk_full", f"folder {quota.detail}, and the cell went on"))
+        case "timeout":
+            return f"timeout: killed after {timeout_s:g} s, because it ignored the interrupt"
+        case _:
+            return f"killed {stopper.asked}, because it ignored the interrupt"
+
+
+# What is said of a limit that was hit: the word callers can rely on, the values, and what state survived.
+
+RESUMED = "its server ended while it ran; it went on under the next one"
+_SURVIVED = {
+    "out_of_memory": "a process of it was killed; the kernel lives, variables are kept",
+    "too_many_processes": "starting more was refused; the kernel lives, variables are kept",
+    "disk_full": "the kernel lives, variables and files are kept",
+}
+
+
+def survived(incident: Incident) -> str:
+    """The kernel is still there."""
+    return f"{incident.kind}: the session {incident.detail}; {_SURVIVED[incident.kind]}"
+
+
+def killed(incident: Incident) -> str:
+    """The kernel was killed by it."""
+    return f"{incident.kind}: the session {incident.detail}; the kernel was killed, variables are lost, files are kept"
+
+
+def lethal(incidents: Sequence[Incident], death: str) -> Incident | None:
+    """The incident that ended a kernel which died like this: want of memory kills with SIGKILL and nothing else.
+
+    It may also have killed the process that would have told.
+    """
+    if not death.endswith(("SIGKILL", "process ended")):
+        return None
+    return next((incident for incident in incidents if incident.kind == "out_of_memory"), None)
+
+
+def rewound(count: int) -> str:
+    """The kernel died, and an earlier state took its place."""
+    cells = "this cell" if count == 1 else f"the last {count} cells"
+    return f"the kernel died and the session was rewound: variables and files are as they were before {cells}"
+
+
+# What became of a session's variables when its kernel changed, in a form that executions tell.
+
+
+@dataclass(frozen=True, slots=True)
+class StateLossNotice:
+    """What went with a kernel that died, told to the next execution."""
+
+    names: tuple[str, ...]
+    notice: str
+    state: State = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLoss:
+    """What is left after a kernel died: nothing, or the state of a checkpoint."""
+
+    lost: tuple[str, ...]
+    is_rewound: bool = False
+    since: str = ""
+    """The first execution that was taken back."""
+
+    @property
+    def state(self) -> State:
+        """What became of the session's variables."""
+        return "rewound" if self.is_rewound else "lost"
+
+
+# The result of an execution, made of what is known of it so far, and its numbers for whoever operates the server.
+
+MOST_CALLS_TOLD = 100
+
+
+@dataclass(slots=True)
+class Times:
+    """When an execution was submitted, had its turn and ended, by the clock that nobody sets."""
+
+    submitted_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    def usage(self, outcome: Outcome) -> Usage:
+        """What it took until its end, or until now."""
+        now = self.ended_at or time.monotonic()
+        started = self.started_at or now
+        return Usage(
+            wall_s=round(now - started, 6),
+            cpu_s=round(outcome.cpu_s, 6),
+            queue_s=round(started - self.submitted_at, 6),
+            peak_memory_mb=round(outcome.peak_memory_mb, 1),
+        )
+
+
+def make_result(
+    execution_id: str,
+    session_id: str,
+    *,
+    outcome: Outcome,
+    transcript: Transcript,
+    times: Times,
+    files: list[FileReference],
+    calls: Sequence[CallRecord],
+    not_undoable: str | None,
+) -> ExecutionResult:
+    """The result, or as much of it as there is."""
+    summary = transcript.summary
+    return ExecutionResult(
+        success=outcome.status in ("ok", "running"),
+        status=outcome.status,
+        execution_id=execution_id,
+        session_id=session_id,
+        execution_count=outcome.count,
+        output=[text for _, text in summary.segments()],
+        stdout=summary.stream("stdout"),
+        stderr=summary.stream("stderr"),
+        result=summary.result,
+        displays=summary.displays,
+        error=(None if outcome.status in ("ok", "error") else outcome.cause) or summary.error,
+        traceback=summary.traceback,
+        files=files,
+        truncated=summary.truncation,
+        usage=times.usage(outcome),
+        state=outcome.state,
+        lost=list(outcome.lost),
+        cause=outcome.cause,
+        sequence=transcript.sequence,
+        calls=_told(calls, outcome),
+        not_undoable=not_undoable,
+    )
+
+
+def _told(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolCall]:
+    """Of a cell that did not end well: who reads on needs to know what it has done already."""
+    if outcome.status in ("ok", "running"):
+        return []
+    return [
+        ToolCall(server=call.server, tool=call.tool, state=call.state, duration_s=call.duration_s, reason=call.reason)
+        for call in most_telling(calls, MOST_CALLS_TOLD)
+    ]
+
+
+def measure(result: ExecutionResult, span: ExecutionSpan) -> None:
+    """Count a result that is final, and end its span."""
+    usage = result.usage
+    measures.executions.add(result.status)
+    measures.execution_queue.observe(usage.queue_s)
+    measures.execution_wall.observe(usage.wall_s)
+    span.end(
+        result.status,
+        is_failure=not result.success,
+        queue_s=usage.queue_s,
+        wall_s=usage.wall_s,
+        cpu_s=usage.cpu_s,
+        peak_memory_mb=usage.peak_memory_mb,
+        events=result.sequence,
+        displays=len(result.displays),
+        files=len(result.files),
+        lost=len(result.lost),
+    )

@@ -1,0 +1,99 @@
+"""What one execution asks a person, one question at a time: `input()` of its code, and what its calls need.
+
+Whoever follows the execution puts the question to the person, once, and brings the answer here. Knows nothing of
+protocols.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from belljar.outputs.events import InputRequest
+from belljar.toolbox.base import Question, QuestionReply
+
+ALIVE_CHECK_S = 0.5
+ANSWER = "answer"
+"""The one field of the form that `input()` is."""
+INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {ANSWER: {"type": "string", "title": "Answer", "description": "The text that input() returns"}},
+    "required": [ANSWER],
+    "title": "Answer",
+}
+_NO_PROMPT = "The code asks for input"
+
+
+def input_question(request: InputRequest) -> Question:
+    """`input()` as a form."""
+    message = request.prompt if request.prompt.strip() else _NO_PROMPT
+    return Question(message, INPUT_SCHEMA, is_password=request.is_password)
+
+
+def text_reply(text: str | None) -> QuestionReply:
+    """An answer to `input()`; None declines."""
+    return QuestionReply("decline") if text is None else QuestionReply("accept", {ANSWER: text})
+
+
+def text_of(reply: QuestionReply | None) -> str | None:
+    """What `input()` returns; None when it was declined or nobody answered."""
+    if reply is None or reply.action != "accept":
+        return None
+    answer = reply.values.get(ANSWER)
+    return None if answer is None else str(answer)
+
+
+class ExecutionQuestions:
+    """One execution's. `on_change` is called when there is something new to ask."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.current: Question | None = None
+        self.number = 0
+        """How many were put so far; an answer says which one it is for."""
+        self._on_change = on_change
+        self._turn = asyncio.Lock()
+        self._answer: asyncio.Future[QuestionReply] | None = None
+        self._is_being_asked = False
+
+    @contextmanager
+    def _put(self, question: Question) -> Generator[asyncio.Future[QuestionReply]]:
+        self._answer = asyncio.get_running_loop().create_future()
+        self.current = question
+        self.number += 1
+        self._on_change()
+        try:
+            yield self._answer
+        finally:
+            self.current = self._answer = None
+
+    async def ask(self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool]) -> QuestionReply | None:
+        """What the person says; None when nobody does in time, or when there is no one left to tell."""
+        async with self._turn:
+            if not is_wanted():
+                return None
+            with self._put(question) as answer:
+                deadline = time.monotonic() + limit_s
+                while not answer.done() and is_wanted() and time.monotonic() < deadline:
+                    await asyncio.wait([answer], timeout=min(ALIVE_CHECK_S, max(0, deadline - time.monotonic())))
+                return answer.result() if answer.done() else None
+
+    def answer(self, reply: QuestionReply, number: int | None = None) -> None:
+        """Answer the pending question. An answer to an earlier `number` is none to this one."""
+        if number not in (None, self.number):
+            return
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(reply)
+            self.current = None
+
+    @contextmanager
+    def asking(self) -> Generator[bool]:
+        """For whoever wants to put the question to a person: False while another does."""
+        if self._is_being_asked:
+            yield False
+            return
+        self._is_being_asked = True
+        try:
+            yield True
+        finally:
+            self._is_being_asked = False
+            self._on_change()

@@ -1,0 +1,109 @@
+"""The room a session may take on disk, in bytes and in files: measured by the host while the session lives, because no
+file system can be counted on to do it. What is written between two looks goes beyond the limit.
+
+Knows folders and a clock; who is stopped and what is said is the session's and the execution's.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from belljar.errors import TooLarge
+from belljar.files.disk_usage import FolderUsage, files_within, usage
+
+MEBIBYTE = 1024 * 1024
+_NO_LIMIT = 2**62
+# As fast as a page cache takes what a cell writes: the less room is left, the sooner the next look.
+FASTEST_BYTES_S = 2_000_000_000
+FASTEST_FILES_S = 200_000
+SHORTEST_S = 0.05
+BUSY_S = 1.0
+IDLE_S = 5.0
+# Looking must stay a small part of what a large folder costs anyway.
+REST_PER_LOOK = 10
+
+
+class DiskQuota:
+    """One session's. A limit of 0 is none."""
+
+    def __init__(self, folders: Sequence[Path], limit_mb: int) -> None:
+        self._folders = folders
+        self._limit = limit_mb * MEBIBYTE
+        self._files_limit = files_within(limit_mb)
+        self._usage = FolderUsage()
+
+    @property
+    def used(self) -> int:
+        """Bytes, when last measured."""
+        return self._usage.size_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last look found too much."""
+        return self._exceeds(1)
+
+    @property
+    def is_far_over(self) -> bool:
+        """Whether there is no time for an interrupt to be heard."""
+        return self._exceeds(2)
+
+    def _exceeds(self, times: int) -> bool:
+        limits = (self._limit * times, self._files_limit * times)
+        return bool(self._limit) and (self.used > limits[0] or self._usage.files > limits[1])
+
+    @property
+    def detail(self) -> str:
+        """The fact with its values."""
+        if self._usage.files > self._files_limit and self.used <= self._limit:
+            return f"holds {self._usage.files:,} files and folders, the limit is {self._files_limit:,}"
+        return f"holds {round(self.used / MEBIBYTE):,} MB, the limit is {self._limit // MEBIBYTE:,} MB"
+
+    @property
+    def room_bytes(self) -> int:
+        """What there was room for, when last measured."""
+        if not self._limit:
+            return _NO_LIMIT
+        return 0 if self.is_over else self._limit - self.used
+
+    async def look(self) -> None:
+        """Measure now."""
+        if self._limit:
+            self._usage = await asyncio.to_thread(usage, self._folders)
+
+    async def look_if_more_than_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
+        """Measure if what was seen on a passing glance, perhaps not all, makes it worth while."""
+        is_much = 2 * seen.size_bytes > self._limit or 2 * seen.files > self._files_limit
+        if self._limit and (self.is_over or is_much or not is_all):
+            await self.look()
+
+    async def check_room(self, size: int) -> None:
+        """Refuse a file that would not fit."""
+        await self.look()
+        if self._limit and (self.used + size > self._limit or self._usage.files + 1 > self._files_limit):
+            raise TooLarge(
+                f"disk_full: the session folder {self.detail}, and {size:,} bytes more do not fit",
+                hint="Delete files in the session folder first, with code such as os.remove(name)",
+            )
+
+    async def watch(self, *, is_busy: Callable[[], bool], on_growth: Callable[[], None]) -> None:
+        """Look until cancelled; call `on_growth` whenever the folder is over its limit and still growing."""
+        if not self._limit:
+            return
+        loop = asyncio.get_running_loop()
+        # What was written before anyone looked is nobody's growth.
+        await self.look()
+        while True:
+            before, began = self._usage, loop.time()
+            await self.look()
+            cost_s = loop.time() - began
+            is_still = self._usage == before
+            if self.is_over and (self.used > before.size_bytes or self._usage.files > before.files):
+                on_growth()
+            longest_s = IDLE_S if is_still and not is_busy() else BUSY_S
+            pause_s = min(longest_s, longest_s if self.is_over and is_still else self._full_in_s())
+            await asyncio.sleep(max(SHORTEST_S, pause_s, REST_PER_LOOK * cost_s))
+
+    def _full_in_s(self) -> float:
+        """The soonest that the limit can be reached."""
+        files_left = max(0, self._files_limit - self._usage.files)
+        return min(max(0, self._limit - self.used) / FASTEST_BYTES_S, files_left / FASTEST_FILES_S)

@@ -1,0 +1,211 @@
+"""The folder `workspace/` of a session: what its owner keeps across sessions, brought in before and out after a cell.
+
+A copy and not a mount: sessions are users of their own, sandboxes of five kinds, forked, rewound and put to sleep, and
+none of that may touch what another session works with. Of two sessions that change one file the later one wins.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError, FileMissing, InvalidPath
+from belljar.files.changes import Snapshot
+from belljar.files.names import shown
+from belljar.files.owner_folder import OwnerFolder, Stamp, stamp_of
+from belljar.files.private import write_file
+from belljar.files.workspace import Workspace
+from belljar.settings import Settings
+
+FOLDER = "workspace"
+MEBIBYTE = 1024 * 1024
+_PREFIX = f"{FOLDER}/"
+_MOST_TOLD = 5
+
+log = logging.getLogger(__name__)
+
+
+class OwnerFolders:
+    """Where the owners' files are; each has a folder with a name that no owner can choose."""
+
+    def __init__(self, folder: Path, *, limit_mb: int) -> None:
+        self._folder = folder
+        self._limit_mb = limit_mb
+
+    def of(self, principal: str) -> OwnerFolder:
+        """An owner's."""
+        name = hashlib.sha256(principal.encode(errors="surrogatepass")).hexdigest()[:32]
+        return OwnerFolder(self._folder / name, limit_bytes=self._limit_mb * MEBIBYTE)
+
+
+def open_owner_folders(settings: Settings) -> OwnerFolders | None:
+    """Those of a server; None where sessions keep nothing for each other."""
+    if settings.workspace == "off":
+        return None
+    folder = Path(settings.workspace_directory or settings.data_directory / "workspaces")
+    return OwnerFolders(folder, limit_mb=settings.workspace_mb)
+
+
+class SharedFolder:
+    """One session's part. `memory` is a file of the host's that says what was the same on both sides, and when."""
+
+    def __init__(self, shelf: OwnerFolder, workspace: Workspace, memory: Path) -> None:
+        self._shelf = shelf
+        self._workspace = workspace
+        self._memory = memory
+        self._same = _remembered(memory)
+        """By name: the stamps here and on the shelf when both had the same content."""
+        self._version = -1
+        self._is_rewound = False
+
+    def forget(self) -> None:
+        """The session's files are those of another time: what is on the shelf counts, and is not rewound."""
+        self._is_rewound = True
+        self._version = -1
+
+    async def bring_in(self, room_bytes: int) -> list[str]:
+        """Before a cell: what changed on the shelf. Returns what there is to tell."""
+        version = self._shelf.version()
+        if version == self._version:
+            return []
+        try:
+            told = await asyncio.to_thread(self._bring_in, room_bytes)
+        except (BelljarError, OSError) as error:
+            return [f"{_PREFIX} could not be brought up to date: {_reason(error)}"]
+        self._version = version
+        return told
+
+    async def take_out(self, after: Snapshot) -> list[str]:
+        """After a cell: what it changed. Returns what there is to tell."""
+        if self._is_rewound:
+            return []
+        here = {
+            name.removeprefix(_PREFIX): (mtime, size, inode)
+            for name, (mtime, size, inode, _) in after.files.items()
+            if name.startswith(_PREFIX)
+        }
+        changed = [name for name, stamp in here.items() if name not in self._same or self._same[name][0] != stamp]
+        # Of a folder that was not seen whole it cannot be told what is missing.
+        gone = [name for name in self._same if name not in here] if after.is_complete else []
+        if not changed and not gone:
+            return []
+        try:
+            return await asyncio.to_thread(self._take_out, changed, gone)
+        except OSError as error:
+            return [f"what changed in {_PREFIX} is not kept: {_reason(error)}"]
+
+    # In threads
+
+    def _bring_in(self, room_bytes: int) -> list[str]:
+        self._workspace.make_folder(FOLDER)
+        before = dict(self._same)
+        missing: list[str] = []
+        with self._shelf.locked():
+            there = self._shelf.files()
+            here = {
+                name.removeprefix(_PREFIX): stamp_of(status) for name, status in self._workspace.scan((FOLDER,)).found
+            }
+            for name in [name for name in self._same if name not in there]:
+                self._drop(name, here)
+            for name, stamp in there.items():
+                if not self._is_wanted(name, stamp, here.get(name)):
+                    continue
+                if stamp[1] > room_bytes:
+                    missing.append(f"{shown(name)} (no room for its {stamp[1]:,} bytes in the session)")
+                    continue
+                self._shelf.give(name, self._workspace, _PREFIX + name, room_bytes)
+                self._same[name] = (self._stamp_here(name), stamp)
+                room_bytes -= stamp[1]
+        self._is_rewound = False
+        if self._same != before:
+            self._remember()
+        return _told("not brought in", missing)
+
+    def _is_wanted(self, name: str, there: Stamp, here: Stamp | None) -> bool:
+        """Whether the shelf's file takes the place of this session's."""
+        known = self._same.get(name)
+        if here is None or self._is_rewound:
+            # Deleted here by something that outlived its cell, it goes from the shelf after the next one.
+            return known is None or known[1] != there or self._is_rewound
+        if known is None:
+            if here[:2] == there[:2]:
+                self._same[name] = (here, there)  # a fork's copy of the same file
+            return there[0] > here[0]
+        return known[1] != there and known[0] == here
+
+    def _drop(self, name: str, here: Mapping[str, Stamp]) -> None:
+        """Another session deleted it; here it goes too, unless it was changed meanwhile."""
+        known, _ = self._same.pop(name)
+        if here.get(name) == known:
+            self._workspace.delete(_PREFIX + name)
+
+    def _take_out(self, changed: list[str], gone: list[str]) -> list[str]:
+        unkept: list[str] = []
+        with self._shelf.locked():
+            is_current = self._shelf.version() == self._version
+            held = self._shelf.files()
+            # Whoever wants files gone deletes them: a folder that is gone or renamed as a whole comes back.
+            is_there = self._is_folder()
+            for name in gone:
+                _, there = self._same.pop(name)
+                if is_there and held.get(name) == there:
+                    self._shelf.remove(name)
+                    del held[name]
+            for name in changed:
+                try:
+                    self._same[name] = self._put(name, held)
+                except BelljarError as error:
+                    unkept.append(f"{shown(name)} ({_reason(error)})")
+            self._version = self._shelf.version() if is_current and is_there else -1
+        self._remember()
+        return _told("not kept for other sessions", unkept)
+
+    def _is_folder(self) -> bool:
+        try:
+            self._workspace.scan((FOLDER,), limit=1)
+        except FileMissing:
+            return False
+        return True
+
+    def _put(self, name: str, held: dict[str, Stamp]) -> tuple[Stamp, Stamp]:
+        file, status = self._workspace.open_read(_PREFIX + name)
+        with file:
+            return stamp_of(status), self._shelf.put(name, file.fileno(), held)
+
+    def _stamp_here(self, name: str) -> Stamp:
+        file, status = self._workspace.open_read(_PREFIX + name)
+        file.close()
+        return stamp_of(status)
+
+    def _remember(self) -> None:
+        try:
+            write_file(self._memory, json.dumps(self._same))
+        except OSError as error:
+            log.warning("what is the same in workspace/ could not be noted: %s", error.strerror)
+
+
+def _remembered(memory: Path) -> dict[str, tuple[Stamp, Stamp]]:
+    try:
+        kept: Any = json.loads(memory.read_text("utf-8"))
+        return {str(name): (_stamp(here), _stamp(there)) for name, (here, there) in kept.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _stamp(values: Any) -> Stamp:
+    mtime, size, inode = values
+    return (int(mtime), int(size), int(inode))
+
+
+def _reason(error: BelljarError | OSError) -> str:
+    if isinstance(error, FileMissing | InvalidPath):
+        return error.message
+    return getattr(error, "message", "") or getattr(error, "strerror", "") or type(error).__name__
+
+
+def _told(fact: str, names: list[str]) -> list[str]:
+    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return [f"{_PREFIX}: {fact}: {', '.join(names[:_MOST_TOLD])}{more}"] if names else []

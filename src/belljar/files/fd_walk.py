@@ -1,0 +1,192 @@
+"""Going down a tree by descriptor while hostile code rearranges it, to read it or to clear it away.
+
+Symlinks are never followed and nothing is reached by a path of more than one name. Where only its mode keeps the
+owner, us, out of a file or folder, the mode is lent and put back. Knows nothing of copies or snapshots. Blocking.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import stat
+import subprocess
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from belljar.files.names import MAX_DEPTH, UNFINISHED, display_name
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_ENTRIES",
+    "SWAPPED",
+    "UNFINISHED",
+    "Omission",
+    "Omissions",
+    "opened_file",
+    "opened_folder",
+    "remove",
+]
+
+MAX_ENTRIES = 200_000
+"""More is not worth walking through: about 10 s of work."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_HANDLE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# What opening or reading a link answers when the thing is of another kind than it was a moment ago.
+SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EISDIR})
+
+_NAMED_AT_MOST = 100
+_BATCH = 5_000
+_PASSES = 1_000
+_FLAT_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """Something that was left out, by its path in the folder, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Omissions:
+    """What was left out: the first hundred by name, all by number."""
+
+    named: list[Omission] = field(default_factory=list[Omission])
+    count: int = 0
+
+    def add(self, parts: list[str], reason: str) -> None:
+        """Take note of the entry at that path."""
+        self.count += 1
+        if len(self.named) < _NAMED_AT_MOST:
+            self.named.append(Omission(display_name("/".join(parts)), reason))
+
+
+@contextlib.contextmanager
+def opened_folder(
+    name: str, parent: int | None = None, *, is_written: bool = False
+) -> Generator[tuple[int, os.stat_result]]:
+    """A descriptor of a folder to be listed, and its status. If written, the caller sets its mode afterwards."""
+    with _opened(name, _FOLDER, parent, 0o700 if is_written else 0o500, is_kept=is_written) as (descriptor, status):
+        if parent is not None and status.st_dev != os.fstat(parent).st_dev:
+            raise OSError(errno.EXDEV, "is another file system")
+        yield descriptor, status
+
+
+@contextlib.contextmanager
+def opened_file(name: str, parent: int, *, is_written: bool = False) -> Generator[tuple[int, os.stat_result]]:
+    """A descriptor of a regular file, and its status. If written, the caller sets its mode afterwards."""
+    access, rights = (os.O_RDWR, 0o600) if is_written else (os.O_RDONLY, 0o400)
+    with _opened(name, _FILE | access, parent, rights, is_kept=is_written) as (descriptor, status):
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.ELOOP, "is not a regular file")
+        yield descriptor, status
+
+
+@contextlib.contextmanager
+def _opened(
+    name: str, flags: int, parent: int | None, rights: int, *, is_kept: bool
+) -> Generator[tuple[int, os.stat_result]]:
+    try:
+        descriptor = os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        descriptor, status = _open_lent(name, flags, parent, rights)
+    else:
+        status = os.fstat(descriptor)
+        # Listing takes less than what is done with the names afterwards.
+        if stat.S_ISDIR(status.st_mode) and ~status.st_mode & rights and status.st_uid == os.geteuid():
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | rights)
+    mode = stat.S_IMODE(status.st_mode)
+    try:
+        yield descriptor, status
+    finally:
+        # Whoever changed the mode meanwhile meant it.
+        if not is_kept and mode != mode | rights == stat.S_IMODE(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, mode)
+        os.close(descriptor)
+
+
+def _open_lent(name: str, flags: int, parent: int | None, rights: int) -> tuple[int, os.stat_result]:
+    """Open what its mode forbids us to, by way of a handle: nothing but that very inode gets the other mode."""
+    handle = os.open(name, _HANDLE, dir_fd=parent)
+    try:
+        status = os.fstat(handle)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise OSError(errno.ELOOP, "is neither file nor folder")
+        path, mode = f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode)
+        try:
+            os.chmod(path, mode | rights)  # noqa: PTH101 - a descriptor's path
+            try:
+                return os.open(path, flags & ~os.O_NOFOLLOW), status
+            except OSError:
+                os.chmod(path, mode)  # noqa: PTH101
+                raise
+        except FileNotFoundError as error:
+            raise PermissionError(errno.EACCES, "may not be read") from error
+    finally:
+        os.close(handle)
+
+
+def remove(parent: int, name: str) -> None:
+    """Remove whatever has that name, however deep; of a symlink, the link. `OSError` if something stays."""
+    doomed = [name]
+    while doomed:
+        _remove(parent, doomed.pop(), parent, 0, doomed)
+
+
+def _remove(parent: int, name: str, top: int, depth: int, doomed: list[str]) -> None:
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        with opened_folder(name, parent, is_written=True) as (descriptor, _):
+            if depth < _FLAT_DEPTH:
+                _empty(descriptor, top, depth + 1, doomed)
+            else:
+                # A deep tree is taken apart from the top, so that it cannot make us hold a descriptor for each level.
+                moved = UNFINISHED + secrets.token_hex(8)
+                os.rename(name, moved, src_dir_fd=parent, dst_dir_fd=top)
+                doomed.append(moved)
+                return
+        os.rmdir(name, dir_fd=parent)
+
+
+def _empty(descriptor: int, top: int, depth: int, doomed: list[str]) -> None:
+    for _ in range(_PASSES):
+        with os.scandir(descriptor) as entries:
+            names = [entry.name for entry in islice(entries, _BATCH)]
+        if not names:
+            return
+        for name in names:
+            _remove(descriptor, name, top, depth, doomed)
+
+
+# Removing a tree that hostile code built: thousands of levels deep, or with folders nobody may enter.
+# Python's own `rmtree` is recursive and gives up at about a thousand levels; `chmod` and `rm` walk by descriptor.
+
+_PATIENCE_S = 600
+
+log = logging.getLogger(__name__)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and everything below it, as far as it can be; blocks. Symlinks are removed, not followed."""
+    for command in (["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
+        try:
+            done = subprocess.run(
+                [*command, str(path)], check=False, capture_output=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("%s of %s failed: %s", command[0], path, type(error).__name__)
+            continue
+        if done.returncode and command[0] == "rm":
+            # Not what rm said: it names the files.
+            log.warning("%s was not removed whole: rm complained %d times", path, len(done.stderr.splitlines()))

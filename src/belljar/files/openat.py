@@ -1,0 +1,162 @@
+"""Folders and files of a session, each opened relative to the descriptor of the folder it is in.
+
+Symlinks are never followed, and what a descriptor is gets asked of the descriptor. Knows no names but one component's.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import BinaryIO
+
+from belljar.errors import BelljarError, FileMissing, InvalidPath, TooLarge, UsageError
+from belljar.files.file_types import kind_of
+from belljar.files.names import shown
+
+Owner = tuple[int, int]
+"""uid and gid."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_directory(root: str, parts: tuple[str, ...], name: str) -> int:
+    """A descriptor of the folder `parts` below `root`; `FileMissing` of `name` when something is in the way."""
+    return _descend(root, parts, name, FileMissing, lambda above, part: os.open(part, _DIRECTORY, dir_fd=above))
+
+
+def make_directory(root: str, parts: tuple[str, ...], name: str, owner: Owner | None, mode: int = 0o755) -> int:
+    """Like `open_directory`, made where there is none, for `owner` or for us; otherwise `InvalidPath`."""
+    return _descend(root, parts, name, InvalidPath, lambda above, part: _enter(above, part, owner, mode))
+
+
+def _descend(
+    root: str, parts: tuple[str, ...], name: str, refusal: type[UsageError], enter: Callable[[int, str], int]
+) -> int:
+    try:
+        directory = os.open(root, _DIRECTORY)
+    except OSError as error:
+        raise refusal(f"the session folder cannot be opened: {error.strerror}") from error
+    for index, part in enumerate(parts):
+        try:
+            below = enter(directory, part)
+        except OSError as error:
+            reached = "/".join(parts[: index + 1])
+            raise refusal(in_the_way(directory, part, reached, name, error)) from error
+        finally:
+            os.close(directory)
+        directory = below
+    return directory
+
+
+def _enter(directory: int, part: str, owner: Owner | None, mode: int) -> int:
+    """Open a directory below, making it if nothing has its name."""
+    try:
+        return os.open(part, _DIRECTORY, dir_fd=directory)
+    except FileNotFoundError:
+        # Another upload may make it first; whatever it then is, opening it decides.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, mode, dir_fd=directory)
+    below = os.open(part, _DIRECTORY, dir_fd=directory)
+    try:
+        if owner is not None:
+            os.fchown(below, *owner)
+    except OSError:
+        os.close(below)
+        raise
+    return below
+
+
+def open_regular(directory: int, leaf: str, name: str) -> tuple[BinaryIO, os.stat_result]:
+    """Open a regular file; its status is the descriptor's, so it is this file's."""
+    try:
+        # Opening a device can have effects of its own, hence a look before as well as after.
+        demand_regular(os.stat(leaf, dir_fd=directory, follow_symlinks=False), name)
+        descriptor = os.open(leaf, _READ, dir_fd=directory)
+    except OSError as error:
+        raise unreachable(name, "read", error) from error
+    try:
+        status = os.fstat(descriptor)
+        demand_regular(status, name)
+        return os.fdopen(descriptor, "rb"), status
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def create(directory: int, leaf: str, fill: Callable[[int], None], owner: Owner | None, mode: int = 0o644) -> None:
+    """Make a new file and fill it; nothing of it stays when that fails."""
+    descriptor = os.open(leaf, _CREATE, 0o600, dir_fd=directory)
+    try:
+        try:
+            if owner is not None:
+                os.fchown(descriptor, *owner)
+            os.fchmod(descriptor, mode)
+            fill(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        discard(directory, leaf)
+        raise
+
+
+def discard(directory: int, leaf: str) -> None:
+    """Remove what was not finished, if it is still there."""
+    with contextlib.suppress(OSError):
+        os.unlink(leaf, dir_fd=directory)
+
+
+# Why a file of a session cannot be read or written, as errors that say what to do next.
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def demand_regular(status: os.stat_result, name: str) -> None:
+    """Refuse what is no regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        raise FileMissing(
+            f"{shown(name)} is a {kind_of(status.st_mode)}, not a regular file",
+            hint="Name a regular file; symlinks are not followed, so name their target",
+        )
+
+
+def in_the_way(directory: int, part: str, reached: str, name: str, error: OSError) -> str:
+    """Why a folder on the way to a file could not be entered."""
+    if isinstance(error, FileNotFoundError):
+        return f"{shown(name)} does not exist: there is no {shown(reached)}"
+    try:
+        found = os.stat(part, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return f"{shown(name)} cannot be reached: {error.strerror}"
+    if stat.S_ISDIR(found.st_mode):
+        return f"{shown(name)} cannot be reached: {shown(reached)}: {error.strerror}"
+    return f"{shown(name)} cannot be reached: {shown(reached)} is a {kind_of(found.st_mode)}, not a directory"
+
+
+def unreachable(name: str, action: str, error: OSError) -> FileMissing:
+    """Why nothing could be done with what has that name."""
+    if isinstance(error, FileNotFoundError):
+        return FileMissing(f"{shown(name)} does not exist", hint="List the session's files to see their names")
+    if error.errno == errno.ELOOP:
+        return FileMissing(f"{shown(name)} is a symlink, not a regular file", hint="Name its target")
+    return FileMissing(f"{shown(name)} cannot be {action}: {error.strerror}", hint="Let code in the session mend it")
+
+
+def unwritable(name: str, size: int, error: OSError) -> BelljarError:
+    """Why so many bytes could not be put there."""
+    if error.errno in _NO_ROOM:
+        return TooLarge(f"no room for the {size} bytes of {shown(name)}", hint="Delete files of the session first")
+    if isinstance(error, IsADirectoryError):
+        return InvalidPath(f"{shown(name)} is a directory", hint="Choose another name")
+    return InvalidPath(f"{shown(name)} cannot be written: {error.strerror}", hint="Choose another name")
+
+
+def too_large(name: str, size: str, limit_bytes: int) -> TooLarge:
+    """More than a caller may have at once."""
+    return TooLarge(
+        f"{shown(name)} is {size} bytes, and the limit is {limit_bytes}",
+        hint="Let code in the session read the part that is needed, or write a smaller file",
+    )

@@ -1,0 +1,217 @@
+"""What snapshots of a folder are made of: a tree of nodes in memory, and contents in a store on disk.
+
+A content is one file of the store, without a name of its own and once for all files that have it, so that nothing
+hostile code can build has to be built there again. Knows nothing of the folder, or of how snapshots are taken.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from belljar.errors import EngineError
+from belljar.files.fd_walk import remove_tree
+from belljar.files.private import make_folder, write_file
+from belljar.files.stat_trust import Stamp
+
+INODE_BYTES = 512
+"""What a content costs besides its data."""
+
+
+class Content:
+    """The bytes of one or more files, in the store."""
+
+    __slots__ = ("is_gone", "path", "size_bytes", "uses")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size_bytes = INODE_BYTES
+        self.uses = 0
+        self.is_gone = False
+
+
+class FileNode(NamedTuple):
+    """A regular file."""
+
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    content: Content
+
+
+class LinkNode(NamedTuple):
+    """A symlink."""
+
+    target: str
+    mtime_ns: int
+    uid: int
+    gid: int
+
+
+class SpecialNode(NamedTuple):
+    """A pipe, socket or device: left where it is, never made."""
+
+    kind: str
+
+
+class FolderNode(NamedTuple):
+    """A folder; one node for all snapshots between which nothing below it changed."""
+
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    children: "dict[str, Node]"
+
+
+Node = FileNode | LinkNode | SpecialNode | FolderNode
+
+
+class KnownFile(NamedTuple):
+    """The content a file was seen to have; without a stamp, one has to look whether it still has."""
+
+    stamp: Stamp | None
+    content: Content
+
+
+class ContentStore:
+    """Contents in a folder that only the host can enter; what is there from before is removed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count()
+        self._size_bytes = 0
+        if folder.exists():
+            remove_tree(folder)
+        make_folder(folder)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the contents take, holes not counted."""
+        return self._size_bytes
+
+    def new(self) -> tuple[Content, int]:
+        """An empty content to be written through the descriptor, which the caller closes; then kept or discarded."""
+        content = Content(os.fspath(self._folder / str(next(self._numbers))))
+        return content, _open(content, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def inherit(self, path: Path, size_bytes: int) -> Content:
+        """A content of another store, which is this one's from now on."""
+        content = Content(os.fspath(self._folder / str(next(self._numbers))))
+        path.rename(content.path)
+        content.size_bytes = size_bytes
+        self._size_bytes += size_bytes
+        return content
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
+    def open(self, content: Content) -> int:
+        """A descriptor to read it; the caller closes it."""
+        return _open(content, os.O_RDONLY)
+
+    def keep(self, content: Content, data_bytes: int) -> None:
+        """Count a new content from now on."""
+        content.size_bytes += data_bytes
+        self._size_bytes += content.size_bytes
+
+    def hold(self, tree: FolderNode) -> None:
+        """A snapshot has this tree: its contents stay."""
+        for content in _contents(tree):
+            content.uses += 1
+
+    def release(self, tree: FolderNode) -> None:
+        """A snapshot with this tree is gone, and so are contents that no other one has."""
+        for content in _contents(tree):
+            content.uses -= 1
+            if content.uses == 0:
+                self.forgo(content)
+
+    def forgo(self, content: Content) -> None:
+        """Remove a content that was counted."""
+        self.discard(content)
+        self._size_bytes -= content.size_bytes
+
+    def discard(self, content: Content) -> None:
+        """Remove a content that no snapshot has."""
+        content.is_gone = True
+        os.unlink(content.path)  # noqa: PTH108 - a thousand times in a row
+
+    def close(self) -> None:
+        """Remove everything. May be called twice."""
+        self._size_bytes = 0
+        remove_tree(self._folder)
+
+
+def _open(content: Content, flags: int) -> int:
+    try:
+        return os.open(content.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, FileExistsError) as error:
+        # Never to be taken for a file of the session that is missing.
+        raise EngineError(f"the store of snapshots was tampered with: {error.strerror}") from error
+
+
+def _contents(tree: FolderNode) -> Iterator[Content]:
+    for node in tree.children.values():
+        if isinstance(node, FileNode):
+            yield node.content
+        elif isinstance(node, FolderNode):
+            yield from _contents(node)
+
+
+# A snapshot's tree as a file, for a server that comes after this one. Contents are named by their place in the store.
+# What is read back was written by the host, into a folder that nobody else can enter.
+
+TakeContent = Callable[[str, int], Content]
+"""The content of that name, which takes so many bytes."""
+
+
+def write_index(path: Path, tree: FolderNode) -> None:
+    """Keep a tree; whole or not at all."""
+    draft = path.with_suffix(".new")
+    write_file(draft, json.dumps(_told(tree)))
+    draft.replace(path)
+
+
+def read_index(path: Path, take_content: TakeContent) -> FolderNode:
+    """A tree that was kept; OSError or ValueError where there is none that can be read."""
+    try:
+        node = _node(json.loads(path.read_text("utf-8")), take_content)
+    except (TypeError, LookupError, RecursionError) as error:
+        raise ValueError("no tree") from error
+    if isinstance(node, FolderNode):
+        return node
+    raise ValueError("no folder")
+
+
+def _told(node: Node) -> list[Any]:
+    match node:
+        case FileNode(mode, mtime_ns, uid, gid, content):
+            return ["file", mode, mtime_ns, uid, gid, Path(content.path).name, content.size_bytes]
+        case FolderNode(mode, mtime_ns, uid, gid, children):
+            return ["folder", mode, mtime_ns, uid, gid, {name: _told(child) for name, child in children.items()}]
+        case LinkNode():
+            return ["link", *node]
+        case SpecialNode():
+            return ["special", *node]
+
+
+def _node(told: Any, take_content: TakeContent) -> Node:
+    kind, *fields = told
+    match kind:
+        case "file":
+            mode, mtime_ns, uid, gid, name, size_bytes = fields
+            return FileNode(mode, mtime_ns, uid, gid, take_content(name, size_bytes))
+        case "folder":
+            mode, mtime_ns, uid, gid, children = fields
+            below = {name: _node(child, take_content) for name, child in children.items()}
+            return FolderNode(mode, mtime_ns, uid, gid, below)
+        case "link":
+            return LinkNode(*fields)
+        case _:
+            return SpecialNode(*fields)

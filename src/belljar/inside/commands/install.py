@@ -1,0 +1,185 @@
+"""`pip install` and `uv pip install` in a session: the session has no network, so the host is asked to install.
+
+Only requirements by name go to the host, which checks them again. Whatever else pip and uv can do is left to the
+environment's own, where it has them. The commands in `bin` run it, and `startup/sitecustomize.py` for `python -m`.
+"""
+
+import importlib.machinery
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "BELLJAR_PACKAGES"
+PREFIX = "BELLJAR_PREFIX"
+
+_COMMANDS = Path(__file__).resolve().parent
+_HARMLESS = {
+    *(
+        "-q",
+        "-qq",
+        "-qqq",
+        "--quiet",
+        "-v",
+        "-vv",
+        "-vvv",
+        "--verbose",
+        "-y",
+        "--yes",
+        "--user",
+        "--system",
+        "--no-input",
+    ),
+    *("--no-cache-dir", "--no-cache", "-n", "--disable-pip-version-check", "--break-system-packages", "--no-color"),
+    *("--prefer-binary", "--no-warn-script-location", "--no-python-version-warning", "--no-progress"),
+    *("--root-user-action=ignore", "--progress-bar=off", "--no-warn-conflicts"),
+}
+_UPGRADES = {"-U", "--upgrade"}
+# What these ask for does not touch the session's packages: pip and uv may try it themselves.
+_NOT_OURS = {"-h", "--help", "-t", "--target", "--prefix", "--root", "--dry-run"}
+_IMPORTS = """
+import importlib, json, sys
+told = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        told[name] = f"{type(error).__name__}: {error}"
+sys.stderr.write("\\n" + json.dumps(told))
+"""
+
+
+class InstallRefused(Exception):
+    """What cannot be asked of the host."""
+
+
+def main(program: str, arguments: Sequence[str]) -> int:
+    """Install, or let the real program do what it was asked."""
+    wanted = _installation(program, arguments)
+    if wanted is None or not is_for_host(program, arguments):
+        return _step_aside(program, arguments)
+    try:
+        return _show(_ask(list(_requirements(wanted))))
+    except InstallRefused as refusal:
+        print(f"{program}: {refusal}", file=sys.stderr)
+        return 2
+
+
+def is_for_host(program: str, arguments: Sequence[str]) -> bool:
+    """Whether the call would change the session's packages, which the host does."""
+    if VARIABLE not in os.environ or _installation(program, arguments) is None:
+        return False
+    # uv installs into the virtual environment that is active; pip there is another program.
+    active = os.environ.get("VIRTUAL_ENV") if program == "uv" else None
+    return not active or os.path.realpath(active) == os.path.realpath(os.environ.get(PREFIX, ""))
+
+
+def _installation(program: str, arguments: Sequence[str]) -> "Sequence[str] | None":
+    """What follows `install`; None when the call is another, or has nothing to do with the session's packages."""
+    words = [word for word in arguments if word not in _HARMLESS] if program == "pip" else list(arguments)
+    lead = ["install"] if program == "pip" else ["pip", "install"]
+    if words[: len(lead)] != lead or any(word.partition("=")[0] in _NOT_OURS for word in words):
+        return None
+    return words[len(lead) :]
+
+
+def _requirements(words: Sequence[str]) -> Iterator[str]:
+    left = iter(words)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if name in ("-r", "--requirement", "--requirements"):
+            yield from _read(value if equals else next(left, ""))
+        elif word in _UPGRADES:
+            print(
+                "note: --upgrade is left out: a version that fits stays; ask for one, like 'name>=2'", file=sys.stderr
+            )
+        elif word == "--progress-bar":
+            next(left, None)
+        elif word.startswith("-") and word not in _HARMLESS:
+            raise InstallRefused(f"the option {word} cannot be used in a session: name packages, like 'pandas>=2'")
+        elif not word.startswith("-"):
+            yield word
+
+
+def _read(path: str) -> Iterator[str]:
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(1_000_000).replace("\\\n", " ").splitlines()
+    except OSError as error:
+        raise InstallRefused(f"{path or '-r'} cannot be read: {error.strerror}") from None
+    for line in lines:
+        requirement = line.partition(" #")[0].strip()
+        if requirement.startswith("-"):
+            raise InstallRefused(f"{path} has an option, which cannot be used in a session: {requirement}")
+        if requirement and not requirement.startswith("#"):
+            yield requirement
+
+
+def _ask(requirements: "list[str]") -> "dict[str, Any]":
+    if not requirements:
+        raise InstallRefused("nothing to install: name at least one package")
+    folder, name = os.path.split(os.environ[VARIABLE])
+    here = os.open(".", os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            os.chdir(folder)  # a socket's address holds 107 bytes, and the folder's name may be longer
+            sock.connect(name)
+            os.fchdir(here)
+            sock.sendall(json.dumps({"requirements": requirements}).encode() + b"\n")
+            with sock.makefile("rb") as answer:
+                return json.loads(answer.read())
+    except (OSError, ValueError) as error:
+        raise InstallRefused(f"the host did not answer: {error}") from None
+    finally:
+        os.close(here)
+
+
+def _show(answer: "dict[str, Any]") -> int:
+    modules: list[str] = answer["modules"]
+    for line in answer["lines"]:
+        print(line)
+    faults = _import(modules) if modules else {}
+    for name, fault in faults.items():
+        print(f"{name} is installed but does not import: {fault}", file=sys.stderr)
+    for line in answer["errors"]:
+        print(line, file=sys.stderr)
+    return 1 if faults or answer["errors"] else 0
+
+
+def _import(modules: "list[str]") -> "dict[str, str]":
+    """Import them in a fresh process beside the kernel, and tell what went wrong."""
+    command = [sys.executable, "-c", _IMPORTS, *modules]
+    told = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    try:
+        return json.loads(told.stderr.rpartition(b"\n")[2])
+    except ValueError:
+        return {", ".join(modules): f"the interpreter ended with status {told.returncode}"}
+
+
+def _step_aside(program: str, arguments: Sequence[str]) -> int:
+    command = _real_pip() if program == "pip" else _real_uv()
+    if command:
+        os.execv(command[0], [*command, *arguments])
+    print(f"{program}: not here; '{'uv ' if program == 'uv' else ''}pip install NAME' works", file=sys.stderr)
+    return 127
+
+
+def _real_pip() -> "list[str]":
+    spec = importlib.machinery.PathFinder.find_spec("pip")
+    return [sys.executable, str(Path(spec.origin).parent)] if spec and spec.origin else []
+
+
+def _real_uv() -> "list[str]":
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [folder for folder in folders if Path(folder).resolve() != _COMMANDS / "bin"]
+    found = shutil.which("uv", path=os.pathsep.join(others))
+    return [found] if found else []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,86 @@
+"""What a rich output is turned into before it leaves: JSON-able values, and Plotly figures as a page and a picture.
+
+Plotly hands out its own JSON, which only a notebook front end can draw. The page is self-contained: it opens with no
+network. The picture needs kaleido and a browser it can start; without one there is none, and that is found out once.
+"""
+
+import base64
+import hashlib
+import importlib
+import json
+from typing import Any
+
+from .channel import MAX_DEPTH, is_too_deep
+
+PLOTLY = "application/vnd.plotly.v1+json"
+_state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
+
+
+def prepared(data: dict[str, Any]) -> dict[str, Any]:
+    """The bundle as it goes to the host."""
+    if PLOTLY in data:
+        data = {**data, **_drawn(data[PLOTLY])}
+        del data[PLOTLY]
+    return {mime: _encoded(value) for mime, value in data.items()}
+
+
+def _encoded(value: Any) -> Any:
+    if is_too_deep(value):
+        return f"<data that is nested more than {MAX_DEPTH} deep was left out>"
+    return base64.b64encode(value).decode("ascii") if isinstance(value, (bytes, bytearray)) else value
+
+
+def _drawn(figure: dict[str, Any]) -> dict[str, Any]:
+    io = importlib.import_module("plotly.io")
+    figure = {key: figure[key] for key in ("data", "layout", "frames") if key in figure}
+    # `chart.show()` and then `chart`: the same figure must give the same bytes, or it would be shown twice.
+    digest = hashlib.sha256(json.dumps(figure, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    page = io.to_html(figure, include_plotlyjs=True, full_html=True, validate=False, div_id=f"plot-{digest}")
+    drawn: dict[str, Any] = {"text/html": page}
+    if _state["has_picture"] and (picture := _pictured(io, figure, digest)) is not None:
+        drawn["image/png"] = picture
+    return drawn
+
+
+def _pictured(io: Any, figure: dict[str, Any], digest: str) -> Any:
+    """The figure as PNG; the last one is kept, because drawing takes a browser and seconds."""
+    if _state["pictured"] != digest:
+        try:
+            _state["picture"] = io.to_image(figure, format="png", validate=False)
+        except Exception:
+            _state["has_picture"] = False
+            return None
+        _state["pictured"] = digest
+    return _state["picture"]
+
+
+# Whether a value has any form but text. IPython asks each of its dozen formatters, which takes 0.1 ms; for values of
+# Python's own types the answer is known, unless somebody has given such a type another form.
+
+_OURS = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+# With the types that they inherit from: what somebody gives to `object`, all of them have.
+_INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
+    kind: [(parent, (parent.__module__, parent.__name__)) for parent in kind.__mro__] for kind in _OURS
+}
+
+
+def is_text_alone(value: object, display_formatter: Any) -> bool:
+    """Whether text is the one form that a shell's formatters would find; False where that is not certain."""
+    inherited = _INHERITED.get(type(value))
+    if inherited is None or not _is_ipythons(display_formatter) or "format" in vars(display_formatter):
+        return False
+    formatters = display_formatter.formatters
+    others = [formatter for mime, formatter in formatters.items() if mime != "text/plain"]
+    others += [display_formatter.ipython_display_formatter, display_formatter.mimebundle_formatter]
+    return "text/plain" in formatters and not any(_may_apply(formatter, inherited) for formatter in others)
+
+
+def _may_apply(formatter: Any, inherited: "list[tuple[type, tuple[str, str]]]") -> bool:
+    if not _is_ipythons(formatter) or formatter.singleton_printers:
+        return True
+    printers, deferred = formatter.type_printers, formatter.deferred_printers
+    return any(kind in printers or name in deferred for kind, name in inherited)
+
+
+def _is_ipythons(formatter: Any) -> bool:
+    return type(formatter).__module__.startswith("IPython.")

@@ -1,0 +1,527 @@
+"""The runner's life: attach to a host, run what it asks, one thing at a time, until it is gone."""
+
+# IPython is typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import asyncio
+import bdb
+import builtins
+import contextlib
+import getpass
+import importlib
+import itertools
+import os
+import random
+import resource
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from . import comms, fork, interpreter_state, introspection, relocation
+from .channel import Channel
+from .interrupts import Interrupts
+from .pristine import no_traces
+from .shell import Shell, build_shell, direct_outputs
+from .state_file import StateContext
+from .state_load import StateLoader
+from .state_save import StateSaver
+from .streams import Streams
+
+NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
+
+NO_DEBUGGER = "the debugger has nobody to ask here: the client cannot pass questions on. Print what you want to know."
+_SHELL = "/bin/bash"
+
+MAX_VARIABLES = 200
+LONGEST_NAME = 200
+
+
+class Runner:
+    """One shell and, once attached, one host."""
+
+    channel: Channel
+    streams: Streams
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self) -> None:
+        self.shell: Shell = build_shell()
+        self.interrupts = Interrupts()
+        comms.install(self.emit)
+        self._execution: Any = None
+        self._allow_input = False
+        self._awaits_go = False
+        self.is_asleep = False
+        self._held: dict[str, Any] | None = None
+        self._finished: dict[str, Any] | None = None
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def attach(self, sock: socket.socket) -> None:
+        """Meet the host. Everything that must not exist before a fork is made here."""
+        self.channel = Channel(sock)
+        self.streams = Streams(self._synchronise, self._is_held)
+        self.interrupts.install()
+        self.loop = asyncio.new_event_loop()
+        self.shell.loop_runner = self._run_coroutine
+        direct_outputs(self.shell, self.emit)
+        self.shell.on_begin = self._begin
+        self._called: asyncio.Future[None] | None = None
+        self.shell.is_forked = lambda: self.channel.is_forked()
+        os.register_at_fork(after_in_child=self._hang_up)
+        os.environ.setdefault("SHELL", _SHELL if Path(_SHELL).exists() else "/bin/sh")
+        builtins.input = self._input
+        getpass.getpass = self._getpass
+        interpreter_state.remember_start(self.shell)
+        self.channel.send({"type": "ready", "python": sys.version.split()[0]})
+
+    def serve(self) -> None:
+        """Until the host closes the socket."""
+        while True:
+            # A child that a cell, a callback or a task forked comes here too when it has nothing left to do.
+            if self.channel.is_forked():
+                self._end_child(0)
+            try:
+                message = self._next()
+            except EOFError:
+                if self.is_asleep:
+                    os._exit(0)  # its buffers and its exit functions are the origin's
+                return
+            handler = getattr(self, "_on_" + str(message.get("op")), None)
+            if handler is not None:
+                handler(message)
+
+    # Children that the session forks
+
+    def _hang_up(self) -> None:
+        """In a child: let go of the socket, which would look open to the host when this process's parent has died."""
+        if fork.is_copying():
+            return
+        self.channel.close()
+        if (called := self._called) is None:
+            return
+        # Forked by a task between cells: nothing more is heard on the socket, so the child ends with that task. The
+        # selector is the parent's too, and what the child did to it would be done to the parent.
+        relocation.own_loop(self.loop)
+        task = asyncio.current_task(self.loop)
+        if task is None:
+            called.set_result(None)
+        else:
+            task.add_done_callback(lambda _: called.done() or called.set_result(None))
+
+    def _end_child(self, status: int) -> None:
+        """A child of the session's came to the end of its cell: it ends as a script's would, and serves nobody."""
+        with contextlib.suppress(Exception):
+            self.streams.flush()
+        os._exit(status)
+
+    # Messages that wait for the host
+
+    def emit(self, message: dict[str, Any]) -> None:
+        """Send an output in its place: the host empties the pipes before it looks at it, then lets us go on.
+
+        A result is nearly always the cell's last word. It is held back until something follows it, so that it can
+        travel with the end of the cell and save a round trip.
+        """
+        self.streams.flush()
+        message = {**message, "id": self._execution}
+        is_spare = self._execution is None and message["type"] == "comm"
+        if is_spare or not self.channel.is_owner():
+            # Between cells there may be nobody to listen: a widget's word is not worth stopping its thread for.
+            self.channel.send(message, if_room=is_spare)
+            return
+        self._send_held()
+        if message["type"] == "result":
+            self._held = message
+        else:
+            self._send_in_order(message)
+
+    def _synchronise(self) -> bool:
+        if not self.channel.is_owner() or self._execution is None:
+            return False
+        if not self._send_held():
+            self._send_in_order({"type": "sync", "id": self._execution})
+        return True
+
+    def _is_held(self) -> bool:
+        return self._held is not None
+
+    def _send_held(self) -> bool:
+        held, self._held = self._held, None
+        if held is not None:
+            self._send_in_order(held)
+        return held is not None
+
+    def _send_in_order(self, message: dict[str, Any]) -> None:
+        with self.interrupts.held():
+            self.channel.send({**message, "ack": True})
+            self._await("ack")
+
+    def _input(self, prompt: object = "", /) -> str:
+        __tracebackhide__ = True
+        if not self._may_ask() and _is_debugger(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+            # A debugger would take an end of input for a wish to quit, and the cell would end without a word.
+            raise StdinNotImplementedError(NO_DEBUGGER)
+        return self._ask(str(prompt), is_password=False)
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
+        __tracebackhide__ = True
+        return self._ask(prompt, is_password=True)
+
+    def _ask(self, prompt: str, *, is_password: bool) -> str:
+        __tracebackhide__ = True
+        if not self._may_ask():
+            raise EOFError(NO_INPUT)
+        self.streams.flush()
+        self._send_held()
+        with self.interrupts.held():
+            question = {"prompt": prompt, "is_password": is_password}
+            self.channel.send({"type": "input", "id": self._execution, **question})
+            answer = self._await("input", **question)
+        if answer.get("is_interrupt"):
+            raise KeyboardInterrupt
+        if answer.get("value") is None:
+            raise EOFError("nobody answered input(): the question was declined")
+        return str(answer["value"])
+
+    def _may_ask(self) -> bool:
+        return self._allow_input and self.channel.is_owner()
+
+    def _await(self, op: str, **question: Any) -> dict[str, Any]:
+        while True:
+            message = self._receive()
+            if message.get("op") == op:
+                return message
+            if message.get("op") == "attend":
+                # Another host has taken over: the one that heard the question cannot answer any more.
+                self.channel.send({"type": "resumed", "id": message["id"], "awaits": op, **question})
+                continue
+            self._waiting.append(message)
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return self.channel.receive()
+        except EOFError:
+            os._exit(0)  # the host is gone, and with it everyone who could see what the cell does next
+
+    def _on_attend(self, message: dict[str, Any]) -> None:
+        """Another host has taken over, between two cells; it may have missed how the last one ended."""
+        self.channel.send({"type": "resumed", "id": message["id"], "last": self._finished})
+
+    def _next(self) -> dict[str, Any]:
+        if self._waiting:
+            return self._waiting.popleft()
+        if not self.channel.has_buffered() and self._has_background_tasks():
+            self._run_background_tasks()
+        return self.channel.receive()
+
+    # Tasks that outlive their cell go on while the runner waits for the next
+
+    def _has_background_tasks(self) -> bool:
+        return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
+
+    def _run_background_tasks(self) -> None:
+        self._called = called = self.loop.create_future()
+        descriptor = self.channel.fileno()
+        self.loop.add_reader(descriptor, lambda: called.done() or called.set_result(None))
+        try:
+            self.loop.run_until_complete(called)
+            if self.channel.is_forked():
+                self._end_child(0)
+        finally:
+            self._called = None
+            self.loop.remove_reader(descriptor)
+
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = self.loop.create_task(coroutine)
+        try:
+            return self.loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            # The cell's own finally blocks run, and no stray task stays behind.
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+                self.loop.run_until_complete(task)
+            raise
+
+    # Copies
+
+    def _on_fork(self, message: dict[str, Any]) -> None:
+        """A copy of this session: one that runs, with pipes and a keeper of its own, or one that sleeps."""
+        descriptors = self.channel.take_descriptors()
+        own = {self.channel.fileno(), *descriptors, *relocation.loop_descriptors(self.loop)}
+        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork.uncloneable(own)}
+        if message.get("is_elsewhere"):
+            answer["lost"] += fork.left_behind()
+        if reason := fork.obstacle():
+            answer["error"] = reason
+        else:
+            self.streams.flush()
+            numbers, folder = random.getstate(), _folder()
+            try:
+                if len(descriptors) == 1:
+                    is_copy = fork.divide_asleep()
+                else:
+                    is_copy = fork.divide(
+                        descriptors,
+                        is_elsewhere=message["is_elsewhere"],
+                        is_hidden=not self.is_asleep,
+                        has_keeper=message["has_keeper"],
+                    )
+            except OSError as error:
+                is_copy, answer["error"] = False, fork.reason_of(error)
+            if is_copy:
+                random.setstate(numbers)
+                self._become_copy(descriptors, message, folder)
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.channel.send(answer)
+        if self.is_asleep:
+            fork.reap()
+
+    def _become_copy(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
+        self.is_asleep = len(descriptors) == 1
+        if self.is_asleep:
+            fork.silence_streams()
+            sock = socket.socket(fileno=descriptors[0])
+        else:
+            sock = fork.take_streams(descriptors)
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+            fork.own_proc_entry()
+        # The old channel's socket object closes its descriptor when it goes; that number must not be reused before.
+        self.channel.close()
+        self.channel = Channel(sock)
+        # A copy asleep too: held open by it, a pipe of the origin's would never end and a port never be free.
+        fork.detach_inherited({self.channel.fileno()})
+        if not self.is_asleep:
+            self._settle_in(message, folder)
+        self._waiting.clear()
+        self._finished = None  # the origin's
+        self.channel.send({"type": "ready", "python": sys.version.split()[0]})
+
+    def _settle_in(self, message: dict[str, Any], folder: str) -> None:
+        """A copy that runs is a session of its own: its files, its variables of the environment, its event loop."""
+        os.environ.update(message["environment"])
+        interpreter_state.move_start(message["environment"])
+        for old, new in message["moved"].items():
+            relocation.move_modules(old, new)
+        # Who enters another sandbox stands at its root.
+        for place in (folder, message["folder"]):
+            with contextlib.suppress(OSError):
+                os.chdir(place)
+                break
+        self.loop = relocation.own_loop(self.loop)
+        fork.stir_random()
+        if message["reseed"]:
+            fork.reseed()
+
+    # What the host asks
+
+    def _on_execute(self, message: dict[str, Any]) -> None:
+        self._run(message, lambda: self._run_cell(message["code"]))
+
+    def _on_comm(self, message: dict[str, Any]) -> None:
+        """A front end's word to a widget: its callbacks run, and what they show is shown, as in a cell without code."""
+        self._run(message, lambda: self._hear(message))
+
+    def _hear(self, message: dict[str, Any]) -> bool:
+        self._begin()
+        comms.hear(message, self.emit)
+        return True
+
+    def _on_comms(self, message: dict[str, Any]) -> None:
+        opened: dict[str, str] = {}
+        with contextlib.suppress(Exception), self._interruptible():
+            opened = comms.opened()
+        self.channel.send({"type": "comms", "id": message["id"], "opened": opened})
+
+    def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
+        self._execution = message["id"]
+        self._allow_input = bool(message.get("allow_input"))
+        comms.begin()
+        self._awaits_go = bool(message.get("awaits_go"))
+        self.streams.begin()
+        if self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        count = self.shell.execution_count
+        before = _cpu_s()
+        is_ok = self._guarded(work)
+        if self.channel.is_forked():
+            self._end_child(0 if is_ok else 1)
+        self._allow_input = False
+        self._awaits_go = False  # code that IPython could not read never came to wait for it
+        self.streams.flush()
+        held, self._held = self._held, None
+        self._finished = {
+            "type": "finished",
+            "id": self._execution,
+            "is_ok": is_ok,
+            "execution_count": count,
+            "cpu_s": _cpu_s() - before,
+            "variables": self._variables(),
+        }
+        self.channel.send(*([held] if held else []), self._finished)
+        self._execution = None
+
+    def _run_cell(self, code: str) -> bool:
+        outcome = self.shell.run_cell(code, store_history=True)
+        left = outcome.error_in_exec
+        if isinstance(left, SystemExit) and self.channel.is_forked():
+            self._end_child(_exit_status(left))
+        return bool(outcome.success) or (isinstance(left, SystemExit) and left.code in (None, 0))
+
+    def _guarded(self, work: Callable[[], bool]) -> bool:
+        try:
+            with self.interrupts.cell():
+                return work()
+        except KeyboardInterrupt:
+            self.emit({"type": "error", "name": "KeyboardInterrupt", "message": "", "traceback": ["KeyboardInterrupt"]})
+        except BaseException as error:  # a hook or transformer of the user's own broke the shell itself
+            lines = traceback.format_exc().splitlines()
+            if self.channel.is_forked():
+                print(*lines, sep="\n", file=sys.stderr)
+            self.emit({"type": "error", "name": type(error).__name__, "message": str(error), "traceback": lines})
+        return False
+
+    def _begin(self) -> None:
+        """The cell's own code begins. An interrupt may have overtaken it: the signal is past, its message is here."""
+        if self._awaits_go:
+            self._await_go()
+        if not self.interrupts.begin():
+            return
+        while self.channel.has_message():
+            self._waiting.append(self.channel.receive())
+        interrupt = {"op": "interrupt", "id": self._execution}
+        if interrupt in self._waiting:
+            self._waiting.remove(interrupt)
+            raise KeyboardInterrupt
+
+    def _await_go(self) -> None:
+        """The host has something to finish before the cell runs; an interrupt waits as long."""
+        self._awaits_go = False
+        go = {"op": "go", "id": self._execution}
+        while go not in self._waiting:
+            self._waiting.append(self._receive())
+        self._waiting.remove(go)
+
+    def _variables(self) -> list[str]:
+        # First those that are hidden, in one step: IPython adds two of them with every cell.
+        shown = itertools.filterfalse(self.shell.user_ns_hidden.__contains__, self.shell.user_ns)
+        names = (name for name in shown if not name.startswith("_") and len(name) <= LONGEST_NAME)
+        return list(itertools.islice(names, MAX_VARIABLES))
+
+    def _on_rehearse(self, message: dict[str, Any]) -> None:
+        direct_outputs(self.shell, lambda _message: None)
+        asyncio.set_event_loop(self.loop)
+        with no_traces(self.shell):
+            for cell in ("None", "0"):
+                self.shell.run_cell(cell, store_history=False)
+        direct_outputs(self.shell, self.emit)
+        self.channel.send({"type": "rehearsed", "id": message["id"]})
+
+    def _on_complete(self, message: dict[str, Any]) -> None:
+        answer = introspection.no_completion(message["cursor"])
+        with self._interruptible():
+            answer = introspection.complete(self.shell, message["code"], message["cursor"])
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_inspect(self, message: dict[str, Any]) -> None:
+        answer = introspection.NOTHING_FOUND
+        with self._interruptible():
+            answer = introspection.inspect(self.shell, message["code"], message["cursor"], message["detail"])
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_check(self, message: dict[str, Any]) -> None:
+        self.channel.send({**introspection.check(self.shell, message["code"]), "id": message["id"]})
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Generator[None, None, None]:
+        """While names are looked at: those of the session's own may run code of its own, and for ever."""
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self.interrupts.begin()
+            yield
+        self.streams.flush()
+
+    def _on_import(self, message: dict[str, Any]) -> None:
+        loaded = [name for name in message["watched"] if name in sys.modules]
+        errors: dict[str, str] = {}
+        importlib.invalidate_caches()
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self.interrupts.begin()
+            for name in message["modules"]:
+                errors[name] = "interrupted"
+                errors[name] = _import_error(name)
+        self.streams.flush()
+        failed = {name: error for name, error in errors.items() if error}
+        self.channel.send({"type": "imported", "id": message["id"], "loaded": loaded, "errors": failed})
+
+    def _on_save(self, message: dict[str, Any]) -> None:
+        self._keep(message, StateSaver(self.shell, message["path"], message["limit_bytes"], message["limit_s"]))
+
+    def _on_load(self, message: dict[str, Any]) -> None:
+        self._keep(message, StateLoader(self.shell, message["path"]))
+
+    def _keep(self, message: dict[str, Any], work: StateContext) -> None:
+        """Runs code of the session's, so it is a cell to everyone but the host: nothing it shows is shown."""
+        self._execution = message["id"]
+        self._allow_input = False
+        self.streams.begin()
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self._begin()
+            work.run()
+        work.finish()
+        self.streams.flush()
+        self._execution = self._held = None
+        self.channel.send({**work.report.message(), "id": message["id"]})
+
+
+def _is_debugger(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), bdb.Bdb)
+
+
+def _exit_status(left: SystemExit) -> int:
+    """What Python makes of `sys.exit(…)`: a number is the status, None is success, anything else is said."""
+    if left.code is None:
+        return 0
+    if isinstance(left.code, int):
+        return left.code & 0xFF
+    print(left.code, file=sys.stderr)
+    return 1
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""  # removed under our feet
+
+
+def _import_error(name: str) -> str:
+    try:
+        importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"[:2_000]
+    return ""
+
+
+def _cpu_s() -> float:
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+def main(descriptor: str) -> None:
+    """Cold start: build the shell, attach to the inherited socket, serve."""
+    runner = Runner()
+    runner.attach(socket.socket(fileno=int(descriptor)))
+    runner.serve()

@@ -1,0 +1,234 @@
+"""A process that is never a session's: it has everything imported, and forks kernels on the host's word."""
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import fork, namespaces
+from .channel import Channel
+from .pristine import no_traces
+from .serving import Runner
+from .shell import Shell
+
+_UNFIT = "BELLJAR_UNFIT"
+"""Modules that an earlier start has left out, and why."""
+
+
+class ZygoteRunner:
+    """One shell, built and warmed, waiting to be copied."""
+
+    def __init__(self, modules: "list[str]") -> None:
+        self.runner = Runner()
+        self.failed = import_all(modules)
+        run_first_times(self.runner.shell)
+        self._folders = home_folders()
+        self._set_threads = find_thread_setters()
+        settle()
+
+    def serve(self, channel: Channel) -> None:
+        """Fork until the host is gone. Returns in no copy: those serve until their own host is gone."""
+        # At once, not with the next request: a keeper that nobody has waited for still counts in its session's group.
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
+        channel.send({"type": "warm", "failed": self.failed, "threads": fork.thread_count()})
+        while True:
+            try:
+                message = channel.receive()
+            except EOFError:
+                return
+            descriptors = channel.take_descriptors(fork.MOST)
+            try:
+                is_copy = fork.divide(
+                    descriptors,
+                    is_elsewhere=True,
+                    is_hidden=False,
+                    has_keeper=message["has_keeper"],
+                    is_session=False,
+                )
+            except OSError as error:
+                is_copy = False
+                fork.refuse(descriptors, error)
+            if is_copy:
+                try:
+                    self._become_kernel(descriptors, message)
+                except BaseException:
+                    os.write(2, traceback.format_exc().encode())
+                finally:
+                    os._exit(1)  # never back into the zygote's own loop
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _become_kernel(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sock = fork.take_streams(descriptors)
+        fork.close_inherited({sock.fileno()})
+        namespaces.own_proc_entry()
+        os.environ.clear()
+        os.environ.update(message["environment"], PWD=message["folder"])
+        _prepend_path(message["environment"].get("PYTHONPATH", ""))
+        os.chdir(message["folder"])
+        fork.reseed()
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        for set_threads in self._set_threads if message["threads"] > 1 else ():
+            set_threads(message["threads"])
+        self.runner.attach(sock)
+        self.runner.serve()
+        os._exit(0)
+
+
+def _prepend_path(paths: str) -> None:
+    """Where a cold start would have them: before the environment's own packages."""
+    wanted = [path for path in paths.split(os.pathsep) if path and path not in sys.path]
+    sys.path[:] = [*sys.path[:1], *wanted, *sys.path[1:]]
+
+
+def _own_command() -> "list[bytes]":
+    """The words that this process was started with: `sys.orig_argv` came with Python 3.10."""
+    return Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+
+
+def main(descriptor: str, *modules: str) -> None:
+    """Warm up, then fork on request. What holds the sandbox open is another process: sessions outlive a zygote."""
+    unfit: dict[str, str] = json.loads(os.environ.pop(_UNFIT, "{}"))
+    if not unfit and os.fork():
+        os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+        os.execvp("sleep", ["sleep", "infinity"])
+    try:
+        zygote = ZygoteRunner([module for module in modules if module not in unfit])
+    except Unfit as error:
+        # There is no undoing an import: once more from the start, without that module.
+        os.environ[_UNFIT] = json.dumps({**unfit, error.module: str(error)})
+        os.execv(sys.executable, _own_command())
+    zygote.failed.update(unfit)
+    zygote.serve(Channel(socket.socket(fileno=int(descriptor))))
+
+
+# Making a process worth forking: modules imported and first times over, so that its copies need not repeat them.
+# Everything here runs in the environment's own code and leaves nothing behind that copies must not share: no thread,
+# no event loop, no socket, no name in the user's namespace.
+
+# IPython is typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+# Standard library modules that cells use most; each saves its import in every session.
+_COMMON = (
+    *("base64", "collections", "concurrent.futures", "csv", "dataclasses", "datetime", "decimal", "email", "enum"),
+    *("functools", "glob", "hashlib", "http.client", "inspect", "itertools", "json", "logging", "math"),
+    *("multiprocessing", "multiprocessing.process", "pathlib", "pickle", "random", "re", "shutil", "sqlite3"),
+    *("statistics", "string", "subprocess", "tempfile", "textwrap", "time", "typing", "urllib.request", "uuid"),
+    *("zipfile", "ctypes"),
+)
+# Cells of the kinds that every session runs: an expression, an error, a page of output, an `await`.
+_CELLS = ("1 + 1", "print('', end='')", "raise ValueError", "%pwd", "import asyncio\nawait asyncio.sleep(0)")
+_BLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+
+SetThreads = Callable[[int], Any]
+
+
+class Unfit(Exception):
+    """A module has made this process one that must not be forked."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(reason)
+        self.module = module
+
+
+def import_all(modules: "list[str]") -> "dict[str, str]":
+    """Import them, and the common ones; those that fail are told why. What is not installed is no failure."""
+    failed: dict[str, str] = {}
+    for name in (*_COMMON, *modules):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                failed[name] = f"{type(error).__name__}: {error}"[:500]
+        except BaseException as error:
+            failed[name] = f"{type(error).__name__}: {error}"[:500]
+        if reason := _unfitness():
+            raise Unfit(name, reason)
+    return failed
+
+
+def _unfitness() -> str:
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        return f"it starts threads, which no session would have: {', '.join(threads)}"[:500]
+    return fork.obstacle()
+
+
+def run_first_times(shell: Shell) -> None:
+    """What is slow only once."""
+    loop = asyncio.new_event_loop()
+    shell.loop_runner = loop.run_until_complete
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with no_traces(shell):
+            for cell in _CELLS:
+                shell.run_cell(cell, store_history=False, silent=False)
+        _draw_once()
+    loop.close()
+    asyncio.set_event_loop(None)
+    ssl.RAND_bytes(8)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(None)
+
+
+def _draw_once() -> None:
+    """A figure and a table: fonts, backends and formatters."""
+    with contextlib.suppress(Exception):
+        if "matplotlib.pyplot" in sys.modules:
+            pyplot = sys.modules["matplotlib.pyplot"]
+            figure, axes = pyplot.subplots()
+            axes.plot([1, 2])
+            axes.set_title("x")
+            figure.savefig(io.BytesIO(), format="png")
+            pyplot.close("all")
+        if "pandas" in sys.modules:
+            frame = sys.modules["pandas"].DataFrame({"a": [1.5], "b": ["x"]})
+            frame._repr_html_()
+            repr(frame)
+            frame.describe()
+
+
+def home_folders() -> "list[str]":
+    """Folders that libraries made in HOME and remember: a copy makes them again in its own."""
+    home = os.environ.get("HOME", "")
+    return [folder for folder, _, _ in os.walk(home)][1:100] if home else []
+
+
+def find_thread_setters() -> "list[SetThreads]":
+    """Of each OpenBLAS there is: they were started with one thread, so that this process stays forkable."""
+    import ctypes
+
+    found: list[SetThreads] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        for path in sorted({"/" + line.partition("/")[2] for line in lines if "openblas" in line}):
+            library = ctypes.CDLL(path)
+            found += [getattr(library, name) for name in _BLAS_CALLS if hasattr(library, name)][:1]
+    return found
+
+
+def settle() -> None:
+    """Nothing that is here now is ever looked at by the garbage collector again: copies share it unread."""
+    # What modules printed would be printed once more by every copy.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    gc.collect()
+    gc.freeze()

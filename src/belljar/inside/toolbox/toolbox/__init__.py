@@ -1,0 +1,30 @@
+"""Tools of other servers, called from a session: `from servers.SERVER import TOOL`, or `toolbox.search("what for")`.
+
+Runs in whatever Python the session has, 3.9 or later, on the standard library alone. What leaves the session is the
+name of a server, the name of a tool, and arguments; everything else is the host's.
+"""
+
+from .cells import watch_cells
+from .errors import ArgumentError, ToolError, ToolMissing, ToolRefused
+from .imports import connect, explain_imports
+from .results import CallAnswer, LargeResult, Media
+from .tools import Found, Tool, get, search, tool
+
+__all__ = [
+    "ArgumentError",
+    "CallAnswer",
+    "Found",
+    "LargeResult",
+    "Media",
+    "Tool",
+    "ToolError",
+    "ToolMissing",
+    "ToolRefused",
+    "connect",
+    "get",
+    "search",
+    "tool",
+]
+
+watch_cells()
+explain_imports()

@@ -1,0 +1,277 @@
+"""One socket to the host for all threads and event loops of this process, with many questions in flight.
+
+Who waits for an answer reads for everyone, and an event loop reads when there is something: no thread stays behind
+between two cells, where it would keep the session from being copied whole. An interrupt may come between any two steps
+in here, and leaves nothing locked: so locks are taken by `with` alone, which a Condition's Python code is not safe for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import socket
+import threading
+from typing import Any
+
+from .errors import ArgumentError, ToolError
+from .waiting import Answer, HostSocket, LoopWaiter, Waiter
+
+VARIABLE = "BELLJAR_TOOLBOX"
+MOST_BYTES = 4 * 1024 * 1024
+GONE = "the host has closed the connection; whether the call was made is not known"
+LEFT_UNREAD = (
+    "the host has closed the connection in the middle of an answer, as it does when code leaves answers unread: "
+    "await calls soon after they are started; whether this one was made is not known"
+)
+_FULL_MS = 50
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+
+
+class HostConnection:
+    """Opened with the first question, and again after a fork or when the host has gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Waiter | LoopWaiter] = {}
+        self._reader = 0
+        """The thread that reads now."""
+        self._wire: HostSocket | None = None
+
+    def ask(self, message: dict[str, Any]) -> Answer:
+        """The host's answer. An interrupt while waiting takes the question back."""
+        __tracebackhide__ = True
+        waiter = Waiter()
+        number = next(self._numbers)
+        try:
+            self._wait(self._send(number, message, waiter), waiter)
+        except BaseException:
+            self._leave()
+            self._take_back(number)
+            raise
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.answer
+
+    async def ask_in_loop(self, message: dict[str, Any]) -> Answer:
+        """The same for coroutines. Cancelling the task takes the question back."""
+        __tracebackhide__ = True
+        waiter = LoopWaiter()
+        number = next(self._numbers)
+        try:
+            wire = self._send(number, message, waiter)
+            with self._lock:
+                wire.watch(self._on_readable)
+            try:
+                return await waiter.future
+            finally:
+                wire.unwatch()
+        except BaseException:
+            self._leave()
+            self._take_back(number)
+            raise
+
+    def rest(self) -> None:
+        """Nothing runs: hold nothing that a copy of this process would lack."""
+        with self._lock:
+            if not self._pending and not self._reader:
+                self._close()
+
+    # Sending
+
+    def _send(self, number: int, message: dict[str, Any], waiter: Waiter | LoopWaiter) -> HostSocket:
+        line = _JSON.encode({"id": number, **message}).encode() + b"\n"
+        if len(line) > MOST_BYTES:
+            raise ArgumentError(
+                f"the arguments take {len(line):,} bytes, and {MOST_BYTES:,} is the most that a call can take along; "
+                "pass less at once"
+            )
+        for is_last in (False, True):
+            with self._lock:
+                wire = self._wire or self._open()
+                self._pending[number] = waiter
+            try:
+                self._write(wire, line)
+            except OSError as error:
+                with self._lock:
+                    self._pending.pop(number, None)
+                if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+                    self._read_to_the_end(wire)
+                self._fail(wire, GONE)
+                if is_last:
+                    raise ToolError(f"the host does not answer: {error}") from None
+            else:
+                return wire
+        raise AssertionError("the last attempt returns or raises")
+
+    def _write(self, wire: HostSocket, line: bytes) -> None:
+        left = memoryview(line)
+        try:
+            with self._sending:
+                while left:
+                    try:
+                        left = left[wire.sock.send(left, socket.MSG_DONTWAIT) :]
+                    except BlockingIOError:
+                        self._make_way(wire)
+        except OSError:
+            raise
+        except BaseException:
+            # Half a line may be out: nothing after it could be understood.
+            self._fail(wire, "the connection was interrupted")
+            raise
+
+    def _make_way(self, wire: HostSocket) -> None:
+        """The host takes no more until its answers are fetched, and it may be that nobody else does that now."""
+        poll = select.poll()
+        poll.register(wire.sock, select.POLLIN | select.POLLOUT)
+        if any(events & select.POLLIN for _, events in poll.poll(_FULL_MS)):
+            self._on_readable(wire)
+
+    def _open(self) -> HostSocket:
+        place = os.environ.get(VARIABLE, "")
+        if not place:
+            raise ToolError("no toolbox is configured for this session")
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            _connect(sock, place)
+        except OSError as error:
+            sock.close()
+            raise ToolError(f"the host does not answer: {error.strerror}") from None
+        self._wire = HostSocket(sock)
+        return self._wire
+
+    def _take_back(self, number: int) -> None:
+        with self._lock:
+            is_pending = self._pending.pop(number, None) is not None
+            wire = self._wire
+        if is_pending and wire is not None:
+            with contextlib.suppress(OSError):
+                self._write(wire, json.dumps({"id": number, "op": "cancel"}).encode() + b"\n")
+
+    # Reading
+
+    def _wait(self, wire: HostSocket, waiter: Waiter) -> None:
+        """Read for everyone, or sleep while another does, until there is what this one waits for."""
+        __tracebackhide__ = True
+        while not waiter.is_done:
+            if not self._may_read():
+                waiter.sleep()
+            elif waiter.is_done:
+                self._leave()
+            else:
+                self._read(wire)
+
+    def _on_readable(self, wire: HostSocket) -> None:
+        """Read what there is, unless another does."""
+        if self._may_read():
+            self._read(wire, socket.MSG_DONTWAIT)
+
+    def _read_to_the_end(self, wire: HostSocket) -> None:
+        """Deliver what the host sent before it closed the connection, unless another thread does."""
+        while wire is self._wire and self._may_read():
+            self._read(wire, socket.MSG_DONTWAIT)
+
+    def _may_read(self) -> bool:
+        own = threading.get_ident()
+        with self._lock:
+            # Its own already where an interrupt has kept it from leaving.
+            if self._reader in (0, own):
+                self._reader = own
+            return self._reader == own
+
+    def _leave(self) -> None:
+        """This thread does not read any more: another may."""
+        with self._lock:
+            if self._reader == threading.get_ident():
+                self._reader = 0
+            if self._reader:
+                return
+        for waiter in [*self._pending.values()]:
+            if isinstance(waiter, Waiter) and not waiter.is_done:
+                waiter.wake()
+                return
+
+    def _read(self, wire: HostSocket, flags: int = 0) -> None:
+        __tracebackhide__ = True
+        try:
+            for answer in wire.read(flags):
+                self._deliver(answer)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._fail(wire, LEFT_UNREAD if wire.has_part else GONE)
+        except ValueError:
+            self._fail(wire, GONE)
+        except RecursionError:
+            self._fail(wire, "a result is nested too deeply to be read")
+        except BaseException:
+            # What was read may be lost with the interrupt.
+            self._fail(wire, "the connection was interrupted")
+            raise
+        finally:
+            self._leave()
+
+    def _deliver(self, answer: Answer) -> None:
+        number = int(answer.get("id", 0))
+        waiter = self._pending.get(number)
+        if waiter is not None:
+            waiter.settle(answer)
+            # Only now: whom an interrupt keeps from being told is told that the connection failed.
+            self._pending.pop(number, None)
+
+    def _fail(self, wire: HostSocket, reason: str) -> None:
+        with self._lock:
+            if wire is not self._wire:
+                return
+            self._close()
+            pending, self._pending = self._pending, {}
+        for waiter in pending.values():
+            waiter.settle({}, ToolError(reason))
+
+    def _close(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.shut()
+
+    def abandon(self) -> None:
+        """After a fork: the socket is the other process's. What a coroutine waits for will not come to this one."""
+        if self._wire is not None:
+            self._wire.sock.close()
+        for waiter in self._pending.values():
+            if isinstance(waiter, LoopWaiter):
+                with contextlib.suppress(RuntimeError):
+                    waiter.settle({}, ToolError("the process was copied while the call was under way"))
+
+
+def _connect(sock: socket.socket, place: str) -> None:
+    """An address holds 107 bytes, and the folder's name may be longer."""
+    if len(place.encode()) < 100:
+        sock.connect(place)
+        return
+    folder, name = os.path.split(place)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sock.connect(f"/proc/self/fd/{descriptor}/{name}")
+    finally:
+        os.close(descriptor)
+
+
+_own = HostConnection()
+
+
+def own() -> HostConnection:
+    """This process's."""
+    return _own
+
+
+def _renew() -> None:
+    global _own  # one process has one
+    _own.abandon()
+    _own = HostConnection()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,1 @@
+"""The journal: every session, execution and output event, in one SQLite file."""

@@ -1,0 +1,259 @@
+"""The room that the journal may take on disk: output of the oldest finished executions is dropped when it takes more.
+
+They are those of the owner who takes the most at that moment, so that nobody's output has to go for another's.
+
+Works on a connection of its own, in a thread, in transactions of some milliseconds, so that the server's own writing is
+not kept waiting. What is dropped leaves a word in its place that every reader of the execution comes across.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from belljar import measures
+from belljar.files.fd_walk import remove_tree
+from belljar.journal.journal import Journal
+from belljar.journal.writer import LAST_BUSY_S
+from belljar.models import ExecutionResult
+from belljar.outputs.budget import clip
+
+MEBIBYTE = 1024 * 1024
+LOOK_S = 60.0
+# Dropped a little further than needed, or every execution that ends would cost the oldest one its output.
+LOW_WATER = 0.9
+EVENTS_AT_ONCE = 64
+PAGES_AT_ONCE = 512
+# Free pages that stay for what comes next.
+SPARE_PAGES = 1_024
+KEPT_CHARS = 1_000
+# The rest while others may write: as long as was written, and at least this.
+REST_S = 0.002
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_trimming(journal: Journal, sessions: Path, limit_mb: int | None) -> AsyncGenerator[None]:
+    """Keep the journal, and the displays under `sessions`, within the limit; None is none."""
+    if limit_mb is None:
+        yield
+        return
+    trimmer = Trimmer(journal.path, sessions, limit_mb)
+    work = asyncio.get_running_loop().create_task(_trim_for_ever(journal, trimmer))
+    try:
+        yield
+    finally:
+        trimmer.is_stopped = True
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def _trim_for_ever(journal: Journal, trimmer: "Trimmer") -> None:
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await journal.has_grown.wait()
+        journal.has_grown.clear()
+        try:
+            dropped = await asyncio.to_thread(trimmer.trim)
+        except (sqlite3.Error, OSError) as error:
+            log.warning("the journal could not be trimmed: %s", error)
+            continue
+        if dropped:
+            log.warning("the journal was over journal_mb: the output of %d executions was dropped", dropped)
+
+
+class Trimmer:
+    """Of one journal. For any thread."""
+
+    def __init__(self, path: Path, sessions: Path, limit_mb: int) -> None:
+        self._path = path
+        self._sessions = sessions
+        self._limit_mb = limit_mb
+        self._is_tidy = False
+        self.is_stopped = False
+        """Leaves off with what it does, which may be seconds of work."""
+
+    def trim(self) -> int:
+        """Drop output while there is too much, and give the room back; how many executions lost theirs."""
+        dropped = 0
+        limit = self._limit_mb * MEBIBYTE
+        with closing(_connect(self._path)) as connection:
+            if not self._is_tidy:
+                _delete_left(connection)
+                self._is_tidy = True
+            if _taken_bytes(connection) > limit:
+                dropped = self._drop_oldest(connection, down_to=int(LOW_WATER * limit))
+            self._give_back(connection)
+        return dropped
+
+    def _drop_oldest(self, connection: sqlite3.Connection, *, down_to: int) -> int:
+        """Drop output, and then code, of whoever takes the most at that moment.
+
+        What runs cannot be dropped. Where there are several owners, none of them goes below an equal part because
+        another one's executions say a lot and do not end.
+        """
+        dropped = 0
+        owners = {owner: _Owner(owner, size) for owner, size in _sizes(connection)}
+        part = down_to // len(owners) if len(owners) > 1 else 0
+        while owners and not self.is_stopped and _taken_bytes(connection) > down_to:
+            owner = max(owners.values(), key=lambda each: each.size_bytes)
+            if owner.size_bytes < part:
+                break
+            if (victim := owner.next_output(connection)) is not None:
+                self._drop(connection, *victim)
+                measures.outputs_dropped.add()
+                dropped += 1
+            elif (execution_id := owner.next_code(connection)) is not None:
+                word = f"# belljar: this code was dropped, to keep the journal within {self._limit_mb:,} MB"
+                connection.execute("UPDATE executions SET code = ? WHERE id = ?", (word, execution_id))
+            else:
+                del owners[owner.name]
+        return dropped
+
+    def _drop(self, connection: sqlite3.Connection, execution_id: str, session_id: str, result: str) -> None:
+        """First the word in its place, for good; then the output, in steps that may be broken off at any of them."""
+        told = f"[belljar: {self._word(time.time())}]\n"
+        reduced = _reduced(ExecutionResult.model_validate_json(result), told)
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(
+                "UPDATE executions SET dropped_at = ?, output_bytes = 0, display_bytes = 0, result = ? WHERE id = ?",
+                (time.time(), reduced.model_dump_json(), execution_id),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO events SELECT ?, ?, 'notice', ?, '{}' "
+                "WHERE EXISTS (SELECT 1 FROM executions WHERE id = ?)",
+                (execution_id, max(1, reduced.sequence), told, execution_id),
+            )
+        remove_tree(self._sessions / session_id / "displays" / execution_id)
+        delete_events(connection, execution_id, before=max(1, reduced.sequence))
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        """Make the file smaller by the pages that nothing uses."""
+        while (free := connection.execute("PRAGMA freelist_count").fetchone()[0]) > SPARE_PAGES and not self.is_stopped:
+            began = time.monotonic()
+            # As a script, because that is run to its end; a query would stop after the first page.
+            connection.executescript(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
+            _rest(began)
+            if connection.execute("PRAGMA freelist_count").fetchone()[0] >= free:
+                break  # a file that was made without the room for it
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _word(self, moment: float) -> str:
+        day = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return f"the output of this execution was dropped at {day}, to keep the journal within {self._limit_mb:,} MB"
+
+
+def delete_events(connection: sqlite3.Connection, execution_id: str, *, before: int) -> None:
+    """Those numbered below `before`, the first ones first."""
+    query = "SELECT max(sequence) FROM (SELECT sequence FROM events WHERE execution_id = ? AND sequence < ? "
+    query += f"ORDER BY sequence LIMIT {EVENTS_AT_ONCE})"
+    while (last := connection.execute(query, (execution_id, before)).fetchone()[0]) is not None:
+        began = time.monotonic()
+        connection.execute("DELETE FROM events WHERE execution_id = ? AND sequence <= ?", (execution_id, last))
+        _rest(began)
+
+
+def remove_outputs(path: Path, session_id: str) -> None:
+    """Of a session that is over; a thread's work, where the event loop would stand still for a second."""
+    with closing(_connect(path)) as connection:
+        found = connection.execute("SELECT id FROM executions WHERE session_id = ?", (session_id,)).fetchall()
+        for (execution_id,) in found:
+            delete_events(connection, execution_id, before=2**62)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=LAST_BUSY_S)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _taken_bytes(connection: sqlite3.Connection) -> int:
+    """By the journal itself, without what is free in it, and by the displays beside it."""
+    queries = (
+        "PRAGMA page_count",
+        "PRAGMA freelist_count",
+        "PRAGMA page_size",
+        "SELECT coalesce(sum(display_bytes), 0) FROM executions WHERE display_bytes > 0",
+    )
+    pages, free, page_bytes, displays = (int(connection.execute(query).fetchone()[0]) for query in queries)
+    return (pages - free) * page_bytes + displays
+
+
+class _Owner:
+    """One principal's executions, as far as they were looked through. One is read at a time.
+
+    A query that stays open would keep the file beside the journal from being emptied.
+    """
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        self._output_row = 0
+        self._code_row = 0
+
+    def next_output(self, connection: sqlite3.Connection) -> tuple[str, str, str] | None:
+        """Return the id, session and result of the oldest finished execution that has output to drop."""
+        found = connection.execute(
+            "SELECT rowid, output_bytes + display_bytes, id, session_id, result FROM executions WHERE principal = ? "
+            "AND rowid > ? AND output_bytes > 0 AND result IS NOT NULL ORDER BY rowid LIMIT 1",
+            (self.name, self._output_row),
+        ).fetchone()
+        if found is None:
+            return None
+        self._output_row, size, execution_id, session_id, result = found
+        self.size_bytes -= size
+        return execution_id, session_id, result
+
+    def next_code(self, connection: sqlite3.Connection) -> str | None:
+        """Return the id of the oldest finished execution with long code, which takes room as output does."""
+        found = connection.execute(
+            "SELECT rowid, length(code), id FROM executions WHERE principal = ? AND rowid > ? AND length(code) > ? "
+            "AND result IS NOT NULL ORDER BY rowid LIMIT 1",
+            (self.name, self._code_row, KEPT_CHARS),
+        ).fetchone()
+        if found is None:
+            return None
+        self._code_row, size, execution_id = found
+        self.size_bytes -= size
+        return execution_id
+
+
+def _sizes(connection: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Return who takes how much, about."""
+    size = "output_bytes + display_bytes + length(code) + coalesce(length(result), 0)"
+    return connection.execute(f"SELECT principal, sum({size}) FROM executions GROUP BY principal").fetchall()  # noqa: S608
+
+
+def _delete_left(connection: sqlite3.Connection) -> None:
+    """What an earlier server had begun to drop."""
+    query = "SELECT execution_id, max(sequence) FROM events WHERE execution_id IN "
+    query += "(SELECT id FROM executions WHERE dropped_at IS NOT NULL) GROUP BY execution_id HAVING count(*) > 1"
+    for execution_id, last in connection.execute(query).fetchall():
+        delete_events(connection, execution_id, before=last)
+
+
+def _rest(began: float) -> None:
+    time.sleep(max(REST_S, time.monotonic() - began))
+
+
+def _reduced(result: ExecutionResult, told: str) -> ExecutionResult:
+    """How it ended, without what it said."""
+    return result.model_copy(
+        update={
+            "output": [told],
+            "stdout": "",
+            "stderr": "",
+            "displays": [],
+            "truncated": None,
+            "result": clip(result.result, KEPT_CHARS) if result.result is not None else None,
+            "error": clip(result.error, KEPT_CHARS) if result.error is not None else None,
+            "traceback": [],
+        }
+    )

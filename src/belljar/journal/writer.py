@@ -1,0 +1,234 @@
+"""Changes to one SQLite file, made on one thread. Knows nothing of what the rows mean.
+
+A change is made at once, in a transaction that ends within `COMMIT_S`. What the disk or another process's lock refuses
+waits in memory, in order, and is tried again until it is written: nobody's event loop stands still for it.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from belljar import measures
+from belljar.errors import Busy
+
+COMMIT_S = 0.05
+# Another server's transactions last no longer than COMMIT_S. The event loop waits for them here.
+BUSY_S = 0.1
+# At the end there is no later, and nobody else to keep waiting.
+LAST_BUSY_S = 5.0
+RETRY_S = 0.05
+MOST_RETRY_S = 1.0
+MOST_WAITING_BYTES = 32 * 1024 * 1024
+# Of what waited, in one transaction: some 20 ms.
+MOST_AT_ONCE_BYTES = 2 * 1024 * 1024
+CHANGE_BYTES = 200
+# A fault of the change and not of the disk: tried again it would be refused again, and everything behind it with it.
+_Unfit = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+
+log = logging.getLogger(__name__)
+
+
+class JournalChange(NamedTuple):
+    """One statement with its values."""
+
+    statement: str
+    values: tuple[Any, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        return CHANGE_BYTES + sum(len(value) for value in self.values if isinstance(value, str))
+
+
+class JournalWriter:
+    """Over one connection, which is in autocommit mode."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+        """Commits what is open then, or tries again what waits. Left to run: setting it takes 10 µs of a cell."""
+        self._made: list[JournalChange] = []
+        """Of the open transaction."""
+        self._deferred: dict[str, JournalChange] = {}
+        """To be made with the next commit."""
+        self._waiting: deque[JournalChange] = deque()
+        self._waiting_bytes = 0
+        self._retry_s = RETRY_S
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether changes wait in memory."""
+        return bool(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should wait."""
+        return self._waiting_bytes > MOST_WAITING_BYTES
+
+    def values_of(self, statement: str) -> list[tuple[Any, ...]]:
+        """Of changes by this statement that wait, in order: no query sees them yet."""
+        return [change.values for change in self._waiting if change.statement is statement]
+
+    def write(self, statement: str, values: tuple[object, ...]) -> int:
+        """Change rows within the open transaction; returns how many, 0 where that has to wait."""
+        return self._write(JournalChange(statement, values), within_transaction=True)
+
+    def write_and_commit(self, statement: str, values: tuple[object, ...]) -> None:
+        """Change rows and commit: in one step, where nothing else is to be committed."""
+        is_alone = not (self._connection.in_transaction or self._deferred)
+        self._write(JournalChange(statement, values), within_transaction=not is_alone)
+        if not is_alone:
+            self.commit()
+
+    def _write(self, change: JournalChange, *, within_transaction: bool) -> int:
+        if self._waiting:
+            self._hold(change)
+            return 0
+        try:
+            if within_transaction and not self._connection.in_transaction:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._commit_soon()
+            changed = self._connection.execute(*change).rowcount
+        except _Unfit as error:
+            _refuse(error)  # it alone; the transaction stands
+            return 0
+        except sqlite3.Error as error:
+            self._put_off(error, change)
+            return 0
+        if within_transaction:
+            self._made.append(change)
+        return changed
+
+    def defer(self, name: str, statement: str, values: tuple[Any, ...]) -> None:
+        """Change rows with the next commit, and within `COMMIT_S`, unless it is taken back by its name before."""
+        self._deferred[name] = JournalChange(statement, values)
+        self._commit_soon()
+
+    def take_back(self, name: str) -> tuple[Any, ...] | None:
+        """The values of a change that was for later and is not made yet; it will not be."""
+        held = self._deferred.pop(name, None)
+        return held.values if held else None
+
+    def write_deferred(self) -> None:
+        """Make the changes that were for later now, in order."""
+        while self._deferred:
+            self.write(*self._deferred.pop(next(iter(self._deferred))))
+
+    def write_now(self, statement: str, values: tuple[object, ...]) -> int:
+        """Change rows for good before this returns, or refuse: what must not happen later than it is asked for."""
+        self.commit()
+        try:
+            if not self._waiting:
+                return self._connection.execute(statement, values).rowcount
+            reason = "earlier changes wait to be written"
+        except sqlite3.Error as error:
+            reason = str(error)
+        raise Busy(f"the journal cannot be written now ({reason})", hint="Try again in 10 seconds")
+
+    def commit(self) -> None:
+        """Make what was written visible to other readers, and safe from the end of this process."""
+        self.write_deferred()
+        if self._waiting:
+            return
+        if self._connection.in_transaction:
+            try:
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._put_off(error)
+        self._made.clear()
+
+    def settle(self) -> None:
+        """Commit now, and leave no timer behind unless something waits: its event loop may end before this does."""
+        self.commit()
+        if not self._waiting:
+            self._stop_timer()
+
+    def close(self) -> None:
+        """Write what is left, if it can be, and let go of the file."""
+        self.commit()
+        self._stop_timer()
+        if self._waiting:
+            self._connection.execute(f"PRAGMA busy_timeout = {LAST_BUSY_S * 1000:.0f}")
+            while self._waiting and self._write_waiting():
+                pass
+        if self._waiting:
+            log.error("the journal could not be written to the end: %d changes are lost", len(self._waiting))
+        self._connection.close()
+
+    # While it cannot be written
+
+    def _put_off(self, error: sqlite3.Error, *changes: JournalChange) -> None:
+        """The transaction failed, with this change or at its end: all of it has to wait."""
+        measures.journal_failures.add()
+        log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
+        with suppress(sqlite3.Error):
+            self._connection.rollback()
+        for change in (*self._made, *changes):
+            self._hold(change)
+        self._made.clear()
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        self._schedule(self._retry_s, self._retry)
+
+    def _hold(self, change: JournalChange) -> None:
+        self._waiting.append(change)
+        self._waiting_bytes += change.size_bytes
+
+    def _retry(self) -> None:
+        is_written = self._write_waiting()
+        if not self._waiting:
+            self._retry_s = RETRY_S
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+            log.warning("the journal can be written again, and nothing that waited is lost")
+            return
+        self._retry_s = 0.0 if is_written else min(MOST_RETRY_S, max(RETRY_S, 2 * self._retry_s))
+        self._schedule(self._retry_s, self._retry)
+
+    def _write_waiting(self) -> bool:
+        """Write the first of what waits, in a transaction of its own."""
+        written = written_bytes = 0
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for change in self._waiting:
+                if written_bytes > MOST_AT_ONCE_BYTES:
+                    break
+                try:
+                    self._connection.execute(*change)
+                except _Unfit as error:
+                    _refuse(error)
+                written += 1
+                written_bytes += change.size_bytes
+            self._connection.execute("COMMIT")
+        except sqlite3.Error:
+            with suppress(sqlite3.Error):
+                self._connection.rollback()
+            return False
+        for _ in range(written):
+            self._waiting.popleft()
+        self._waiting_bytes -= written_bytes
+        return True
+
+    def _commit_soon(self) -> None:
+        if self._timer is None:
+            self._schedule(COMMIT_S, self.commit)
+
+    def _schedule(self, after_s: float, action: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._on_time, action)
+
+    def _on_time(self, action: Callable[[], None]) -> None:
+        self._timer = None
+        action()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _refuse(error: sqlite3.Error) -> None:
+    measures.journal_failures.add()
+    log.error("the journal refuses a change: %s", error)

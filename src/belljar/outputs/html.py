@@ -1,0 +1,163 @@
+"""A session's notebook as one HTML page that needs nothing else: no network, no script.
+
+What cells showed is hostile. Text is escaped, pictures are data, and the pages of cells go into frames that are sealed
+off from ours and from the network.
+"""
+
+import importlib
+import math
+import re
+from html import escape
+from typing import Any
+
+from belljar.outputs.mime_bundles import PAGE, picture_in, words_in
+from belljar.outputs.terminal_text import as_plain, coloured, printable
+
+# Frames without an address of their own are under the policy of the page around them, so this is theirs too.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_SCRIPTS = "; script-src 'unsafe-inline' 'unsafe-eval'; worker-src blob:"
+_MEDIA = ("audio", "video")
+_ROW_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 23, 60, 520
+_LONGEST_HIGHLIGHTED = 100_000
+_TAGS = re.compile(r"<[^<>]*>")
+
+
+def page_of(notebook: Any, *, runs_scripts: bool = False) -> str:
+    """The page; with `runs_scripts`, the scripts of what cells showed run, in their frames."""
+    session_id = escape(str(notebook.metadata.belljar.session_id))
+    policy = _POLICY + (_SCRIPTS if runs_scripts else "")
+    cells = "\n".join(_cell(cell, runs_scripts=runs_scripts) for cell in notebook.cells)
+    count = len(notebook.cells)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="x-dns-prefetch-control" content="off">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>belljar session {session_id[:8]}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header><h1>belljar session</h1><p><code>{session_id}</code> {count} execution{"" if count == 1 else "s"}</p></header>
+<main>
+{cells}
+</main>
+</body>
+</html>
+"""
+
+
+def _cell(cell: Any, *, runs_scripts: bool) -> str:
+    notes = cell.metadata.get("belljar", {})
+    is_undone = bool(notes.get("undone"))
+    status = str(notes.get("status", "running"))
+    badges = [status] if status != "ok" else []
+    badges += ["undone"] if is_undone else []
+    signs = "".join(f'<span class="badge">{escape(badge.replace("_", " "))}</span>' for badge in badges)
+    outputs = "\n".join(_output(output, runs_scripts=runs_scripts) for output in cell.outputs)
+    return (
+        f'<section class="cell{" undone" if is_undone else ""}">\n'
+        f'<div class="prompt">[{cell.execution_count or " "}]{signs}</div>\n'
+        f'<pre class="code">{_highlighted(cell.source)}</pre>\n{outputs}\n</section>'
+    )
+
+
+def _highlighted(code: str) -> str:
+    code = printable(code.replace("\r\n", "\n"))
+    if len(code) > _LONGEST_HIGHLIGHTED:
+        return escape(code)
+    # Comes with rich; takes 60 ms to import, and is untyped.
+    pygments: Any = importlib.import_module("pygments")
+    formatter = importlib.import_module("pygments.formatters.html").HtmlFormatter(nowrap=True)
+    lexer = importlib.import_module("pygments.lexers.python").PythonLexer(stripnl=False)
+    return str(pygments.highlight(code, lexer, formatter)).removesuffix("\n")
+
+
+def _output(output: Any, *, runs_scripts: bool) -> str:
+    match output.output_type:
+        case "stream":
+            return (
+                f'<pre class="output {"stderr" if output.name == "stderr" else "stdout"}">{coloured(output.text)}</pre>'
+            )
+        case "error":
+            text = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
+            return f'<pre class="output error">{coloured(text)}</pre>'
+        case _:
+            return f'<div class="output rich">{_rich(output.data, runs_scripts=runs_scripts)}</div>'
+
+
+def _rich(bundle: Any, *, runs_scripts: bool) -> str:
+    page = bundle.get(PAGE)
+    picture = picture_in(bundle)
+    if isinstance(page, str) and (runs_scripts or picture is None):
+        return _frame(page, runs_scripts=runs_scripts)
+    if picture is not None:
+        return f'<img alt="{escape(as_plain(str(bundle.get("text/plain", ""))))[:200]}" src="{picture.uri}">'
+    for mime, value in bundle.items():
+        kind = mime.partition("/")[0]
+        if kind in _MEDIA and isinstance(value, str):
+            return f'<{kind} controls src="data:{escape(mime)};base64,{escape(value)}"></{kind}>'
+    text, _ = words_in(bundle)
+    return f"<pre>{coloured(text)}</pre>"
+
+
+def _frame(page: str, *, runs_scripts: bool) -> str:
+    has_script = "<script" in page.lower()
+    rows = page.count("<tr") or math.ceil(len(_TAGS.sub("", page)) / 100)
+    wanted = _MOST_PIXELS if has_script and runs_scripts else 40 + _ROW_PIXELS * rows
+    height = max(_LEAST_PIXELS, min(_MOST_PIXELS, wanted))
+    frame = (
+        f'<iframe sandbox="{"allow-scripts" if runs_scripts else ""}" loading="lazy" height="{height}" '
+        f'srcdoc="{escape(_FRAME_STYLE + printable(page))}"></iframe>'
+    )
+    if has_script and not runs_scripts:
+        return frame + '<p class="note">This output has a script, which does not run here: export with --scripts.</p>'
+    return frame
+
+
+_FRAME_STYLE = (
+    "<!DOCTYPE html><style>body{margin:8px;font:14px system-ui,sans-serif}"
+    "table{border-collapse:collapse}th,td{padding:2px 10px;text-align:right}"
+    "tbody tr:nth-child(odd){background:#f5f6f8}</style>"
+)
+
+
+# How an exported page looks, on paper and in the dark too.
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2330; --paper: #fff; --soft: #f5f6f8; --line: #dfe3e8; --dim: #667085;
+  --red: #b42318; --keyword: #7a3e9d; --string: #22713f; --number: #9a5b00; --name: #175cd3; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e7ec; --paper: #15181e; --soft: #1e232b; --line: #343b46;
+  --dim: #98a2b3; --red: #f97066; --keyword: #c9a0e4; --string: #7fc797; --number: #e0a960; --name: #84b5ff; } }
+body { margin: 0 auto; padding: 1.5rem; max-width: 62rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; }
+header { border-bottom: 1px solid var(--line); margin-bottom: 1.5rem; }
+h1 { font-size: 1.3rem; margin: 0; }
+header p, .note { color: var(--dim); margin: .25rem 0 1rem; font-size: .85rem; }
+pre, code { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; unicode-bidi: isolate; }
+pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.cell { margin-bottom: 1.75rem; break-inside: avoid-page; }
+.prompt { color: var(--dim); font: 12px ui-monospace, monospace; margin-bottom: .25rem; white-space: pre; }
+.badge { border: 1px solid var(--red); color: var(--red); border-radius: .6rem; padding: 0 .5rem; margin-left: .6rem; }
+.code { background: var(--soft); border: 1px solid var(--line); border-radius: .4rem; padding: .6rem .8rem; }
+.output { padding: .5rem .8rem 0; max-height: 40rem; overflow: auto; }
+.stderr { color: var(--dim); border-left: 3px solid var(--line); margin-top: .5rem; padding-top: 0; }
+.error { color: var(--red); border-left: 3px solid var(--red); margin-top: .5rem; padding-top: 0; }
+.undone .code, .undone .output { opacity: .55; }
+.rich img { max-width: 100%; background: #fff; }
+iframe { width: 100%; border: 1px solid var(--line); border-radius: .4rem; background: #fff; color-scheme: light;
+  resize: vertical; }
+.k, .kn, .kc, .ow, .kd { color: var(--keyword); } .s, .s1, .s2, .sd, .sa, .se, .si { color: var(--string); }
+.m, .mi, .mf, .mh { color: var(--number); } .nf, .nc, .nb, .nd { color: var(--name); }
+.c, .c1, .ch { color: var(--dim); font-style: italic; }
+.ansi-bold { font-weight: bold; } .ansi-italic { font-style: italic; } .ansi-underline { text-decoration: underline; }
+.ansi-red { color: var(--red); } .ansi-green { color: var(--string); } .ansi-yellow { color: var(--number); }
+.ansi-blue { color: var(--name); } .ansi-magenta { color: var(--keyword); } .ansi-cyan { color: #0e7490; }
+.ansi-black, .ansi-white { color: var(--dim); }
+@media print { .output { max-height: none; } }
+"""

@@ -1,0 +1,130 @@
+"""Which form of a rich output to show where: a picture a page can hold, or words. Trusts no mime type and no base64."""
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from belljar.models import Display, OutputEvent
+from belljar.outputs.budget import clip
+
+PLAIN, PAGE, SVG = "text/plain", "text/html", "image/svg+xml"
+# What browsers draw, and the ending of its file.
+RASTER = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
+# Worth reading as they are, best first.
+_SOURCES = {"text/markdown": "markdown", "text/latex": "latex", "application/json": "json", PAGE: "html"}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture as bytes."""
+
+    mime: str
+    content: bytes
+
+    @property
+    def uri(self) -> str:
+        """The picture itself, as a URI."""
+        return f"data:{self.mime};base64,{base64.b64encode(self.content).decode()}"
+
+
+def picture_in(bundle: Mapping[str, Any]) -> Picture | None:
+    """The first picture that can be drawn."""
+    for mime in RASTER:
+        value = bundle.get(mime)
+        try:
+            if isinstance(value, str):
+                return Picture(mime, base64.b64decode("".join(value.split()), validate=True))
+        except (binascii.Error, ValueError):
+            continue
+    drawing = bundle.get(SVG)
+    return Picture(SVG, drawing.encode(errors="replace")) if isinstance(drawing, str) else None
+
+
+def is_readable(plain: object) -> bool:
+    """Whether a plain form says what a value holds, rather than only that it is an object of some kind."""
+    return isinstance(plain, str) and bool(plain) and not (plain.startswith("<") and plain.endswith(">"))
+
+
+def words_in(bundle: Mapping[str, Any]) -> tuple[str, str]:
+    """The form to read, and what language it is in; of a form that has no words, its name."""
+    plain = bundle.get(PLAIN)
+    if is_readable(plain):
+        return str(plain), "text"
+    for mime, language in _SOURCES.items():
+        if mime in bundle:
+            value = bundle[mime]
+            return (value if isinstance(value, str) else json.dumps(value, indent=2)), language
+    others = ", ".join(mime for mime in bundle if mime != PLAIN)
+    return str(plain or (f"[{others}]" if others else "")), "text"
+
+
+# Output events as Jupyter has them: what was split up for answers and for the disk, whole again.
+# Knows neither notebooks nor connections.
+
+ReadDisplay = Callable[[str], bytes | None]
+_JSON = re.compile(r"application/(.*\+)?json")
+_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
+_MAX_DEPTH = 64
+
+
+def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int = 0) -> dict[str, Any]:
+    """All forms of a display or a result; `limit_chars` is for its plain text, 0 for no limit."""
+    bundle: dict[str, Any] = {}
+    value = event.data.get("display")
+    display = Display.model_validate(value) if isinstance(value, dict) else None
+    if plain := _whole_text(event, read_display, limit_chars) or (display.plain if display else None):
+        bundle["text/plain"] = plain
+    for form in (display, *display.also) if display else ():
+        content = form.text if form.text is not None else _stored(form, read_display)
+        if content is not None:
+            bundle[form.mime] = _parsed(content) if _JSON.fullmatch(form.mime) else content
+    return bundle
+
+
+def error_fields(event: OutputEvent) -> dict[str, Any]:
+    """An error as its name, its message and its traceback."""
+    name, _, message = event.text.partition(": ")
+    lines = event.data.get("traceback")
+    traceback = [str(line) for line in lines] if isinstance(lines, list) else []
+    return {"ename": name, "evalue": message, "traceback": traceback}
+
+
+def _whole_text(event: OutputEvent, read_display: ReadDisplay, limit_chars: int) -> str:
+    """A result's plain text, whose whole is kept as a file where it is long."""
+    uri = event.data.get("uri")
+    whole = read_display(uri) if isinstance(uri, str) else None
+    if whole is None:
+        return event.text
+    text = whole.decode(errors="replace")
+    return clip(text, limit_chars) if limit_chars else text
+
+
+def _stored(form: Display, read: ReadDisplay) -> str | None:
+    content = read(form.uri or "")
+    if content is None:
+        return None
+    is_binary = form.mime.startswith(_BINARY) and form.mime != "image/svg+xml"
+    return base64.b64encode(content).decode() if is_binary else content.decode(errors="replace")
+
+
+def _parsed(content: str) -> Any:
+    """JSON as a notebook has it, as values; what Jupyter could not read stays text."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    return value if _is_portable(value, _MAX_DEPTH) else content
+
+
+def _is_portable(value: Any, depth: int) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if not isinstance(value, dict | list):
+        return True
+    parts = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+    return depth > 0 and all(_is_portable(part, depth - 1) for part in parts)

@@ -1,0 +1,208 @@
+"""Code before it runs, against the policy's rules for code: findings in the syntax tree, never in the text.
+
+A guardrail for honest mistakes and careless models, and no sandbox: code that wants to hide what it does can.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Literal
+
+from belljar.policy.base import Finding
+from belljar.policy.cell_syntax import SHELL, Escape, Reading, Unreadable, is_shell, is_shell_method, read_cell
+from belljar.policy.code_names import ANY, IPYTHON, CodeNames
+from belljar.policy.code_patterns import Template
+from belljar.policy.rules import CodeRule
+
+MOST_FINDINGS = 20
+MOST_NESTED = 8
+MOST_CHARS = 80
+UNREADABLE = "code"
+_RUNNERS = frozenset({"eval", "exec", "compile"})
+
+Decision = Literal["allow", "warn", "ask", "deny"]
+_RANK: tuple[Decision, ...] = ("deny", "ask", "warn", "allow")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found, the first ones, and what follows from the worst."""
+
+    decision: Decision = "allow"
+    findings: tuple[Finding, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """What the rules themselves say, for the findings in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CodeChecks:
+    """One rule, ready to be compared with."""
+
+    name: str
+    rule: CodeRule
+    imports: re.Pattern[str] | None
+    only_imports: re.Pattern[str] | None
+    calls: re.Pattern[str] | None
+    magics: re.Pattern[str] | None
+    templates: tuple[Template, ...]
+
+
+class Inspector:
+    """The rules for code of one policy."""
+
+    def __init__(self, rules: Iterable[CodeRule], *, is_strict: bool = False) -> None:
+        self._checks = [_prepared(number, rule) for number, rule in enumerate(rules, 1)]
+        self._kinds = {template.kind for checks in self._checks for template in checks.templates}
+        self._is_strict = is_strict
+        self.has_rules = bool(self._checks)
+        """Whether there is anything to look for."""
+
+    def inspect(self, code: str, names: CodeNames) -> Inspection:
+        """Look through a cell. `names` learns what the cell binds, so pass a copy of what the session knows."""
+        try:
+            reading = read_cell(code)
+        except Unreadable as error:
+            what = f"cannot be read as Python: {error.reason}"
+            return Inspection("deny", (Finding(error.line, 0, what, UNREADABLE),), ("",))
+        found = dict.fromkeys(self._findings(reading, names, 0))
+        rules = {checks.name: checks.rule for checks in self._checks}
+        decided: list[tuple[Decision, Finding]] = [(self._decision(rules, finding), finding) for finding in found]
+        decided.sort(key=lambda pair: (_RANK.index(pair[0]), pair[1].line))
+        worst = decided[0][0] if decided else _RANK[-1]
+        shown = [finding for _, finding in decided[:MOST_FINDINGS]]
+        reasons = [rules[finding.rule].reason if finding.rule in rules else "" for finding in shown]
+        return Inspection(worst, tuple(shown), tuple(reasons))
+
+    def _decision(self, rules: dict[str, CodeRule], finding: Finding) -> Decision:
+        decision = rules[finding.rule].decision if finding.rule in rules else "deny"
+        return "deny" if decision == "warn" and self._is_strict else decision
+
+    def _findings(self, reading: Reading, names: CodeNames, depth: int) -> Iterator[Finding]:
+        names.learn(reading.tree)
+        for escape in (*reading.escapes, *_automagic(reading, names)):
+            yield from self._in_escape(escape)
+        for node in ast.walk(reading.tree):
+            yield from self._in_node(node, names)
+            if isinstance(node, ast.Call):
+                if _runs_command(node, names):
+                    yield from self._in_escape(Escape(node.lineno, SHELL))
+                yield from self._in_text(node, names, depth)
+        for body in reading.bodies:
+            yield from self._findings(body, names, depth)
+
+    def _in_escape(self, escape: Escape) -> Iterator[Finding]:
+        for checks in self._checks:
+            if escape.name == SHELL:
+                if checks.rule.shell:
+                    yield Finding(escape.line, 0, "a shell command", checks.name)
+            elif not escape.name:
+                if self._is_strict and (checks.magics or checks.rule.shell):
+                    yield Finding(escape.line, 0, "a magic by a name that is not written there", checks.name)
+            elif checks.magics and checks.magics.fullmatch(escape.name):
+                yield Finding(escape.line, 0, f"the magic %{escape.name}", checks.name)
+
+    def _in_node(self, node: ast.AST, names: CodeNames) -> Iterator[Finding]:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                yield from self._in_import(node, [*_modules(node)])
+                return
+            case ast.Call():
+                is_import, module = names.imported_by_call(node)
+                yield from self._in_import(node, [module] if is_import else [])
+            case ast.Name() | ast.Attribute() | ast.Subscript():
+                pass
+            case _:
+                yield from self._like(node, names)
+                return
+        dotted = names.of(node)
+        for checks in self._checks if dotted != [ANY] else ():
+            if checks.calls is not None:
+                yield from (_at(node, name, checks.name) for name in dotted if checks.calls.fullmatch(name))
+        yield from self._like(node, names)
+
+    def _in_import(self, node: ast.AST, modules: list[str | None]) -> Iterator[Finding]:
+        for checks in self._checks:
+            for module in modules:
+                if module is not None and _is_blocked_module(checks, module):
+                    yield _at(node, f"import of {module}", checks.name)
+                elif module is None and self._is_strict and (checks.imports or checks.only_imports):
+                    yield _at(node, "an import by a name that is not written there", checks.name)
+
+    def _like(self, node: ast.AST, names: CodeNames) -> Iterator[Finding]:
+        if type(node) not in self._kinds:
+            return
+        for checks in self._checks:
+            for template in checks.templates:
+                if template.matches(node, names):
+                    yield _at(node, f"{ast.unparse(node)[:MOST_CHARS]} is like {template.text}", checks.name)
+
+    def _in_text(self, node: ast.Call, names: CodeNames, depth: int) -> Iterator[Finding]:
+        """Code that is written as text and run: `exec("import os")`."""
+        if not _RUNNERS & {*names.of(node.func)}:
+            return
+        text = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        if not isinstance(text, str):
+            if self._is_strict:
+                yield _at(node, "code that is put together while it runs", UNREADABLE)
+            return
+        if depth >= MOST_NESTED:
+            yield _at(node, "code in text in text without end", UNREADABLE)
+            return
+        try:
+            inner = read_cell(text)
+        except Unreadable:
+            return  # it raises when it runs
+        for finding in self._findings(inner, names, depth + 1):
+            yield _at(node, f"{finding.what}, in text that is run", finding.rule)
+
+
+def _automagic(reading: Reading, names: CodeNames) -> list[Escape]:
+    word = reading.first_word
+    if not word or word in names.bound or word in names.origins:
+        return []
+    return [Escape(1, word), *([Escape(1, SHELL)] if is_shell(word) else [])]
+
+
+def _runs_command(node: ast.Call, names: CodeNames) -> bool:
+    """Return whether a call is `get_ipython().system(...)` or one like it, under whatever name."""
+    methods = (name.rpartition(".") for name in names.of(node.func))
+    return any(owner == IPYTHON and is_shell_method(method) for owner, _, method in methods)
+
+
+def _prepared(number: int, rule: CodeRule) -> _CodeChecks:
+    return _CodeChecks(
+        f"code.{number}",
+        rule,
+        _globs(rule.imports),
+        _globs(rule.only_imports),
+        _globs(rule.calls),
+        _globs(rule.magics),
+        tuple(map(Template, rule.patterns)),
+    )
+
+
+def _globs(names: list[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(translate, names))) if names else None
+
+
+def _modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif not node.level:
+        # What is imported from a package may be a module of it.
+        for alias in node.names:
+            yield node.module or "" if alias.name == "*" else f"{node.module}.{alias.name}"
+
+
+def _is_blocked_module(checks: _CodeChecks, module: str) -> bool:
+    parts = module.split(".")
+    above = [".".join(parts[: length + 1]) for length in range(len(parts))]
+    if checks.imports is not None and any(checks.imports.fullmatch(name) for name in above):
+        return True
+    return checks.only_imports is not None and not any(checks.only_imports.fullmatch(name) for name in above)
+
+
+def _at(node: ast.AST, what: str, rule: str) -> Finding:
+    return Finding(getattr(node, "lineno", 1), getattr(node, "col_offset", 0), what, rule)

@@ -1,0 +1,179 @@
+"""What names in code stand for: aliases, from-imports and the usual detours are followed to the dotted name behind.
+
+It follows what is written, whatever runs: no scopes, no order, no values. So it errs on the side of seeing too much,
+and a name that is put together while the code runs is not seen: that is what the sandbox is for.
+"""
+
+import ast
+import builtins
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+ANY = "_"
+MOST_NAMES = 5_000
+MOST_CHARS = 200
+MOST_ORIGINS = 16
+# Of one expression: each node asks anew, so that a chain without end would take its length squared.
+MOST_LEVELS = 20
+_BUILTIN = frozenset(dir(builtins))
+_IMPORTERS = frozenset({"__import__", "importlib.import_module", "importlib.__import__"})
+_MODULE_TABLES = frozenset({"sys.modules"})
+_NAMESPACES = frozenset({"vars", "globals", "locals"})
+_SHELLS = frozenset({"get_ipython", "IPython.get_ipython", "IPython.core.getipython.get_ipython"})
+IPYTHON = "get_ipython()"
+"""The dotted name of IPython's shell, whatever it is bound to."""
+
+
+@dataclass(slots=True)
+class CodeNames:
+    """What is known of a session's names, from the cells that it ran."""
+
+    origins: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    starred: set[str] = field(default_factory=set[str])
+    """Modules of which everything was imported."""
+    bound: set[str] = field(default_factory=set[str])
+    "CodeNames of variables, functions and classes."
+    _seen: dict[ast.AST, list[str]] = field(default_factory=dict[ast.AST, list[str]], repr=False, compare=False)
+    """Answers, while nothing new is learnt."""
+
+    def copy(self) -> "CodeNames":
+        """One that can learn without this one."""
+        return CodeNames(
+            {name: set(origins) for name, origins in self.origins.items()}, set(self.starred), set(self.bound)
+        )
+
+    def learn(self, tree: ast.AST) -> None:
+        """Take in what a cell imports, and what it gives another name to."""
+        self._seen = {}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import():
+                    for alias in node.names:
+                        # `import a.b` binds a, `import a.b as c` binds a.b.
+                        self._bind(alias.asname or alias.name.partition(".")[0], _bound(alias))
+                case ast.ImportFrom():
+                    self._learn_from(node)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    if len(self.bound) < MOST_NAMES:
+                        self.bound.add(name)
+                case _:
+                    pass
+        roots = (
+            _BUILTIN | {IPYTHON} | {origin.partition(".")[0] for origins in self.origins.values() for origin in origins}
+        )
+        for target, value in _assignments(tree):
+            if isinstance(target, ast.Name):
+                for origin in self.of(value):
+                    if origin.partition(".")[0] in roots:
+                        self._bind(target.id, origin)
+        self._seen = {}
+
+    def of(self, node: ast.AST, levels: int = MOST_LEVELS) -> list[str]:
+        """The dotted names that an expression may stand for; a part that is not known is `_`."""
+        if not levels:
+            return [ANY]
+        if (answer := self._seen.get(node)) is None:
+            answer = self._looked_up(node, levels)
+            self._seen[node] = answer
+        return answer
+
+    def _looked_up(self, node: ast.AST, levels: int) -> list[str]:
+        match node:
+            case ast.Name():
+                found = [*self.origins.get(node.id, [node.id])]
+                found += [f"{module}.{node.id}" for module in self.starred if node.id not in _BUILTIN]
+                return [_plain(name) for name in found]
+            case ast.Attribute():
+                return [_plain(f"{base}.{node.attr}") for base in self.of(node.value, levels - 1)]
+            case ast.Call():
+                return self._of_call(node, levels - 1)
+            case ast.Subscript():
+                return self._of_item(node, levels - 1)
+            case ast.NamedExpr():
+                return self.of(node.value, levels - 1)
+            case _:
+                return [ANY]
+
+    def imported_by_call(self, node: ast.Call, levels: int = MOST_LEVELS) -> tuple[bool, str | None]:
+        """Whether a call imports a module, and which; None for one whose name is not written there."""
+        if not _IMPORTERS & {*self.of(node.func, levels)}:
+            return False, None
+        name = _text(node.args[0]) if node.args else _text(_keyword(node, "name"))
+        return True, name
+
+    def _learn_from(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        for alias in node.names:
+            if alias.name == "*":
+                if len(self.starred) < MOST_ORIGINS:
+                    self.starred.add(module)
+            else:
+                self._bind(alias.asname or alias.name, f"{module}.{alias.name}")
+
+    def _bind(self, name: str, origin: str) -> None:
+        if len(self.origins) >= MOST_NAMES and name not in self.origins:
+            return
+        known = self.origins.setdefault(name, set())
+        if len(known) < MOST_ORIGINS and origin != ANY:
+            known.add(origin[:MOST_CHARS])
+
+    def _of_call(self, node: ast.Call, levels: int) -> list[str]:
+        is_import, module = self.imported_by_call(node, levels)
+        if is_import and module:
+            return [module]
+        if _SHELLS & {*self.of(node.func, levels)}:
+            return [IPYTHON]
+        if "getattr" in self.of(node.func, levels) and len(node.args) >= 2 and (name := _text(node.args[1])):
+            return [_plain(f"{base}.{name}") for base in self.of(node.args[0], levels)]
+        return [ANY]
+
+    def _of_item(self, node: ast.Subscript, levels: int) -> list[str]:
+        """`sys.modules["os"]`, `vars(os)["system"]`, `os.__dict__["system"]`, `__builtins__["eval"]`."""
+        key = _text(node.slice)
+        if key is None:
+            return [ANY]
+        if isinstance(node.value, ast.Call) and _NAMESPACES & {*self.of(node.value.func, levels)}:
+            within = node.value.args
+            return [_plain(f"{base}.{key}") for base in self.of(within[0], levels)] if within else [key]
+        bases = self.of(node.value, levels)
+        if _MODULE_TABLES & {*bases}:
+            return [key]
+        spaces = [base.removesuffix(".__dict__") for base in bases if base.endswith(".__dict__") or base == "builtins"]
+        return [_plain(f"{base}.{key}") for base in spaces] or [ANY]
+
+
+def _plain(name: str) -> str:
+    """Built-in functions have no module in front."""
+    name = name.replace("__builtins__", "builtins", 1) if name.startswith("__builtins__") else name
+    return (name.removeprefix("builtins.") or name)[:MOST_CHARS]
+
+
+def _bound(alias: ast.alias) -> str:
+    return alias.name if alias.asname else alias.name.partition(".")[0]
+
+
+def _text(node: ast.AST | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _keyword(node: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in node.keywords if keyword.arg == name), None)
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign():
+                for target in node.targets:
+                    yield from _pairs(target, node.value)
+            case ast.NamedExpr() | ast.AnnAssign() if node.value is not None:
+                yield node.target, node.value
+            case _:
+                pass
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        yield from zip(target.elts, value.elts, strict=False)
+    else:
+        yield target, value

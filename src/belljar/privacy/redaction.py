@@ -1,0 +1,286 @@
+"""What a session and its model may see of personal data and secrets: tokens on their side, values on the host's.
+
+`hide` is for what comes in from tools, `cover` for what goes out to callers, `reveal` for arguments on their way to a
+tool. Each reads a text once, from left to right: what it puts in is not read again. Knows nothing of events or calls.
+"""
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from belljar.errors import InvalidArgument, SecretRefused, SettingsError
+from belljar.privacy.detectors import Detector
+from belljar.privacy.rules import PrivacyRules
+from belljar.privacy.secrets import PREFIX, REFERENCE, Secrets
+from belljar.privacy.spans import Span, disjoint, masked
+from belljar.privacy.vault import TEXT, TOKEN, TokenCounter, TokenLog, Value, Vault
+
+FIELD = "field"
+_HOSTS_OWN = "host:"
+"""Before the name of a secret, as the kind of a place in a text."""
+# Deeper values are not JSON that anyone wrote.
+MOST_DEPTH = 200
+TOO_DEEP = "[TOO DEEP]"
+NO_VALUE = "[FIELD]"
+# A shorter secret would be found in ordinary text.
+SHORTEST_SECRET = 6
+# An answer has thousands of texts, and the file of secrets need not be looked at for each.
+SECRETS_S = 1.0
+# No number of a person is longer, and turning one into text takes time that grows with its square.
+_WIDEST_BITS = 128
+log = logging.getLogger(__name__)
+
+_PUT_IN = re.compile(f"{TOKEN.pattern}|{REFERENCE.pattern}")
+
+
+class SessionRedactor:
+    """One session's. Without rules it lets everything through and knows no secret."""
+
+    def __init__(
+        self, rules: PrivacyRules | None = None, secrets: Secrets | None = None, vault: Vault | None = None
+    ) -> None:
+        self.rules = rules or PrivacyRules()
+        self.vault = Vault() if vault is None else vault
+        self.detector = Detector(self.rules)
+        self._secrets = secrets or Secrets()
+        self._is_in_use = rules is not None
+        self.covers_outputs = bool(self.detector) and self._hides("outputs")
+        """Whether there is anything to look for in what a session says."""
+        self._box: TokenLog | None = None
+        self._named: dict[str, str] = {}
+        self._looked_at = -math.inf
+
+    def fork(self, numbers: TokenCounter | None = None) -> "SessionRedactor":
+        """For a session that goes on from this one's state: the same tokens so far, and its own from here on."""
+        return SessionRedactor(self.rules if self._is_in_use else None, self._secrets, self.vault.copy(numbers))
+
+    def save(self, path: Path) -> None:
+        """Keep what tokens stand for while the session sleeps; nothing is written for a session that has none."""
+        if len(self.vault) or self.vault.secrets:
+            self.vault.save(path)
+
+    def restore(self, path: Path) -> None:
+        """Take back what was saved; it is not left lying on disk."""
+        if path.exists():
+            self.vault.restore(path)
+            path.unlink(missing_ok=True)
+            for name in [name for name, value in self.vault.secrets.items() if not value]:
+                self.vault.fill(name, self._secret_value(name) or "")
+
+    def keep_in(self, box: TokenLog) -> None:
+        """Know everything beyond the end of the server, as long as somebody holds the box; it is the veil's now."""
+        self._box = box
+        self.vault.keep_in(box)
+
+    @property
+    def box_descriptor(self) -> int:
+        """Of the box, to be held by somebody; negative without one."""
+        return self._box.descriptor if self._box else -1
+
+    def close(self) -> None:
+        """Let go of the box; may be called twice."""
+        if self._box is not None:
+            self._box.close()
+
+    # In: what tools answer
+
+    def hide_text(self, text: str) -> str:
+        """A tool's text as the session may see it. What looks like ours becomes a token of its own.
+
+        Text from outside must not pass for a token or for the name of a secret, and must come back as it was.
+        """
+        if not self._is_in_use:
+            return text
+        ours = [found for found in _PUT_IN.finditer(text) if self._is_lent(found.group())]
+        imitations = [found for found in _PUT_IN.finditer(text) if not self._is_lent(found.group())]
+        return self._replaced(text, _spans(imitations), _spans(ours), is_searched=self._hides("tools"))
+
+    def hide(self, value: Any) -> Any:
+        """A tool's answer as the session may see it: the values of named fields, and what is found in any text."""
+        return self._hide_deep(value, is_named=False, depth=0) if self._is_in_use else value
+
+    def _hide_deep(self, value: Any, *, is_named: bool, depth: int) -> Any:
+        if depth > MOST_DEPTH:
+            return TOO_DEEP
+        if isinstance(value, dict):
+            items = [(str(key), below) for key, below in cast("dict[str, Any]", value).items()]
+            return {
+                self.hide_text(key): self._hide_deep(below, is_named=is_named or self._names(key), depth=depth + 1)
+                for key, below in items
+            }
+        if isinstance(value, list | tuple):
+            return [self._hide_deep(below, is_named=is_named, depth=depth + 1) for below in cast("list[Any]", value)]
+        return self._hide_named(value) if is_named else self._hide_leaf(value, depth)
+
+    def _hide_named(self, value: Any) -> Any:
+        if not isinstance(value, str | int | float) or value == "" or self._is_lent(value):
+            return value
+        if isinstance(value, int) and value.bit_length() > _WIDEST_BITS:
+            return NO_VALUE  # too wide to be written down, so nothing brings it back
+        return self.vault.token(FIELD, self._without_secrets(value) if isinstance(value, str) else value)
+
+    def _hide_leaf(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            parsed = self._json_with_fields(value)
+            if parsed is None:
+                return self.hide_text(value)
+            hidden = self._hide_deep(parsed, is_named=False, depth=depth + 1)
+            return value if hidden == parsed else json.dumps(hidden, ensure_ascii=False)
+        if not isinstance(value, int) or value.bit_length() > _WIDEST_BITS or not self._hides("tools"):
+            return value
+        found = self.detector.find(str(value))
+        is_all = len(found) == 1 and found[0].end - found[0].start == len(str(value))
+        return self.vault.token(found[0].kind, value) if is_all else value
+
+    def _names(self, key: str) -> bool:
+        return self._hides("tools") and self.rules.hides_field(key)
+
+    def _is_lent(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.vault.lent
+
+    def _json_with_fields(self, text: str) -> Any:
+        """The JSON that a text is, where field names in it matter; None for other text."""
+        if not self.rules.fields or not self._hides("tools") or text.lstrip()[:1] not in ("{", "["):
+            return None
+        try:
+            parsed: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        return cast("Any", parsed) if isinstance(parsed, dict | list) else None
+
+    # Out: what callers see
+
+    def cover(self, text: str) -> str:
+        """The session's own text as callers may see it; tokens in it stay what they are."""
+        if not self._hides("outputs"):
+            return text
+        return self._replaced(text, [], _spans(TOKEN.finditer(text)), is_searched=True)
+
+    def cover_deep(self, value: Any, depth: int = 0) -> Any:
+        """A JSON value that the session shows."""
+        if depth > MOST_DEPTH:
+            return TOO_DEEP
+        if isinstance(value, str):
+            return self.cover(value)
+        if isinstance(value, dict):
+            items = cast("dict[str, Any]", value).items()
+            return {self.cover(str(key)): self.cover_deep(below, depth + 1) for key, below in items}
+        if isinstance(value, list):
+            return [self.cover_deep(below, depth + 1) for below in cast("list[Any]", value)]
+        return value
+
+    # On the way to a tool
+
+    def reveal(self, value: Any, *, server: str, tool: str) -> Any:
+        """Arguments with values in place of the tokens that this tool may have, and with its secrets filled in."""
+        return self._reveal_deep(value, server, tool, 0) if self._is_in_use else value
+
+    def _reveal_deep(self, value: Any, server: str, tool: str, depth: int) -> Any:
+        if depth > MOST_DEPTH:
+            raise InvalidArgument(f"the arguments are nested more than {MOST_DEPTH} levels deep")
+        if isinstance(value, str):
+            return self._reveal_text(value, server, tool)
+        if isinstance(value, dict):
+            return {
+                str(self._reveal_text(str(key), server, tool)): self._reveal_deep(below, server, tool, depth + 1)
+                for key, below in cast("dict[str, Any]", value).items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._reveal_deep(below, server, tool, depth + 1) for below in cast("list[Any]", value)]
+        return value
+
+    def _reveal_text(self, text: str, server: str, tool: str) -> Value:
+        whole = TOKEN.fullmatch(text)
+        if whole is not None:
+            return self._revealed(text, server, tool)  # a number comes back as a number
+        return _PUT_IN.sub(lambda found: self._put_in(found, server, tool), text)
+
+    def _put_in(self, found: re.Match[str], server: str, tool: str) -> str:
+        secret = REFERENCE.fullmatch(found.group())
+        if secret is not None:
+            return self._secret(secret.group(1), server, tool)
+        value = self._revealed(found.group(), server, tool)
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def _revealed(self, token: str, server: str, tool: str) -> Value:
+        known = self.vault.value(token)
+        if known is None:
+            return token
+        kind, value = known
+        if kind == TEXT or self.rules.may_have(kind, server, tool):
+            return value
+        self.vault.lend(token)
+        return token
+
+    def _secret(self, name: str, server: str, tool: str) -> str:
+        if not self.rules.may_use(name, server, tool):
+            raise SecretRefused(
+                f"it may not have the secret {name}",
+                hint="Use a tool that the policy names for it under [privacy.secrets], or write the text without ${…}",
+            )
+        value = self._secret_value(name)
+        if value is None:
+            raise SecretRefused(
+                f"the secret {name} is not set on the host",
+                hint=f"Ask the operator to set {PREFIX}{name}, or to put it into secrets_file",
+            )
+        if len(value) >= SHORTEST_SECRET:
+            self.vault.fill(name, value)
+        return value
+
+    def _secret_value(self, name: str) -> str | None:
+        try:
+            return self._secrets.get(name)
+        except SettingsError as error:
+            log.warning("%s", error)  # it has a path of the host's, which is not for the session
+            return None
+
+    def _hosts_secrets(self) -> set[tuple[str, str]]:
+        """Those that the policy names, as they are now, and those that were given out, as they were then."""
+        if self.rules.secrets and time.monotonic() - self._looked_at >= SECRETS_S:
+            named = {name: self._secret_value(name) for name in self.rules.secrets}
+            self._named = {name: value for name, value in named.items() if value and len(value) >= SHORTEST_SECRET}
+            self._looked_at = time.monotonic()
+        # One that has changed since is both.
+        return {*self._named.items(), *((name, value) for name, value in [*self.vault.secrets.items()] if value)}
+
+    # One pass
+
+    def _hides(self, place: Literal["tools", "outputs"]) -> bool:
+        return self._is_in_use and place in self.rules.where
+
+    def _without_secrets(self, text: str) -> str:
+        return self._replaced(text, [], [], is_searched=False)
+
+    def _replaced(self, text: str, marks: list[Span], left: list[Span], *, is_searched: bool) -> str:
+        """The text with a token in each place that was marked or is found; what is `left` is not looked into."""
+        fixed = disjoint((*self._secret_spans(text), *marks))
+        found = self.detector.find(masked(text, (*fixed, *left))) if is_searched and self.detector else []
+        parts: list[str] = []
+        place = 0
+        for span in sorted((*fixed, *found), key=lambda each: each.start):
+            parts += (text[place : span.start], self._standing_for(span.kind, text[span.start : span.end]))
+            place = span.end
+        return "".join((*parts, text[place:])) if parts else text
+
+    def _standing_for(self, kind: str, value: str) -> str:
+        if kind.startswith(_HOSTS_OWN):
+            return f"[SECRET {kind.removeprefix(_HOSTS_OWN)}]"
+        return self.vault.token(kind, value)
+
+    def _secret_spans(self, text: str) -> Iterator[Span]:
+        """Where a secret's value stands: a tool that was given one may say it again, to another session too."""
+        for name, value in self._hosts_secrets():
+            place = text.find(value)
+            while place >= 0:
+                yield Span(place, place + len(value), _HOSTS_OWN + name)
+                place = text.find(value, place + 1)
+
+
+def _spans(found: Iterable[re.Match[str]]) -> list[Span]:
+    return [Span(match.start(), match.end(), TEXT) for match in found]

@@ -1,0 +1,225 @@
+"""How sessions are handed from one server to the next: the contract, and its null implementation.
+
+Sessions and the runtime talk to a `Handover` whether or not the setting `keep_alive` is on. Where it is off they have
+`NoHandover`; where it is on, `kept_kernels.py` has the implementation. Knows of sessions nothing but their ids.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from belljar.egress.session_sockets import SessionSocket
+from belljar.environments.base import Environment
+from belljar.errors import SandboxUnavailable
+from belljar.kernels.base import Kernel, KernelSnapshot
+from belljar.kernels.handover_note import RunningNote
+from belljar.outputs.events import Event
+from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.session_services import ServicedSandbox
+from belljar.sandboxes.base import Identity, Sandbox
+from belljar.toolbox.base import CallRecord
+
+Rehatch = Callable[[Sandbox, KernelFolders, Environment, Mapping[str, SessionSocket]], Awaitable[ServicedSandbox]]
+"""Serves the listening sockets of an earlier server again; `KernelStarter.rehatch`."""
+
+
+class ResumableKernel(Kernel, Protocol):
+    """A kernel that an earlier server started."""
+
+    def resume(self) -> AsyncIterator[Event]:
+        """Yield the rest of the cell that the earlier server gave it, if that has not ended.
+
+        Called once, under the session's turn. Without a cell there is only output that came meanwhile; without
+        `Finished` at the end, the cell that was noted has never reached the kernel.
+        """
+        ...
+
+    async def catch_up(self) -> None:
+        """Read what it said since, and keep that output for the next cell. Called instead of `resume`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCopy:
+    """An earlier state of a session, as it was deposited."""
+
+    words: dict[str, Any]
+    """What the session said of it."""
+    copy: KernelSnapshot | None
+    """Its process; None for a state that needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredKernel:
+    """What an earlier server has left of a session."""
+
+    kernel: ResumableKernel
+    note: RunningNote
+    """Which execution the kernel was last given."""
+    calls: list[CallRecord]
+    """The tools that this execution has called so far."""
+    copies: list[RestoredCopy]
+    extra_descriptor: int
+    """What was deposited with the kernel, for the caller to close; negative for none."""
+
+
+class Handover(Protocol):
+    """Deposits the kernels of this server for the next one, and restores those that an earlier server left.
+
+    Everything is by the id of a session. What concerns a kernel that is not deposited does nothing.
+    """
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything outlives this server."""
+        ...
+
+    async def faults(self) -> dict[str, str]:
+        """Return what does not work now, by the name of the part; empty words for a part that works."""
+        ...
+
+    # While a session runs
+
+    def deposit(
+        self, session_id: str, kernel: Kernel, identity: Identity | None, *, extra_descriptor: int = -1
+    ) -> None:
+        """Have this kernel outlive the server, in place of the session's last one, where that is possible.
+
+        `extra_descriptor` is handed to the next server together with the kernel; negative for none.
+        """
+        ...
+
+    def withdraw(self, session_id: str) -> None:
+        """Deposit the session's kernel no longer, because it has ended or is about to; may be called twice."""
+        ...
+
+    def has(self, session_id: str) -> bool:
+        """Return whether the session's kernel is deposited, as far as is known; `settled` waits until it is."""
+        ...
+
+    def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
+        "RunningNote which execution the kernel is about to be given."
+        ...
+
+    def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
+        "RunningNote that this execution calls a tool, or has called it."
+        ...
+
+    def deposit_copy(
+        self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
+    ) -> None:
+        """Have an earlier state of the session outlive the server, or replace its words.
+
+        `copy` is a sleeping copy of the kernel `origin`; of a state that has no process, the words alone are kept.
+        """
+        ...
+
+    def withdraw_copy(self, session_id: str, label: str) -> None:
+        """Deposit this state no longer; may be called twice."""
+        ...
+
+    # When the server stops
+
+    async def settled(self) -> None:
+        """Wait until `has` is certain."""
+        ...
+
+    async def detach(self, session_id: str) -> None:
+        """Release a deposited kernel and its sandbox without ending them."""
+        ...
+
+    # When the next server starts
+
+    def left(self) -> list[str]:
+        """Return the ids of the sessions whose kernels an earlier server has deposited."""
+        ...
+
+    def identity_of(self, session_id: str) -> Identity | None:
+        """Return the user of such a session, where it has one of its own. Called before `restore`."""
+        ...
+
+    async def restore(
+        self, session_id: str, folders: KernelFolders, environment: Environment, rehatch: Rehatch
+    ) -> RestoredKernel:
+        """Return the kernel of such a session; SandboxUnavailable when it cannot be had, and then it is ended."""
+        ...
+
+    async def end_unclaimed(self) -> None:
+        """End everything that an earlier server left and nobody restored. Called once, after the last `restore`."""
+        ...
+
+    # The tree of generated bindings
+
+    def deposit_tree(self, descriptor: int) -> None:
+        """Have a folder locked beyond the end of the server, because sessions that outlive it have it mounted."""
+        ...
+
+    def has_any(self) -> bool:
+        """Return whether the kernel of any session is deposited."""
+        ...
+
+
+class NoHandover:
+    """Stands in for a `Handover` where all sessions end with the server: nothing is deposited, nothing was left."""
+
+    is_on = False
+
+    async def faults(self) -> dict[str, str]:
+        """Return nothing: there is no part that could fail."""
+        return {}
+
+    def deposit(
+        self, session_id: str, kernel: Kernel, identity: Identity | None, *, extra_descriptor: int = -1
+    ) -> None:
+        """Do nothing."""
+
+    def withdraw(self, session_id: str) -> None:
+        """Do nothing."""
+
+    def has(self, session_id: str) -> bool:
+        """Return False."""
+        return False
+
+    def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
+        """Do nothing."""
+
+    def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
+        """Do nothing."""
+
+    def deposit_copy(
+        self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
+    ) -> None:
+        """Do nothing."""
+
+    def withdraw_copy(self, session_id: str, label: str) -> None:
+        """Do nothing."""
+
+    async def settled(self) -> None:
+        """Return at once."""
+
+    async def detach(self, session_id: str) -> None:
+        """Do nothing."""
+
+    def left(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+    def identity_of(self, session_id: str) -> Identity | None:
+        """Refuse: nothing was left."""
+        raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
+
+    async def restore(
+        self, session_id: str, folders: KernelFolders, environment: Environment, rehatch: Rehatch
+    ) -> RestoredKernel:
+        """Refuse: nothing was left."""
+        raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
+
+    async def end_unclaimed(self) -> None:
+        """Do nothing."""
+
+    def deposit_tree(self, descriptor: int) -> None:
+        """Do nothing."""
+
+    def has_any(self) -> bool:
+        """Return False."""
+        return False

@@ -1,0 +1,303 @@
+"""Kernels that outlive their server: deposited with the supervisor, and restored by the next server.
+
+Of a kernel the descriptors of its wire are deposited, that of its process, the sockets that its code calls the host on,
+and the slate that says what it runs. Of a sleeping copy of a kernel it is the wire alone: a copy ends when nobody holds
+its wire any more. The sandbox is deposited by its provider's `SandboxHandover`.
+"""
+
+import os
+import select
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from belljar.egress.session_sockets import SessionSocket
+from belljar.environments.base import Environment
+from belljar.errors import SandboxUnavailable
+from belljar.kernels.base import Kernel, KernelSnapshot
+from belljar.kernels.forked_process import ForkedProcess, SnapshotProcess, ours
+from belljar.kernels.handover_note import NoteFile
+from belljar.kernels.ipython import IPythonKernel
+from belljar.kernels.wire import Wire
+from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.handover import Rehatch, RestoredCopy, RestoredKernel
+from belljar.provisioning.session_services import ServicedSandbox
+from belljar.sandboxes.base import Identity, SandboxProcess
+from belljar.sandboxes.handover import SandboxHandover
+from belljar.supervisor import Deposit, SupervisorClient
+from belljar.toolbox.base import CallRecord
+
+FORM = 2
+"""Of what is deposited, sandboxes included. Raised when an earlier or later server could not make sense of it."""
+KERNELS = "session:"
+COPIES = "copy:"
+TREE = "toolbox"
+_WIRE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of a kernel that can be deposited."""
+
+    kernel: IPythonKernel
+    sandbox: ServicedSandbox
+
+
+class KernelHandover:
+    """The implementation of `Handover` on top of a supervisor."""
+
+    is_on = True
+
+    def __init__(self, supervisor: SupervisorClient, sandboxes: SandboxHandover) -> None:
+        self._supervisor = supervisor
+        self._sandboxes = sandboxes
+        self._deposited: dict[str, _Parts] = {}
+        self._slates: dict[str, NoteFile] = {}
+        self._restored_copies: set[str] = set()
+        """Their keys."""
+
+    async def faults(self) -> dict[str, str]:
+        """See `Handover`."""
+        return {"supervisor": await self._supervisor.fault()}
+
+    # While a session runs
+
+    def deposit(
+        self, session_id: str, kernel: Kernel, identity: Identity | None, *, extra_descriptor: int = -1
+    ) -> None:
+        """See `Handover`. Only a kernel of our own runner can be deposited, in a sandbox that can be as well."""
+        parts = _parts_of(kernel)
+        key = self._sandboxes.deposit(parts.sandbox.inner) if parts else ""
+        if parts is None or not key:
+            self.withdraw(session_id)
+            return
+        self._deposited[session_id] = parts
+        if session_id not in self._slates:
+            self._slates[session_id] = NoteFile()
+        slate = self._slates[session_id]
+        parts.kernel.note_request(slate)
+        process = parts.kernel.process
+        copied = process if isinstance(process, ForkedProcess) else None
+        keeper = [copied.listening_end] if copied is not None and copied.listening_end >= 0 else []
+        extra = [extra_descriptor] if extra_descriptor >= 0 else []
+        words = {
+            "form": FORM,
+            "sandbox": key,
+            "pid": parts.kernel.wire.peer_pid,
+            "is_copy": copied is not None,
+            "has_keeper": bool(keeper),
+            "has_entrusted": bool(extra),
+            "doors": [*parts.sandbox.doors],
+            "identity": [identity.uid, identity.gid] if identity else None,
+        }
+        doors = [door.descriptor for door in parts.sandbox.doors.values()]
+        descriptors = [*parts.kernel.wire.descriptors, slate.descriptor, parts.kernel.pidfd, *keeper, *doors, *extra]
+        self._supervisor.keep(f"{KERNELS}{session_id}", Deposit(words, descriptors, is_session=True))
+
+    def withdraw(self, session_id: str) -> None:
+        """See `Handover`."""
+        self._supervisor.drop(f"{KERNELS}{session_id}")
+        self._release(session_id)
+
+    def has(self, session_id: str) -> bool:
+        """See `Handover`."""
+        return self._supervisor.has(f"{KERNELS}{session_id}")
+
+    def has_any(self) -> bool:
+        """See `Handover`."""
+        return self._supervisor.has_any(KERNELS)
+
+    def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
+        """See `Handover`."""
+        if session_id in self._slates:
+            self._slates[session_id].begin(execution_id, timeout_s)
+
+    def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
+        """See `Handover`."""
+        if session_id in self._slates:
+            self._slates[session_id].note_call(number, record)
+
+    def deposit_copy(
+        self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
+    ) -> None:
+        """See `Handover`. A copy whose kernel's sandbox is not deposited ends with the server."""
+        deposit = Deposit({"place": "", "words": words})
+        if isinstance(copy, SnapshotProcess):
+            if not (place := self._place_of(origin)):
+                return
+            told = {"place": place, "pid": copy.pid, "lost": copy.lost, "words": words}
+            deposit = Deposit(told, copy.wire.descriptors)
+        self._supervisor.keep(_copy_key(session_id, label), deposit)
+
+    def withdraw_copy(self, session_id: str, label: str) -> None:
+        """See `Handover`."""
+        self._supervisor.drop(_copy_key(session_id, label))
+
+    def deposit_tree(self, descriptor: int) -> None:
+        """See `Handover`."""
+        self._supervisor.keep(TREE, Deposit({}, [descriptor]))
+
+    # When the server stops
+
+    async def settled(self) -> None:
+        """See `Handover`."""
+        await self._supervisor.settled()
+
+    async def detach(self, session_id: str) -> None:
+        """See `Handover`."""
+        if (parts := self._deposited.get(session_id)) is not None:
+            parts.kernel.leave()
+            await parts.sandbox.leave()
+            self._sandboxes.detach(parts.sandbox.inner)
+        self._release(session_id)
+
+    def _release(self, session_id: str) -> None:
+        self._deposited.pop(session_id, None)
+        if (slate := self._slates.pop(session_id, None)) is not None:
+            slate.close()
+
+    # When the next server starts
+
+    def left(self) -> list[str]:
+        """See `Handover`."""
+        return [key.removeprefix(KERNELS) for key in self._supervisor.found if key.startswith(KERNELS)]
+
+    def identity_of(self, session_id: str) -> Identity | None:
+        """See `Handover`."""
+        deposit = self._supervisor.take(f"{KERNELS}{session_id}")
+        for descriptor in deposit.descriptors:
+            os.close(descriptor)
+        _check_form(deposit.words)
+        identity = deposit.words["identity"]
+        return Identity(*identity) if identity else None
+
+    async def restore(
+        self, session_id: str, folders: KernelFolders, environment: Environment, rehatch: Rehatch
+    ) -> RestoredKernel:
+        """See `Handover`."""
+        deposit = self._supervisor.take(f"{KERNELS}{session_id}")
+        left, words = [*deposit.descriptors], deposit.words
+        try:
+            _check_form(words)
+            kernel = await self._rebuild(session_id, folders, environment, rehatch, words, left)
+            slate = self._slates[session_id]
+            note, calls, copies = slate.note, slate.calls(), self._restore_copies(session_id, kernel)
+            return RestoredKernel(kernel, note, calls, copies, left.pop(0) if words["has_entrusted"] else -1)
+        except BaseException:
+            self.withdraw(session_id)
+            raise
+        finally:
+            for descriptor in left:
+                os.close(descriptor)
+
+    async def end_unclaimed(self) -> None:
+        """See `Handover`."""
+        for key in self._left_copies(COPIES):
+            if key not in self._restored_copies:
+                self._supervisor.drop(key)
+        await self._sandboxes.end_unclaimed()
+
+    async def _rebuild(
+        self,
+        session_id: str,
+        folders: KernelFolders,
+        environment: Environment,
+        rehatch: Rehatch,
+        words: dict[str, Any],
+        left: list[int],
+    ) -> IPythonKernel:
+        """Make a kernel of what was deposited; the descriptors that it uses are taken out of `left`."""
+        sandbox, processes = self._sandboxes.restore(words["sandbox"])
+        try:
+            _check_lives(left[_WIRE + 1])
+            wire = Wire(in_packets=True, kept=[left.pop(0) for _ in range(_WIRE)])
+            wire.peer_pid = words["pid"]
+            try:
+                self._slates[session_id] = NoteFile(left.pop(0))
+                process = _process_of(words, processes, left.pop(0), left)
+                doors = {name: SessionSocket(left.pop(0)) for name in words["doors"]}
+                hatched = await rehatch(sandbox, folders, environment, doors)
+            except BaseException:
+                wire.close()
+                raise
+        except BaseException:
+            await sandbox.aclose()
+            raise
+        kernel = IPythonKernel(wire, hatched, process, environment)
+        kernel.note_request(self._slates[session_id])
+        return kernel
+
+    def _restore_copies(self, session_id: str, kernel: IPythonKernel) -> list[RestoredCopy]:
+        """Return what was deposited of a session's earlier states, and drop what is gone."""
+        copies: list[RestoredCopy] = []
+        for key in self._left_copies(_copy_key(session_id, "")):
+            try:
+                restored = self._restore_copy(key, kernel)
+            except (SandboxUnavailable, OSError, LookupError):  # its session is worth more than an earlier state of it
+                continue
+            self._restored_copies.add(key)
+            if restored is None:
+                self._supervisor.drop(key)
+            else:
+                copies.append(restored)
+        kernel.readopt_copies([ours(each.copy) for each in copies if each.copy is not None])
+        return copies
+
+    def _restore_copy(self, key: str, kernel: IPythonKernel) -> RestoredCopy | None:
+        """Return one of them; None when its process is gone, or in another sandbox than the kernel."""
+        deposit = self._supervisor.take(key)
+        if not deposit.descriptors:
+            return RestoredCopy(deposit.words["words"], None)
+        wire = Wire(has_streams=False, kept=deposit.descriptors)
+        try:
+            wire.peer_pid = deposit.words["pid"]
+            if deposit.words["place"] == self._place_of(kernel) and not wire.is_hung_up():
+                return RestoredCopy(deposit.words["words"], SnapshotProcess(wire, deposit.words["lost"]))
+        except LookupError:
+            wire.close()
+            raise
+        wire.close()
+        return None
+
+    def _left_copies(self, prefix: str) -> list[str]:
+        return [key for key in self._supervisor.found if key.startswith(prefix) and self._supervisor.has(key)]
+
+    def _place_of(self, kernel: object) -> str:
+        """Return the key of the sandbox that a kernel is in; empty where that is not deposited."""
+        parts = _parts_of(kernel)
+        return self._sandboxes.key_of(parts.sandbox.inner) if parts else ""
+
+
+def _parts_of(kernel: object) -> _Parts | None:
+    if isinstance(kernel, IPythonKernel) and isinstance(kernel.sandbox, ServicedSandbox):
+        return _Parts(kernel, kernel.sandbox)
+    return None
+
+
+def _process_of(
+    words: dict[str, Any], processes: Sequence[SandboxProcess], pidfd: int, left: list[int]
+) -> SandboxProcess:
+    if words["is_copy"]:
+        kept = ForkedProcess()
+        kept.readopt(words["pid"], pidfd, left.pop(0) if words["has_keeper"] else -1)
+        return kept
+    os.close(pidfd)
+    if not processes:
+        raise SandboxUnavailable("the kernel's process has ended")
+    return processes[-1]
+
+
+def _check_form(words: dict[str, Any]) -> None:
+    if words.get("form") != FORM:
+        raise SandboxUnavailable(f"it was kept by another version of belljar (form {words.get('form')}, not {FORM})")
+
+
+def _check_lives(pidfd: int) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if poll.poll(0):
+        raise SandboxUnavailable("the kernel's process has ended")
+
+
+def _copy_key(session_id: str, label: str) -> str:
+    return f"{COPIES}{session_id}:{label}"

@@ -1,0 +1,288 @@
+"""From an environment's name to a running kernel in a fresh sandbox.
+
+Environments are prepared by `preparing.py`, sandboxes furnished by `furnishing.py`, warm processes kept by
+`nurseries.py`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from belljar import measures
+from belljar.egress.session_sockets import SessionSocket
+from belljar.environments import Environment
+from belljar.environments.selection import KERNEL_PREFIX
+from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
+from belljar.inside import FOLDER
+from belljar.kernels.base import Kernel, KernelSnapshot
+from belljar.kernels.forked_process import ForkIdentity, hold
+from belljar.kernels.ipython import IPythonKernel, start_ipython
+from belljar.kernels.launch import session_environment
+from belljar.provisioning.confined_uv import UvSandbox
+from belljar.provisioning.environments import EnvironmentCache
+from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
+from belljar.provisioning.session_services import ServicedSandbox
+from belljar.provisioning.skills import open_skills
+from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
+from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
+from belljar.settings import Settings
+from belljar.toolbox.broker import Broker
+from belljar.toolbox.toolbox import Toolbox
+
+# The sandbox a kernel is to start in: opened when it is needed, or held open and empty before anyone asks.
+
+
+@dataclass(slots=True)
+class PreparedSandbox:
+    """A sandbox with its hatches. With a branch of a zygote's, the zygote can be forked into it."""
+
+    sandbox: ServicedSandbox
+    zygote: ZygoteProcess | None = None
+    branch: ForkedSandbox | None = None
+    is_held: bool = False
+
+    @property
+    def can_be_entered(self) -> bool:
+        """Whether there is a warm process to fork and a way for its copy to come in."""
+        return self.branch is not None and self.zygote is not None and self.zygote.is_warm and self.zygote.is_alive()
+
+    async def hold(self) -> None:
+        """Have it made now; it is closed when that fails."""
+        try:
+            await hold(self.sandbox)
+        except BaseException:
+            await self.sandbox.aclose()
+            raise
+        self.is_held = True
+
+
+StartKind = Literal["cold", "forked", "jupyter"]
+
+log = logging.getLogger(__name__)
+
+
+class KernelStarter:
+    """One for a runtime: all that sessions want of environments, sandboxes and kernels."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        provider: Provider,
+        folder: Path,
+        run: str = "",
+        toolbox: Toolbox | None = None,
+        *,
+        outlives_server: bool = False,
+    ) -> None:
+        self._settings = settings
+        self.provider = provider
+        self._toolbox = toolbox
+        self._in_packets = outlives_server
+        self.workshop = UvSandbox(settings, provider)
+        self.environments = EnvironmentCache(settings)
+        self._furnishing = SpecBuilder(settings, provider, self.workshop, toolbox, open_skills(settings))
+        self.nurseries = Zygotes(
+            settings, provider, self._furnishing, folder=folder, run=run, in_packets=outlives_server
+        )
+        self._rooms: dict[str, PreparedSandbox] = {}
+        """Held open for sessions whose kernel has not been started yet."""
+
+    def broker(self, session_id: str) -> Broker | None:
+        """Where a session calls tools, if there are any."""
+        return self._toolbox.broker(session_id) if self._toolbox else None
+
+    def forget(self, session_id: str) -> None:
+        """A session is over."""
+        if self._toolbox is not None:
+            self._toolbox.forget(session_id)
+
+    async def rehatch(
+        self, sandbox: Sandbox, folders: KernelFolders, environment: Environment, doors: Mapping[str, SessionSocket]
+    ) -> ServicedSandbox:
+        """Answer at the doors of a sandbox that an earlier server opened."""
+        return await self._furnishing.hatched(sandbox, folders, environment.python, environment, doors)
+
+    async def start(self, name: str, folders: KernelFolders, *, is_ahead: bool = False) -> Kernel:
+        """Open a sandbox and start a kernel in it, for someone who waits or ahead of their asking."""
+        began_at = time.perf_counter()
+        try:
+            kernel, kind = await self._start(name, folders)
+        except BelljarError:
+            measures.kernel_start_failures.add()
+            raise
+        measures.kernel_starts.observe(time.perf_counter() - began_at, "refill" if is_ahead else kind)
+        return kernel
+
+    async def _start(self, name: str, folders: KernelFolders) -> tuple[Kernel, StartKind]:
+        if name.startswith(KERNEL_PREFIX):
+            return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
+        environment = await self.environments.get(name)
+        room = await self._held_room(folders.session_id) or await self._open_room(environment, folders)
+        if (kernel := await self._forked(room, environment, folders)) is not None:
+            return kernel, "forked"
+        kernel = await start_ipython(
+            room.sandbox,
+            environment,
+            layer=folders.layer,
+            start_timeout_s=self._settings.start_timeout_s,
+            in_packets=self._in_packets,
+        )
+        return kernel, "cold"
+
+    # Rooms
+
+    async def prepare(self, name: str, folders: KernelFolders) -> None:
+        """Hold a sandbox open for a session whose kernel is to be forked later, where `is_warm`."""
+        room = await self._open_room(await self.environments.get(name), folders)
+        await room.hold()
+        self._rooms[folders.session_id] = room
+
+    async def vacate(self, session_id: str) -> None:
+        """Close what was held open for a session; nothing was, once its kernel has started."""
+        if (room := self._rooms.pop(session_id, None)) is not None:
+            await room.sandbox.aclose()
+
+    async def _held_room(self, session_id: str) -> PreparedSandbox | None:
+        room = self._rooms.get(session_id)
+        if room is None or not room.can_be_entered:
+            await self.vacate(session_id)
+            return None
+        return self._rooms.pop(session_id)
+
+    async def _open_room(self, environment: Environment, folders: KernelFolders) -> PreparedSandbox:
+        spec = self._spec(folders, environment)
+        zygote = await self.nurseries.zygote(environment)
+        branch = await self._open_branch(spec, zygote) if zygote is not None else None
+        sandbox = await self._hatched(branch or await self.provider.open(spec), folders, environment)
+        return PreparedSandbox(sandbox, zygote, branch)
+
+    async def open_sandbox(
+        self, environment: Environment, folders: KernelFolders, readable: Sequence[Path] = ()
+    ) -> ServicedSandbox:
+        """A fresh sandbox that shows the environment, and in which nothing runs yet; whoever asks closes it."""
+        trees = (*environment.readable, FOLDER, folders.layer, *readable)
+        sandbox = await self.provider.open(self._furnishing.spec(folders, trees, has_tools=False))
+        return await self._furnishing.hatched(sandbox, folders, environment.python, environment, has_tools=False)
+
+    def _spec(self, folders: KernelFolders, environment: Environment) -> SandboxSpec:
+        return self._furnishing.spec(folders, (*environment.readable, FOLDER, folders.layer))
+
+    async def _hatched(self, sandbox: Sandbox, folders: KernelFolders, environment: Environment) -> ServicedSandbox:
+        return await self._furnishing.hatched(sandbox, folders, environment.python, environment)
+
+    # Warm starts
+
+    async def is_warm(self, name: str) -> bool:
+        """Wait until sessions of that environment are forked; False when they will not be."""
+        if name.startswith(KERNEL_PREFIX):
+            return False
+        nursery = await self.nurseries.of(await self.environments.get(name))
+        return nursery is not None and await nursery.warm()
+
+    async def fork(
+        self,
+        kernel: Kernel,
+        origin: KernelFolders,
+        folders: KernelFolders,
+        *,
+        copy: KernelSnapshot | None = None,
+        reseed: bool = False,
+    ) -> tuple[Kernel, list[str]]:
+        """A kernel with another one's memory, or a sleeping copy's, in a sandbox of its own; and what it lacks."""
+        provider = self.provider
+        if not isinstance(kernel, IPythonKernel):
+            raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
+        if not isinstance(provider, ForkableProvider):
+            raise CopyRefused(
+                f"sessions in the sandbox {provider.name} cannot be forked", hint="Start a new session instead"
+            )
+        hatched = kernel.sandbox
+        if not isinstance(hatched, ServicedSandbox) or not isinstance(hatched.inner, ForkedSandbox):
+            gap = "" if self._settings.fork_start else "the server's setting fork_start is false"
+            gap = gap or await asyncio.to_thread(provider.branching_gap) or "it was started with no place to fork from"
+            raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
+        environment = kernel.environment
+        try:
+            branch = await provider.open_branch(self._spec(folders, environment), hatched.inner)
+        except SandboxUnavailable as error:
+            # Forks of forks of forks: Linux nests namespaces only so deep.
+            raise CopyRefused(
+                f"this session cannot be forked: {error.message}", hint="Fork an earlier one, or start a new session"
+            ) from error
+        sandbox = await self._hatched(branch, folders, environment)
+        change = ForkIdentity(
+            environment=sandbox.variables,
+            moved={str(origin.layer): str(folders.layer)},
+            folder=sandbox.workspace,
+            reseed=reseed,
+        )
+        try:
+            return await kernel.fork(branch, sandbox, change, copy)
+        except BaseException:
+            await sandbox.aclose()
+            raise
+
+    async def _open_branch(self, spec: SandboxSpec, zygote: ZygoteProcess) -> ForkedSandbox | None:
+        provider = self.provider
+        try:
+            return await provider.open_branch(spec, zygote.trunk) if isinstance(provider, ForkableProvider) else None
+        except SandboxUnavailable as error:
+            ids = {"session_id": spec.session_id}
+            log.warning("session %s starts cold: %s", spec.session_id, error, extra=ids)
+            return None
+
+    async def _forked(self, room: PreparedSandbox, environment: Environment, folders: KernelFolders) -> Kernel | None:
+        """A kernel forked into its sandbox; None when a cold one must do."""
+        sandbox, zygote, branch = room.sandbox, room.zygote, room.branch
+        if zygote is None or branch is None or not room.can_be_entered:
+            return None
+        change = ForkIdentity(
+            environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
+            folder=sandbox.workspace,
+            threads=thread_count(limits_of(self._settings)),
+        )
+        try:
+            return await zygote.fork(branch, sandbox, environment, change, is_held=room.is_held)
+        except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
+            # The zygote died, or its copy did: the next session gets another one.
+            # Without its hint, which has the last words of the process.
+            log.warning("a session starts cold: %s", getattr(error, "message", "") or type(error).__name__)
+            await sandbox.kill()
+            return None
+        except BaseException:
+            await sandbox.aclose()
+            raise
+
+    async def _start_jupyter(self, kernel_name: str, folders: KernelFolders) -> Kernel:
+        # jupyter_client and zmq take 150 ms to import: only sessions that use them pay.
+        from belljar.kernels import jupyter
+
+        # The configured environment, unless that is itself a kernel's name: preparing another may take a minute.
+        name = self._settings.environment
+        environment = await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
+        spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
+        trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
+        readable = (*environment.readable, *trees, FOLDER, folders.layer)
+        packages = await asyncio.to_thread(jupyter.kernel_environment, spec)
+        sandbox = await self.provider.open(self._furnishing.spec(folders, readable))
+        sandbox = await self._furnishing.hatched(sandbox, folders, environment.python, packages)
+        return await jupyter.start_jupyter(
+            sandbox,
+            spec,
+            scratch=folders.scratch,
+            environment=session_environment(sandbox, environment, folders.layer),
+            start_timeout_s=self._settings.start_timeout_s,
+            bridge=environment,
+        )
+
+    async def aclose(self) -> None:
+        """Stop preparing, and end the processes that sessions are forked from."""
+        await self.environments.aclose()
+        for session_id in [*self._rooms]:
+            await self.vacate(session_id)
+        await self.nurseries.aclose()

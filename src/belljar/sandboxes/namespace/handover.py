@@ -1,0 +1,201 @@
+"""Sandboxes that outlive their server: what is deposited of one, and how it is made whole by the next server.
+
+A branch needs its origin, so the whole line up to the trunk is deposited. Their processes are the supervisor's; what a
+server can make again, such as the mounts that further branches start from, is not kept.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import Identity, Limits, Sandbox, SandboxSpec
+from belljar.sandboxes.handover import RestoredSandbox
+from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools, Resources
+from belljar.sandboxes.namespace.process import NamespaceProcess
+from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
+from belljar.supervisor import Deposit, SupervisorClient
+
+PREFIX = "sandbox:"
+TakeIdentity = Callable[[Identity], Callable[[], None]]
+"""Takes one that a sandbox has; gives what releases it."""
+
+
+class NamespaceHandover:
+    """Hands over the sandboxes of namespaces. See `SandboxHandover`."""
+
+    def __init__(
+        self,
+        supervisor: SupervisorClient,
+        enforcer: Enforcer,
+        tools: Callable[[], NamespaceTools],
+        take_identity: TakeIdentity,
+    ) -> None:
+        self._supervisor = supervisor
+        self._enforcer = enforcer
+        self._tools = tools
+        self._take_identity = take_identity
+        self._restored: dict[str, NamespaceSandbox] = {}
+        enforcer.groups.keep_with(supervisor)
+
+    def deposit(self, sandbox: Sandbox) -> str:
+        """See `SandboxHandover`. The sandboxes that it was branched from are deposited with it."""
+        # Exactly these: what other providers make out of them does not end with its first process alone.
+        if not isinstance(sandbox, NamespaceSandbox) or type(sandbox) not in (NamespaceSandbox, NestedSandbox):
+            return ""
+        origin = self.deposit(sandbox.origin) if isinstance(sandbox, NestedSandbox) else ""
+        if not sandbox.key:
+            sandbox.key = f"{PREFIX}{secrets.token_hex(8)}"
+            sandbox.when_closed(lambda: self._supervisor.drop(sandbox.key))
+        self._supervisor.keep(sandbox.key, _deposit(sandbox, origin))
+        return sandbox.key
+
+    def key_of(self, sandbox: Sandbox) -> str:
+        """See `SandboxHandover`."""
+        return sandbox.key if isinstance(sandbox, NamespaceSandbox) else ""
+
+    def detach(self, sandbox: Sandbox) -> None:
+        """See `SandboxHandover`."""
+        if isinstance(sandbox, NamespaceSandbox):
+            sandbox.leave()
+
+    # What an earlier server has left
+
+    def restore(self, key: str) -> RestoredSandbox:
+        """See `SandboxHandover`."""
+        sandbox = self._restore(key)
+        sandbox.claim()
+        return RestoredSandbox(sandbox, sandbox.processes())
+
+    async def end_unclaimed(self) -> None:
+        """See `SandboxHandover`. Their control groups are removed as well."""
+        kept = [key for key in self._supervisor.found if key.startswith(PREFIX)]
+        for key in [key for key in kept if key not in self._restored and self._supervisor.has(key)]:
+            try:
+                await self._restore(key).aclose()
+            except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
+                self._supervisor.drop(key, ends=True)
+        self._enforcer.groups.settle()
+
+    def _restore(self, key: str) -> NamespaceSandbox:
+        """Return a sandbox with those it was branched from; their users are taken for as long as they live."""
+        if key not in self._restored:
+            deposit = self._supervisor.take(key)
+            with ExitStack() as stack:
+                descriptors = [*deposit.descriptors]
+                stack.callback(lambda: [os.close(descriptor) for descriptor in descriptors])
+                self._restored[key] = self._rebuild(key, deposit.words, descriptors)
+        return self._restored[key]
+
+    def _rebuild(self, key: str, words: dict[str, Any], descriptors: list[int]) -> NamespaceSandbox:
+        """Takes from the descriptors those that it uses."""
+        tools, spec = self._tools(), _spec_of(words["spec"])
+        origin = self._restore(words["origin"]) if words["origin"] else None
+        processes = [self._process_of(told, descriptors) for told in words["processes"]]
+        user, levels = Identity(*words["user"]), words["levels"]
+        enforcement = self._enforcer.readopt(words["enforcement"], spec.limits)
+        if origin is not None:
+            place = NamespaceLevel(user, origin.place.stage, levels)
+            sandbox = NestedSandbox(tools, spec, enforcement, place=place, origin=origin)
+        else:
+            stage = descriptors.pop(0) if words["has_stage"] else -1
+            sandbox = NamespaceSandbox(tools, spec, enforcement, place=NamespaceLevel(user, stage, levels), lay=_refuse)
+            if stage >= 0:
+                sandbox.when_closed(lambda: os.close(stage))
+        sandbox.key = key
+        sandbox.when_closed(lambda: self._supervisor.drop(key))
+        if spec.identity is not None:
+            release = self._take_identity(spec.identity)
+            # A trunk's user is its own; the others' is their session's, which may have another sandbox after this one.
+            if origin is None and levels:
+                sandbox.when_closed(release)
+        sandbox.readopt(processes)
+        return sandbox
+
+    def _process_of(self, told: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
+        child = _Gone(told["pid"]) if told["is_left_alone"] else self._supervisor.find_child(told["pid"])
+        process = NamespaceProcess(child, hops=told["hops"])
+        process.command = tuple(told["command"])
+        alone, command_pid = told["is_left_alone"], told["command_pid"]
+        process.readopt(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
+        return process
+
+
+class _Gone:
+    """In place of what has made a sandbox and is gone: nothing is left to wait for, to kill or to reap."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    async def wait(self) -> int:
+        return 0
+
+    def kill_group(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+
+async def _refuse(_: Resources) -> Layout:
+    raise SandboxUnavailable("A sandbox of an earlier server starts no more commands")
+
+
+def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
+    processes = [process for process in sandbox.processes() if process.first is not None]
+    descriptors = [process.first for process in processes if process.first is not None]
+    has_stage = not origin and sandbox.place.stage >= 0
+    user = sandbox.place.user
+    words = {
+        "spec": _words_of(sandbox.spec),
+        "origin": origin,
+        "user": [user.uid, user.gid],
+        "levels": sandbox.place.levels,
+        "has_stage": has_stage,
+        "enforcement": sandbox.enforcement.words(),
+        "processes": [
+            {
+                "pid": process.pid,
+                "first_pid": process.first_pid,
+                "command": [*process.command],
+                "command_pid": process.command_pid(),
+                "hops": process.hops,
+                "is_left_alone": process.is_left_alone,
+            }
+            for process in processes
+        ],
+    }
+    children = [process.pid for process in processes if not process.is_left_alone]
+    return Deposit(words, [*descriptors, *([sandbox.place.stage] if has_stage else [])], children)
+
+
+def _words_of(spec: SandboxSpec) -> dict[str, Any]:
+    return {
+        "session_id": spec.session_id,
+        "workspace": str(spec.workspace),
+        "scratch": str(spec.scratch),
+        "home": str(spec.home),
+        "readable": [*map(str, spec.readable)],
+        "limits": asdict(spec.limits),
+        "identity": [spec.identity.uid, spec.identity.gid] if spec.identity else None,
+    }
+
+
+def _spec_of(words: dict[str, Any]) -> SandboxSpec:
+    return SandboxSpec(
+        session_id=words["session_id"],
+        workspace=Path(words["workspace"]),
+        scratch=Path(words["scratch"]),
+        home=Path(words["home"]),
+        readable=tuple(map(Path, words["readable"])),
+        limits=Limits(**words["limits"]),
+        identity=Identity(*words["identity"]) if words["identity"] else None,
+    )

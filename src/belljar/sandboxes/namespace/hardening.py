@@ -1,0 +1,99 @@
+"""How tightly this host lets a sandbox be closed: with a filter of system calls, and, for root, with users of its own.
+
+Where something is missing the next best is chosen, and said. Starts nothing; what the sandbox shows is in
+`bubblewrap.py`.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from belljar.sandboxes.base import Identity
+from belljar.sandboxes.host_users import HostUsers, find_host_users
+from belljar.sandboxes.seccomp import load_filter
+
+# What a program started with privileges must not hear from those it is about to serve: the C library ignores these
+# for set-user-ID programs, and setpriv is none.
+_LOADER_PREFIXES = ("LD_", "MALLOC_")
+_LOADER_NAMES = frozenset(
+    (
+        *("GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "MUSL_LOCPATH"),
+        *("NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TZDIR"),
+    )
+)
+_SHOWN = ("/usr/", "/bin/", "/sbin/")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardening:
+    """What there is to close a sandbox with."""
+
+    program: bytes = b""
+    """A filter of system calls; empty: none."""
+    identities: HostUsers | None = None
+    """Users for sessions; None: they are the server's user, in a user namespace."""
+    setpriv: str = ""
+    filter_gap: str = ""
+    """Why there is no filter."""
+    identity_gap: str = ""
+    """Why a server run by root has no users for its sessions."""
+    identity_hint: str = ""
+
+    def without_identities(self, why: str) -> "Hardening":
+        """The next best."""
+        return replace(self, identities=None, setpriv="", identity_gap=why)
+
+
+def best_hardening() -> Hardening:
+    """The tightest that can be told without trying."""
+    loaded = load_filter()
+    seal = Hardening(program=loaded.program, filter_gap=loaded.complaint)
+    if os.geteuid() != 0:
+        return seal
+    if not loaded.program:
+        # Without a user namespace of its own nothing but the filter keeps a session from making one.
+        return seal.without_identities("there is no filter of system calls")
+    return _with_identities(seal)
+
+
+def unfiltered_hardening() -> Hardening:
+    """The tightest for a sandbox whose kernel is not the host's: what it calls, it filters itself."""
+    return _with_identities(Hardening()) if os.geteuid() == 0 else Hardening()
+
+
+def _with_identities(seal: Hardening) -> Hardening:
+    setpriv = _find_setpriv()
+    if not setpriv:
+        return replace(seal, identity_gap="setpriv is not installed", identity_hint="install util-linux (setpriv)")
+    identities = find_host_users()
+    if identities is None:
+        return seal.without_identities("too few users are mapped into this user namespace")
+    return replace(seal, identities=identities, setpriv=setpriv)
+
+
+def drop_command(setpriv: str, identity: Identity, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What goes before a command so that it runs as that user, without groups and capabilities; and its variables.
+
+    Those that the dynamic loader obeys are set after the drop: setpriv would load the session's code as root.
+    """
+    held_back = {name: value for name, value in environment.items() if _is_obeyed(name)}
+    dropping = [
+        *(setpriv, "--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups", "--no-new-privs"),
+        *("--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--"),
+    ]
+    if held_back:
+        dropping += ["/usr/bin/env", *(f"{name}={value}" for name, value in held_back.items())]
+    return dropping, {name: value for name, value in environment.items() if name not in held_back}
+
+
+def _find_setpriv() -> str:
+    found = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin")
+    # As the sandbox shows it, links followed: busybox has one that cannot drop capabilities.
+    real = os.path.realpath(found) if found else ""
+    return real if real.startswith(_SHOWN) and Path(real).name == "setpriv" else ""
+
+
+def _is_obeyed(name: str) -> bool:
+    return name.startswith(_LOADER_PREFIXES) or name in _LOADER_NAMES

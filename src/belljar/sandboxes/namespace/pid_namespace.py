@@ -1,0 +1,151 @@
+"""Ends the processes of one pid namespace but for some of them, by reading /proc. Knows nothing of sandboxes.
+
+Namespaces within it have processes of their own, which are not its. What has made those is in it, and is told by its
+parents, which are not.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.sandboxes.child import children, open_pidfd
+
+_PATIENCE_S = 10.0
+_QUIET = 3
+_LOOKS = 10
+_PATIENT_PASSES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SparedProcesses:
+    """Who stays, beside the namespace's first process. Numbers are the host's."""
+
+    processes: Collection[int] = ()
+    children_of: Collection[int] = ()
+    forks_of: Sequence[str] = ()
+    """A command: who was started with it and has started nothing else in its place."""
+
+    def has(self, resident: "_NamespaceProcess") -> bool:
+        """Whether a process of the namespace is among them."""
+        if resident.pid in self.processes or resident.parent in self.children_of:
+            return True
+        line = b"".join(os.fsencode(word) + b"\0" for word in self.forks_of)
+        return bool(line) and _command_line(resident.pid) == line
+
+
+@dataclass(frozen=True, slots=True)
+class _NamespaceProcess:
+    pid: int
+    parent: int
+
+
+def kill_all_except(first: int, spared: SparedProcesses) -> None:
+    """Kill until nobody is left but the spared. Blocks until the others are gone, for some seconds at most."""
+    if (namespace := _namespace(first)) is None:
+        return
+    deadline = time.monotonic() + _PATIENCE_S
+    quiet = passes = 0
+    while quiet < _QUIET and time.monotonic() < deadline:
+        with contextlib.ExitStack() as stack:
+            hunt = _NamespaceKill(first, namespace, spared, stack)
+            # Stopped first, those of a bomb keep their places. Not at once: who shares a process group with the stopped
+            # is sent a hang-up when the group is orphaned, and may be one of the spared.
+            while passes > _PATIENT_PASSES and hunt.send(signal.SIGSTOP) and time.monotonic() < deadline:
+                continue
+            hunt.send(signal.SIGKILL)
+            hunt.wait_gone(deadline)
+            # Between a look at /proc and the next, somebody who forks and ends all the time may have been two people.
+            quiet = 0 if hunt.met else quiet + 1
+        passes += 1
+
+
+class _NamespaceKill:
+    """One pass, with descriptors of all it met."""
+
+    def __init__(
+        self, first: int, namespace: tuple[int, int], spared: SparedProcesses, stack: contextlib.ExitStack
+    ) -> None:
+        self.met: dict[int, int] = {}
+        """Processes and their pidfds."""
+        self._first = first
+        self._namespace = namespace
+        self._spared = spared
+        self._stack = stack
+
+    def send(self, number: signal.Signals) -> bool:
+        """To those met already and to those found now; whether there were any of the latter."""
+        for pidfd in self.met.values():
+            _send(pidfd, number)
+        count = len(self.met)
+        for pid in _candidates(self._first):
+            if pid not in self.met and self._is_wanted(pid) and (pidfd := open_pidfd(pid)) is not None:
+                self._stack.callback(os.close, pidfd)
+                # Asked again: the number may have become a stranger's before there was a descriptor.
+                if _namespace(pid) == self._namespace and _send(pidfd, number):
+                    self.met[pid] = pidfd
+        return len(self.met) > count
+
+    def _is_wanted(self, pid: int) -> bool:
+        if pid == self._first or _namespace(pid) != self._namespace:
+            return False
+        resident = _read(pid)
+        return resident is not None and not self._spared.has(resident)
+
+    def wait_gone(self, deadline: float) -> None:
+        """Wait until all it met have ended."""
+        poll = select.poll()
+        left = set(self.met.values())
+        for pidfd in left:
+            poll.register(pidfd, select.POLLIN)
+        while left and (left_s := deadline - time.monotonic()) > 0:
+            for pidfd, _ in poll.poll(left_s * 1000):
+                poll.unregister(pidfd)
+                left.discard(pidfd)
+
+
+def _candidates(first: int) -> Iterator[int]:
+    """First those whose parents have ended, again and again: who forks all the time is elsewhere a moment later."""
+    for _ in range(_LOOKS):
+        yield from children(first)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            yield int(entry.name)
+
+
+def _namespace(pid: int) -> tuple[int, int] | None:
+    try:
+        found = Path(f"/proc/{pid}/ns/pid").stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _read(pid: int) -> _NamespaceProcess | None:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = {name: value.split() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    if fields["State"][0] in "ZX":
+        return None
+    return _NamespaceProcess(pid, int(fields["PPid"][0]))
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _send(pidfd: int, number: signal.Signals) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

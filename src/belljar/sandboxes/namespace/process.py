@@ -1,0 +1,286 @@
+"""A command behind bubblewrap: told of, let in and ended. Does not know what bubblewrap was told."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+
+from belljar.sandboxes.child import Started, children, open_pidfd, wait_readable
+from belljar.sandboxes.namespace.orphan_reaper import OrphanReaper
+
+_ONE_PAGE = 4096
+_RETRY_S = 0.001
+_PATIENCE_S = 2.0
+_END_PATIENCE_S = 10.0
+
+
+class NamespaceProcess:
+    """A command in new namespaces; its pid is the one the host can wait for."""
+
+    def __init__(self, child: Started, *, hops: int = 0, will: OrphanReaper | None = None) -> None:
+        self.pid = child.pid
+        self.command: Sequence[str] = ()
+        self.first_pid = 0
+        """Of the namespaces' first process, as the host counts; the command waits behind it for `let_in`."""
+        self.first: int | None = None
+        """A pidfd of it, as long as it is ours to end."""
+        self.threshold: int | None = None
+        """Where bubblewrap starts for a branch of these namespaces, once there was one."""
+        self._command_pid = 0
+        self._hops = hops
+        self._maker: int | None = None
+        self._has_ended: asyncio.Event | None = None
+        self._child = child
+        self._is_held = False
+        self._will = will
+        if will is not None:
+            will.name(-child.pid)
+        self._gate: int | None = None
+        self._info = bytearray()
+        self._is_told = asyncio.Event()
+
+    def listen(self, info: int, gate: int) -> None:
+        """Hear what bubblewrap tells, and hold the command back until `let_in`; both descriptors are its own now."""
+        self._gate = gate
+        # Not awaited by `spawn` alone: a spawn that is cancelled still leaves a first process to be killed.
+        asyncio.get_running_loop().add_reader(info, self._on_info, info)
+
+    async def has_entered(self) -> bool:
+        """Whether there has been a first process inside, once that is known."""
+        await self._is_told.wait()
+        return self.first_pid != 0
+
+    def let_in(self) -> None:
+        """Let the command start."""
+        if self._gate is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._gate, b"\n")
+        self._close_gate()
+
+    async def has_settled(self) -> bool:
+        """Let the command start, and say whether all mounts and namespaces were made first."""
+        if self._gate is None:
+            return False
+        # Of its own: an end meanwhile closes the other.
+        gate = os.dup(self._gate)
+        try:
+            # One byte fills a pipe of one page: it can be written to again when bubblewrap, all done, has taken it.
+            fcntl.fcntl(gate, fcntl.F_SETPIPE_SZ, _ONE_PAGE)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(gate, b"\n")
+            await _wait_taken(gate)
+            return _unread(gate) == 0
+        finally:
+            os.close(gate)
+            self._close_gate()
+
+    async def leave_alone(self) -> None:
+        """End what has made the namespaces, and nothing in them. How the command ends is not known from then on."""
+        if self.first is None:
+            return
+        self._watch(self.first)
+        if self._maker is not None:
+            # It alone: what it has made may not have left its process group yet.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._maker, signal.SIGKILL)
+        await self._child.wait()
+        self._release()
+
+    def _watch(self, first: int) -> None:
+        """Know of its end by the first process alone."""
+        self._has_ended = ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_end() -> None:
+            loop.remove_reader(first)
+            ended.set()
+
+        loop.add_reader(first, on_end)
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether what has made the namespaces is gone."""
+        return self._has_ended is not None
+
+    @property
+    def hops(self) -> int:
+        """How many processes are between the one that was started and bubblewrap."""
+        return self._hops
+
+    def readopt(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
+        """It was told and let in when another server had it; the descriptor is its own now."""
+        self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
+        self._is_told.set()
+        if is_left_alone:
+            self._watch(first)
+
+    def leave(self) -> None:
+        """Look at it no longer and let it live; may be called twice."""
+        self._child.leave()
+        if self.first is not None:
+            asyncio.get_running_loop().remove_reader(self.first)
+            os.close(self.first)
+            self.first = None
+        self._close_threshold()
+
+    def command_pid(self) -> int:
+        """Of the command itself, as the host counts; 0 until it has been started.
+
+        Asked before anything else runs inside: it is the first process's oldest child, and orphans become later ones.
+        """
+        self._command_pid = self._command_pid or only_child(self.first_pid)
+        return self._command_pid
+
+    async def has_started(self) -> int:
+        """The same, once it has been started; 0 when that never happens."""
+        # It follows the last word from bubblewrap by some 100 µs, and nothing tells.
+        while not self.command_pid() and self.is_there():  # noqa: ASYNC110
+            await asyncio.sleep(_RETRY_S)
+        return self._command_pid
+
+    def is_there(self) -> bool:
+        """Whether the first process lives."""
+        if self.first is None:
+            return False
+        poll = select.poll()
+        poll.register(self.first, select.POLLIN)
+        return not poll.poll(0)
+
+    async def wait(self) -> int:
+        """Exit status when it ends; negative for a signal, as which the end of one left alone is told too."""
+        if self._has_ended is not None:
+            await self._has_ended.wait()
+            return -signal.SIGKILL
+        status = await self._child.wait()
+        # bubblewrap tells of a signal as shells do.
+        return 128 - status if status - 128 in signal.valid_signals() else status
+
+    async def end(self) -> None:
+        """Kill the namespaces' first process, which takes all others along, then bubblewrap; may be called twice."""
+        # bubblewrap tells or dies at once; killed before, it would leave its child to the host's init.
+        await self._is_told.wait()
+        if self.first is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.first, signal.SIGKILL)
+            # It is killed: whatever keeps its end from being seen must not keep everyone else waiting.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_PATIENCE_S):
+                    await (self._has_ended.wait() if self._has_ended else wait_readable(self.first))
+            asyncio.get_running_loop().remove_reader(self.first)
+            os.close(self.first)
+            self.first = None
+            if self._hops:
+                # Each ends with its child and reaps it. Killed, it would leave that to the host's init, and until that
+                # one looks, the namespace of the origin cannot end.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._child.wait(), _PATIENCE_S)
+        elif not self._is_held:
+            self._kill_by_number()
+        self._child.kill_group()
+        await self._child.wait()
+        self._release()
+        if self._will is not None:
+            self._will.strike(self.first_pid)
+        self._close_gate()
+        self._close_maker()
+        self._close_threshold()
+
+    def _kill_by_number(self) -> None:
+        """For a host without descriptors of processes: the number is its own while a parent not yet reaped has it."""
+        parent = self.pid
+        for _ in range(self._hops):
+            parent = only_child(parent)
+        if self.first_pid in children(parent):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.first_pid, signal.SIGKILL)
+
+    def _release(self) -> None:
+        # First: from then on its number may be a stranger's.
+        if self._will is not None:
+            self._will.strike(-self.pid)
+        self._child.release()
+
+    def _close_threshold(self) -> None:
+        if self.threshold is not None:
+            os.close(self.threshold)
+            self.threshold = None
+
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            gate, self._gate = self._gate, None
+            os.close(gate)
+
+    def _close_maker(self) -> None:
+        if self._maker is not None:
+            os.close(self._maker)
+            self._maker = None
+
+    def _on_info(self, info: int) -> None:
+        piece = os.read(info, 4096)
+        self._info += piece
+        try:
+            told = int(json.loads(self._info)["child-pid"])
+        except ValueError:  # not all of it, or nothing: bubblewrap died
+            if piece:
+                return
+        else:
+            self._find_first(told)
+        # Not read to its end: what entered other namespaces before bubblewrap still holds it.
+        asyncio.get_running_loop().remove_reader(info)
+        os.close(info)
+        self._is_told.set()
+
+    def _find_first(self, told: int) -> None:
+        """Behind hops the number is another pid namespace's: then it is the only child of the only child."""
+        parent, first = self.pid, told
+        for _ in range(self._hops):
+            grandparent, parent = parent, only_child(parent)
+            first = only_child(parent)
+            self._close_maker()
+            self._maker = _open_child(parent, of=grandparent)
+        self.first_pid = first
+        self.first = _open_child(first, of=parent)
+        self._is_held = self.first is not None
+        if self._will is not None and self.first is not None:
+            self._will.name(first)
+        if not first:
+            # It lives, and cannot be found: nothing would ever end it.
+            self._child.kill_group()
+
+
+async def _wait_taken(gate: int) -> None:
+    loop = asyncio.get_running_loop()
+    is_writable = loop.create_future()
+    loop.add_writer(gate, lambda: is_writable.done() or is_writable.set_result(None))
+    try:
+        await is_writable
+    finally:
+        loop.remove_writer(gate)
+
+
+def _unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def only_child(pid: int) -> int:
+    """The child of a process that has one and one thread; 0 when it is gone."""
+    return next(iter(children(pid)), 0)
+
+
+def _open_child(pid: int, *, of: int) -> int | None:
+    """A pidfd of that child. A command may be over so quickly that the number is a stranger's: not that one's."""
+    if (pidfd := open_pidfd(pid)) is None:
+        return None
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        if int(text[text.rindex(")") + 2 :].split()[1]) == of:
+            return pidfd
+    os.close(pidfd)
+    return None

@@ -1,0 +1,353 @@
+"""One session's namespaces: commands started in them, and their end.
+
+What is visible inside is in `bubblewrap.py`, what bubblewrap stands on in `branches.py`, who is branched from it in
+`offshoots.py`. A sandbox that others were branched from holds their namespaces: closed, it ends its own processes and
+goes with the last branch.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import WORKSPACE, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
+from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
+from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, backdrop
+from belljar.sandboxes.namespace.namespaces import (
+    Layout,
+    NamespaceLevel,
+    NamespaceTools,
+    ParentSandbox,
+    Resources,
+    UserMapWriter,
+)
+from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
+from belljar.sandboxes.namespace.process import NamespaceProcess
+from belljar.sandboxes.namespace.trial import BwrapTrial, advice, tell_bubblewrap, try_bubblewrap
+from belljar.sandboxes.seccomp import ALL_NAMESPACES
+
+
+class NamespaceSandbox:
+    """One session's namespaces. bubblewrap adds one variable to the environment, `PWD`."""
+
+    workspace = WORKSPACE
+    scratch = SCRATCH
+    home = HOME
+    temporary = "/tmp"  # noqa: S108 - a path inside
+    can_spare = True
+    ends_with_command = True
+
+    def __init__(
+        self,
+        tools: NamespaceTools,
+        spec: SandboxSpec,
+        enforcement: Enforcement,
+        *,
+        place: NamespaceLevel,
+        lay: Callable[[Resources], Awaitable[Layout]],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.spec = spec
+        self.place = place
+        self.key = ""
+        """Under which it is deposited, where it outlives its server."""
+        self._tools = tools
+        self._enforcement = enforcement
+        self._lay = lay
+        self._on_close = [on_close]
+        self._processes: list[NamespaceProcess] = []
+        self._branches: set[NamespaceSandbox] = set()
+        self.branching = asyncio.Lock()
+        """For those who prepare it for a first branch."""
+        self._ending = asyncio.Lock()
+        self._is_closed = False
+        self._is_over = False
+
+    async def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+    ) -> SandboxProcess:
+        """Start a command in new namespaces; returns once they are made."""
+        self._check_open()
+        async with contextlib.AsyncExitStack() as resources:
+            ground = await self._lay(resources)
+            # It may have been closed meanwhile, and nobody would end what is started now.
+            self._check_open()
+            mapper = UserMapWriter(ground)
+            resources.push_async_callback(mapper.aclose)
+            with contextlib.ExitStack() as stack:
+                told = self._tell(ground, command, environment, pass_fds, stack)
+                told = told.after(mapper.words(stack))
+                process = await self._start(ground, told, (stdout, stderr), pass_fds, stack)
+                process.command = command
+                mapper.start()
+            if process not in self._processes:
+                # Closed while it was started: whoever did that knew nothing of this one.
+                await process.end()
+                self._check_open()
+            await self._let_in(process, ground, mapper)
+            return process
+
+    def _tell(
+        self,
+        ground: Layout,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int],
+        stack: contextlib.ExitStack,
+    ) -> BwrapTrial:
+        return tell_bubblewrap(self._tools.seal, self.spec, ground.footing, command, environment, stack)
+
+    def _bind(self, pid: int, *, is_alone: bool) -> None:
+        self._enforcement.bind(pid, is_alone=is_alone)
+
+    def _complaint(self) -> str:
+        return try_bubblewrap(self._tools.bubblewrap, self._tools.seal)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SandboxUnavailable(f"Sandbox of session {self.spec.session_id} is closed")
+
+    async def _start(
+        self,
+        ground: Layout,
+        told: BwrapTrial,
+        streams: tuple[int, int],
+        pass_fds: Sequence[int],
+        stack: contextlib.ExitStack,
+    ) -> NamespaceProcess:
+        # Its end is all a command reads. Not /dev/null: through it a session of root's could chmod the host's.
+        stdin, line = _open_pipe(stack)
+        info, info_end = _open_pipe(stack)
+        gate_end, gate = _open_gate(stack)
+        bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
+        if not ground.is_left_alone:
+            bubblewrap.append("--die-with-parent")
+        # Nobody waits who is to read something else than the end.
+        waits = ground.changes_user or (self._tools.will is not None and told.stdin is None)
+        child = await self._tools.start(
+            self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=waits),
+            environment={},
+            folder="/",
+            stdin=stdin if told.stdin is None else told.stdin,
+            stdout=streams[0],
+            stderr=streams[1],
+            pass_fds=[*pass_fds, info_end, gate_end, *ground.descriptors, *told.descriptors],
+        )
+        process = NamespaceProcess(child, hops=ground.hops, will=self._tools.will)
+        process.listen(os.dup(info), os.dup(gate))
+        if not self._is_closed:
+            self._processes.append(process)
+        if ground.changes_user:
+            # What it passes on is set now: a process of another user's is not ours to bind.
+            self._enforcement.bind(child.pid, is_alone=False)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(line, b"\n")
+        return process
+
+    async def _let_in(self, process: NamespaceProcess, ground: Layout, mapper: UserMapWriter) -> None:
+        if not await process.has_entered():
+            await self._explain(process)
+        await mapper.map(process.first_pid)
+        # Nothing runs inside until its limits hold.
+        if not ground.changes_user:
+            with contextlib.suppress(ProcessLookupError):
+                # Of user namespaces below others the kernel counts the processes of all: those who enter are bound.
+                self._bind(process.first_pid, is_alone=self._is_alone and not ground.has_to_settle)
+        if not ground.has_to_settle:
+            process.let_in()
+        elif not await process.has_settled():
+            await self._explain(process)
+        if ground.is_left_alone:
+            await process.leave_alone()
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.spec.identity is not None or (os.geteuid() != 0 and counts_processes_of_namespace())
+
+    def incidents(self) -> list[Incident]:
+        """Limits that were hit since the last call."""
+        return self._enforcement.incidents()
+
+    def memory_peak_mb(self) -> float:
+        """The most that all processes together held since the last call; 0 where that is not measured."""
+        return self._enforcement.memory_peak_mb()
+
+    async def kill(self, spare: Collection[int] = ()) -> None:
+        """End every process inside; returns when they are gone. What holds branches or the spared open stays."""
+        async with self._ending:
+            if spare or self._branches:
+                await self._end_residents(spare, is_last=False)
+            else:
+                await self._end_all()
+
+    async def aclose(self) -> None:
+        """Kill, and start nothing more; may be called twice. What holds branches open goes with the last of them."""
+        self._is_closed = True
+        async with self._ending:
+            if self._branches:
+                await self._end_residents((), is_last=True)
+            else:
+                await self._finish()
+
+    async def _end_residents(self, spare: Collection[int], *, is_last: bool) -> None:
+        # What makes a branch is a child of the server's that went in: while one is begun, it is not known yet.
+        async with self.branching:
+            makers = [process.pid for branch in self._branches for process in branch.processes()]
+            for process in [process for process in self._processes if process.is_there()]:
+                # Relays: what was started with the command and is not it. No session's code is.
+                forks_of = () if is_last else process.command
+                spared = SparedProcesses([*spare, await process.has_started()], makers, forks_of)
+                with self._enforcement.without_forks():
+                    await asyncio.to_thread(kill_all_except, process.first_pid, spared)
+
+    async def _end_all(self) -> None:
+        while self._processes:
+            process = self._processes[-1]
+            await process.end()
+            self._processes.remove(process)
+
+    async def _finish(self) -> None:
+        if self._is_over:
+            return
+        await self._end_all()
+        await self._enforcement.release()
+        self._is_over = True
+        for on_close in self._on_close:
+            on_close()
+
+    async def _explain(self, process: NamespaceProcess) -> None:
+        """Say why bubblewrap made no namespaces; its own words went to the caller's stderr, so it is asked again."""
+        status = await process.wait()
+        complaint = "" if self._is_closed else await asyncio.to_thread(self._complaint)
+        raise SandboxUnavailable(
+            f"bubblewrap ended with status {status} before the sandbox was made{complaint and f': {complaint}'}",
+            hint=advice(),
+        )
+
+    def holder(self) -> NamespaceProcess:
+        """The command that holds the namespaces open, for those who come in or branch from them."""
+        found = next((process for process in reversed(self._processes) if process.is_there()), None)
+        if found is None:
+            raise SandboxUnavailable(f"Nothing holds the sandbox of session {self.spec.session_id} open")
+        return found
+
+    # Beyond the end of the server
+
+    def when_closed(self, on_close: Callable[[], None]) -> None:
+        """Have something done when it is over."""
+        self._on_close.append(on_close)
+
+    def processes(self) -> list[NamespaceProcess]:
+        """The commands that were started in it and not ended from here."""
+        return [*self._processes]
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """Its limits."""
+        return self._enforcement
+
+    def readopt(self, processes: Sequence[NamespaceProcess]) -> None:
+        """It was an earlier server's, with these commands. Closed but for its branches, until someone claims it."""
+        self._processes = [*processes]
+        self._is_closed = True
+
+    def claim(self) -> None:
+        """Somebody uses it again."""
+        self._is_closed = False
+
+    def leave(self) -> None:
+        """Let go of it and let it live, with those it was branched from; may be called twice."""
+        for process in self._processes:
+            process.leave()
+        self._enforcement.leave()
+
+    def adopt(self, branch: "NamespaceSandbox") -> None:
+        """Stay until the branch is over."""
+        self._branches.add(branch)
+
+    async def forget(self, branch: "NamespaceSandbox") -> None:
+        """The branch is over."""
+        self._branches.discard(branch)
+        if self._is_closed:
+            await self.aclose()
+
+
+def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose reader never reads its end, as it could write too: nobody is let in by the server's death."""
+    gate_end, gate = _open_pipe(stack)
+    both = os.open(f"/proc/self/fd/{gate_end}", os.O_RDWR | os.O_CLOEXEC)
+    stack.callback(os.close, both)
+    return both, gate
+
+
+def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        stack.callback(os.close, end)
+    return ends
+
+
+# A session's namespaces below those of another sandbox: how they are laid there, and the way in.
+# The sandbox it was branched from holds its namespaces, and stays until it is over.
+
+
+class NestedSandbox(NamespaceSandbox):
+    """One session's namespaces, below those of another sandbox."""
+
+    def __init__(
+        self,
+        tools: NamespaceTools,
+        spec: SandboxSpec,
+        enforcement: Enforcement,
+        *,
+        place: NamespaceLevel,
+        origin: NamespaceSandbox,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(tools, spec, enforcement, place=place, lay=self._lay_below, on_close=on_close)
+        self._origin = origin
+        self._entrances: list[int] = []
+        origin.adopt(self)
+
+    @property
+    def origin(self) -> NamespaceSandbox:
+        """What it was branched from."""
+        return self._origin
+
+    async def _lay_below(self, resources: Resources) -> Layout:
+        owner, stage, _ = self._origin.place
+        async with self._origin.branching:
+            origin = ParentSandbox(self._origin.holder(), stage, resources)
+            if not isinstance(self._origin, NestedSandbox):
+                return await origin.ground(self.place.user, owner)
+            bubblewrap = self._tools.bubblewrap
+            return await origin.ground_out_of_sight(self.place.user, bubblewrap, backdrop(self.spec, bubblewrap))
+
+    def entrance(self) -> NamespaceEntry:
+        """The way in."""
+        holder = self.holder()
+        if holder.first is None:
+            raise SandboxUnavailable(f"The sandbox of session {self.spec.session_id} has ended")
+        if not self._entrances:
+            self._entrances = self._enforcement.open_entrances()
+        return NamespaceEntry(holder.first, ALL_NAMESPACES, self.place.user, self._entrances)
+
+    def admit(self, pid: int) -> None:
+        """A process that has entered is held to the limits from here on; what it inherits it has from the trunk."""
+        self.holder().command_pid()
+        self._enforcement.admit(pid, is_alone=self._is_alone)
+
+    async def _finish(self) -> None:
+        was_over = self._is_over
+        while self._entrances:
+            os.close(self._entrances.pop())
+        await super()._finish()
+        if not was_over:
+            await self._origin.forget(self)

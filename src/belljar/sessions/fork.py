@@ -1,0 +1,73 @@
+"""A second session out of a first: its kernel's memory, its own copy of the folder and of installed packages."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.environments.conda.prefix import relocate
+from belljar.errors import TooLarge
+from belljar.files.disk_usage import FolderUsage, files_within, usage
+from belljar.files.fd_walk import remove_tree
+from belljar.files.tree_copy import copy_tree
+from belljar.kernels.base import Kernel
+from belljar.provisioning.starter import KernelStarter
+from belljar.sessions.folders import SessionFolders
+from belljar.sessions.pool import new_session_id
+from belljar.sessions.session import Session
+
+MEBIBYTE = 1024 * 1024
+_NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedKernel:
+    """All that the new session needs."""
+
+    folders: SessionFolders
+    kernel: Kernel
+    variables: tuple[str, ...]
+    lost: list[str]
+
+
+async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
+    """Fork the kernel of a session whose turn the caller has; nothing is left behind when it fails."""
+    kernel = await origin.life.ready()
+    checkpoint = origin.life.checkpoints.find(at) if at else None
+    session_id = new_session_id()
+    folders = SessionFolders(session_id, root / session_id, origin.folders.identity)
+    folders.make()
+    try:
+        lost = await asyncio.to_thread(_copy_files, origin, folders)
+        if checkpoint is not None:
+            lost += await origin.life.checkpoints.export_files(checkpoint, folders.workspace)
+        if checkpoint is not None and checkpoint.is_beginning:
+            forked, missing = await starter.start(origin.environment, folders), []
+        else:
+            copy = checkpoint.copy if checkpoint else None
+            forked, missing = await starter.fork(kernel, origin.folders, folders, copy=copy, reseed=reseed)
+    except BaseException:
+        await asyncio.to_thread(remove_tree, folders.root)
+        raise
+    variables = checkpoint.variables if checkpoint else origin.life.variables
+    return ForkedKernel(folders, forked, variables, [*lost, *missing])
+
+
+def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
+    identity = folders.identity
+    owner = (identity.uid, identity.gid) if identity else None
+    limit_mb = origin.settings.disk_mb or 0
+    limit = limit_mb * MEBIBYTE or _NO_LIMIT
+    # What counts against the limit is measured, because the copy itself counts only what is in files.
+    held = usage([origin.folders.workspace, origin.folders.layer]) if limit_mb else FolderUsage()
+    if limit_mb and (held.size_bytes > limit or held.files > files_within(limit_mb)):
+        raise TooLarge(
+            f"disk_full: the files and packages of the session, which a fork has a copy of, take "
+            f"{round(held.size_bytes / MEBIBYTE):,} MB in {held.files:,} files; "
+            f"disk_mb = {limit_mb} has room for {limit_mb:,} MB in {files_within(limit_mb):,}",
+            hint="Delete files in the session folder first, with code such as os.remove(name)",
+        )
+    report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
+    # Code of the session may add to either meanwhile.
+    copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=max(0, limit - report.data_bytes))
+    relocate(folders.layer, origin.folders.layer)
+    return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]

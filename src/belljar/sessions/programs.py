@@ -1,0 +1,200 @@
+"""Where one caller's code files run: their folder, their packages, and the programs that are running now.
+
+Programs take slots beside executions and obey the same policy and limits, but have no session. Knows nothing of MCP.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from belljar.environments import Environment
+from belljar.environments.packages import InstallOutcome, OnStage, install
+from belljar.errors import TooLarge
+from belljar.executions.policy_check import check_policy
+from belljar.executions.quota import DiskQuota
+from belljar.files.fd_walk import remove_tree
+from belljar.files.private import make_folder, way_mode
+from belljar.outputs.events import Stream
+from belljar.outputs.screens import Screens
+from belljar.privacy.redaction_screen import RedactionScreen
+from belljar.provisioning.code_files import CodeFiles
+from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, run_program, settle
+from belljar.provisioning.sandbox_specs import room_for
+from belljar.provisioning.starter import KernelStarter
+from belljar.sandboxes.base import Identity
+from belljar.sandboxes.host_users import make_layer
+from belljar.sessions.registry import Registry
+from belljar.toolbox.base import Question
+
+SETTLED = "settled-"
+_FORGOTTEN_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFolders:
+    """The places of one program; the working directory and the packages are shared with those before and after it."""
+
+    session_id: str
+    workspace: Path
+    scratch: Path
+    home: Path
+    layer: Path
+    identity: Identity | None
+
+    def make(self) -> None:
+        """Make those that are not there."""
+        # The program's user passes through to what is its own.
+        make_folder(self.scratch.parent, way_mode())
+        for folder in (self.scratch, self.home):
+            make_folder(folder)
+            if self.identity is not None:
+                os.chown(folder, self.identity.uid, self.identity.gid)
+        make_layer(self.layer, self.identity)
+
+
+async def _nobody(_: Question) -> None:
+    """Its clients have no way to be asked."""
+
+
+class ProgramRunner:
+    """One caller's."""
+
+    def __init__(self, starter: KernelStarter, sessions: Registry, principal: str, storage: Path, root: Path) -> None:
+        settings = sessions.settings
+        self._starter = starter
+        self._settings = settings
+        self._root = root
+        self._identity = starter.provider.take_identity()
+        self.storage = CodeFiles(storage, self._identity)
+        self._guard, self._veil = sessions.guard(f"executor-{root.name}", principal, root)
+        self._admission = sessions.admission
+        self._principal = principal
+        self._is_open = False
+        self.writing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Before its first use."""
+        if not self._is_open:
+            await asyncio.to_thread(self.storage.open)
+            await asyncio.to_thread(self._tidy)
+            self._is_open = True
+
+    def _tidy(self) -> None:
+        """Texts of programs whose server was killed; a younger one may be another server's that lives."""
+        for place in self._root.glob(f"{SETTLED}*"):
+            with suppress(OSError):
+                if place.stat().st_mtime < time.time() - _FORGOTTEN_S:
+                    remove_tree(place)
+
+    async def check_room(self, environment: Environment, size: int) -> None:
+        """Refuse what would not fit."""
+        await self._quota(self.layer(environment)).check_room(size)
+
+    def layer(self, environment: Environment) -> Path:
+        """The packages that were installed for this caller's code in an environment."""
+        digest = hashlib.sha256(str(environment.python).encode()).hexdigest()[:16]
+        return self._root / f"packages-{digest}"
+
+    def _quota(self, layer: Path) -> DiskQuota:
+        return DiskQuota([self.storage.folder, layer], self._settings.disk_mb or 0)
+
+    def _folders(self, environment: Environment) -> ProgramFolders:
+        folders = ProgramFolders(
+            session_id=secrets.token_hex(16),
+            workspace=self.storage.folder,
+            scratch=self._root / "scratch",
+            home=self._root / "home",
+            layer=self.layer(environment),
+            identity=self._identity,
+        )
+        folders.make()
+        return folders
+
+    async def run(self, environment: Environment, name: str) -> ProgramEnd:
+        """Run a code file to its end, in a process of its own, if the policy lets it."""
+        # Read once: another program of this caller's may change the file while this one is looked at.
+        code = await asyncio.to_thread(self.storage.read, name)
+        warnings = await check_policy(self._guard, code, environment=environment.name, execution_id=name, ask=_nobody)
+        end = await self._run(environment, name, code)
+        return await self._screened(replace(end, stderr="".join(f"{line}\n" for line in warnings) + end.stderr))
+
+    async def _screened(self, end: ProgramEnd) -> ProgramEnd:
+        """What callers may see of its output."""
+        veil = [RedactionScreen(self._veil)] if self._veil.covers_outputs else []
+        screens = Screens([*veil, *self._guard.screens()])
+        passed = [*await screens.passed(Stream("stdout", end.stdout)), *screens.flush()]
+        passed += [*await screens.passed(Stream("stderr", end.stderr)), *screens.flush()]
+        said = {
+            name: "".join(event.text for event in passed if isinstance(event, Stream) and event.name == name)
+            for name in ("stdout", "stderr")
+        }
+        return replace(end, **said)
+
+    async def _run(self, environment: Environment, name: str, code: str) -> ProgramEnd:
+        self._admission.check_queue(self._principal)
+        async with self._admission.slot(self._principal):
+            self._admission.check_memory()
+            folders = self._folders(environment)
+            quota = self._quota(folders.layer)
+            await quota.check_room(0)
+            with TemporaryDirectory(prefix=SETTLED, dir=self._root) as place:
+                arguments = settle(code, name, Path(place))
+                return await self._watched(environment, folders, arguments, Path(place), quota)
+
+    async def _watched(
+        self,
+        environment: Environment,
+        folders: ProgramFolders,
+        arguments: Sequence[str],
+        place: Path,
+        quota: DiskQuota,
+    ) -> ProgramEnd:
+        """The program, ended when it fills the disk."""
+        loop = asyncio.get_running_loop()
+        # In memory until it has ended, unlike what cells say: a flood of the settings' full cap would cost gigabytes.
+        cap = min(self._settings.output_cap_bytes, OUTPUT_CAP_BYTES)
+        program = loop.create_task(
+            run_program(
+                self._starter,
+                environment,
+                folders,
+                arguments,
+                timeout_s=self._settings.execution_timeout_s,
+                output_cap_bytes=cap,
+                readable=[place],
+            )
+        )
+
+        def end() -> None:
+            program.cancel()
+
+        watch = loop.create_task(quota.watch(is_busy=lambda: True, on_growth=end))
+        try:
+            return await program
+        except asyncio.CancelledError:
+            if quota.is_over:
+                raise TooLarge(
+                    f"disk_full: the folder of code files {quota.detail}; the program was ended",
+                    hint="Delete files there first, with code such as os.remove(name)",
+                ) from None
+            raise
+        finally:
+            program.cancel()
+            watch.cancel()
+            await asyncio.gather(program, watch, return_exceptions=True)
+
+    async def install(
+        self, environment: Environment, packages: Sequence[str], on_stage: OnStage | None
+    ) -> list[InstallOutcome]:
+        """Packages for this caller's code; the environment itself is not changed."""
+        folders = self._folders(environment)
+        open_uv = self._starter.workshop.uv_for(folders.session_id)
+        room = room_for(folders, self._settings)
+        return await install(environment, folders.layer, packages, on_stage=on_stage, open_uv=open_uv, room=room)

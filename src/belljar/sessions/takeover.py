@@ -1,0 +1,102 @@
+"""Sessions whose kernels outlived their server: taken over by the next one, each with the cell that it was at.
+
+What cannot be taken over is left to `recovery.py`, which puts on record that it is lost.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from belljar.environments.selection import KERNEL_PREFIX
+from belljar.errors import BelljarError
+from belljar.files.fd_walk import remove_tree
+from belljar.journal.session_records import SessionRecord
+from belljar.privacy.vault import TokenLog
+from belljar.provisioning.handover import Handover, RestoredKernel
+from belljar.provisioning.starter import KernelStarter
+from belljar.sessions import resumption
+from belljar.sessions.folders import SessionFolders
+from belljar.sessions.recovery import broken_off
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+
+log = logging.getLogger(__name__)
+
+
+class Takeover:
+    """What an earlier server left; nothing, where no session outlives its server."""
+
+    def __init__(self, handover: Handover, starter: KernelStarter, folder: Path) -> None:
+        self._handover = handover
+        self._starter = starter
+        self._folder = folder
+        self._failures: dict[str, str] = {}
+
+    async def take(self, registry: Registry, living: Collection[str]) -> None:
+        """Take over every session that nobody else has meanwhile; the rest is ended."""
+        for session_id in self._handover.left():
+            entry = registry.roll.find(session_id)
+            if entry is None or not _is_free(entry, living):
+                self._handover.withdraw(session_id)
+                continue
+            try:
+                await self._take(registry, entry)
+            except (BelljarError, OSError, LookupError, TypeError, ValueError) as error:
+                # Or it was kept by another version, in words that are not ours: the server starts all the same.
+                ids = {"session_id": session_id}
+                log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
+                self._failures[session_id] = getattr(error, "message", "") or str(error)
+                self._handover.withdraw(session_id)
+        await self._handover.end_unclaimed()
+
+    def why_lost(self, entry: SessionRecord) -> str:
+        """Why a session did not outlive its server; empty where none does."""
+        if not self._handover.is_on:
+            return ""
+        if failure := self._failures.get(entry.id):
+            return f"and it could not be taken over: {failure}"
+        if entry.environment.startswith(KERNEL_PREFIX):
+            return f"which a session of {entry.environment} does not outlive"
+        return "and nobody had kept its process"
+
+    async def _take(self, registry: Registry, entry: SessionRecord) -> None:
+        identity = self._handover.identity_of(entry.id)
+        folders = SessionFolders(entry.id, self._folder / entry.id, identity)
+        environment = await self._starter.environments.get(entry.environment)
+        restored = await self._handover.restore(entry.id, folders, environment, self._starter.rehatch)
+        store = await asyncio.to_thread(_set_aside, folders.snapshots)
+        box = TokenLog(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None
+        session = registry.take_over(entry, folders, restored.kernel, box)
+        await session.life.inherit(restored.copies, store)
+        _go_on(session, restored)
+
+
+def _set_aside(store: Path) -> Path:
+    """What an earlier server has of the files of earlier states, out of the way of this one's."""
+    aside = store.with_name(f"{store.name}-left")
+    if aside.exists():  # of a server that ended while it took them over
+        remove_tree(aside)
+    if store.exists():
+        store.rename(aside)
+    return aside
+
+
+def _is_free(entry: SessionRecord, living: Collection[str]) -> bool:
+    return entry.state == "asleep" or (entry.state == "live" and entry.run not in living)
+
+
+def _go_on(session: Session, restored: RestoredKernel) -> None:
+    """Follow the execution that the kernel was given; those that waited behind it never ran."""
+    note, is_busy = restored.note, False
+    for record in session.journal.unfinished(session.id):
+        if record.id == note.execution_id:
+            is_busy = True
+            resumption.follow(session, record, restored, max(0.0, note.deadline - time.time()))
+            continue
+        budget_chars = session.settings.output_budget_chars
+        unrun = broken_off(session.journal, record, (), budget_chars)
+        session.journal.finish(unrun.model_copy(update={"state": "kept"}))
+    if not is_busy:
+        resumption.catch_up(session, restored.kernel)

@@ -1,0 +1,445 @@
+"""The server's line to its supervisor: found or started, asked for this and that, and done without once it is gone.
+
+What needs no answer is sent and not waited for, and so is there for the next server whatever happens to this one; what
+needs one is awaited, for `ANSWER_S` at most. It blocks only at a server's start, where nobody else is kept waiting.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from belljar.errors import SandboxUnavailable
+from belljar.inside.supervisor.packets import FORM, LOG, PACKET_BYTES, TAKEN, WELCOME, Unreceived, receive
+from belljar.supervisor import discovery
+from belljar.supervisor.children import SupervisedChild
+
+# A connection to a supervisor: requests go out at once, answers come in their order, whoever waits for them.
+# A supervisor that is stopped, or busy for long, holds up nobody but those who wait for its answer, and them no
+# longer than they like. Knows nothing of what is asked.
+
+GONE = "the supervisor is gone"
+MOST_UNANSWERED = 1_000
+Answer = tuple[dict[str, Any], list[int]]
+"""Words, and descriptors that are the reader's own."""
+
+
+class SupervisorConnection:
+    """One connection, read by a thread of its own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._unanswered: deque[tuple[float, Future[Answer]]] = deque()
+        self._is_over = False
+        sock.settimeout(None)
+        self._reader = threading.Thread(target=self._read, name="supervisor", daemon=True)
+        self._reader.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is at the other end."""
+        return self._is_over
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the oldest request has waited for its answer; 0 when all are answered."""
+        with self._lock:
+            return time.monotonic() - self._unanswered[0][0] if self._unanswered else 0.0
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> "Future[Answer]":
+        """Send a request and wait for nothing. What it carries may be closed then; an answer's is its taker's."""
+        future: Future[Answer] = Future()
+        packet = json.dumps(request).encode()
+        refusal = ""
+        if len(packet) > PACKET_BYTES:
+            refusal = f"{request['op']}: {len(packet):,} bytes, and {PACKET_BYTES:,} is the most"
+        else:
+            with self._lock:
+                refusal = self._sent(packet, descriptors)
+                if not refusal:
+                    self._unanswered.append((time.monotonic(), future))
+        if refusal:
+            future.set_result(({"error": refusal}, []))
+        return future
+
+    def _sent(self, packet: bytes, descriptors: Sequence[int]) -> str:
+        """Why a packet could not be sent."""
+        if self._is_over:
+            return GONE
+        if len(self._unanswered) >= MOST_UNANSWERED:
+            return f"the supervisor has not answered {MOST_UNANSWERED:,} requests"
+        try:
+            socket.send_fds(self._sock, [packet], descriptors, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return "the supervisor takes no more requests"
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
+                return str(error.strerror)
+            # Before the reader notices, because whoever asks again at once must find another supervisor.
+            self._is_over = True
+            return GONE
+        return ""
+
+    def wait(self, limit_s: float) -> None:
+        """Until the other end hangs up, or that long."""
+        self._reader.join(limit_s)
+
+    def close(self) -> None:
+        """Hang up; may be called twice."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                packet, descriptors = receive(self._sock)
+            except Unreceived as error:
+                # An answer came, and this server has no room for it; what was done for it is in its words.
+                words = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
+                self._answer(({**(words or {}), "error": str(error.strerror)}, []))
+                continue
+            except OSError:
+                break
+            words = _read_answer(packet)
+            if words is None:
+                close_all(descriptors)
+                break
+            self._answer((words, descriptors))
+        with self._lock:
+            self._is_over = True
+            left, self._unanswered = self._unanswered, deque()
+            self._sock.close()
+        for _, future in left:
+            future.set_result(({"error": GONE}, []))
+
+    def _answer(self, answer: Answer) -> None:
+        with self._lock:
+            future = self._unanswered.popleft()[1] if self._unanswered else None
+        if future is not None:
+            future.set_result(answer)
+        else:
+            close_all(answer[1])
+
+
+def _read_answer(packet: bytes) -> dict[str, Any] | None:
+    """Return an answer; None for the end of the connection, and for what no supervisor of ours says."""
+    try:
+        words: Any = json.loads(packet)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", words) if isinstance(words, dict) else None
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Those of an answer that nobody wants."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+ANSWER_S = 10.0
+LOOK_S = 1.0
+_TRIES = 3
+_STOPPED = "the supervisor for keep_alive gives no answer"
+_STOPPED_HINT = "It may be stopped: let it go on (kill -CONT), or end it, and its sessions with it"
+
+OnLate = Callable[["Future[Answer]"], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deposit:
+    """What is kept under one key for the next server."""
+
+    words: dict[str, Any]
+    descriptors: list[int] = field(default_factory=list[int])
+    children: list[int] = field(default_factory=list[int])
+    """Of the supervisor's: those in no deposit end with the server."""
+    is_session: bool = False
+    """Whether it is worth waiting for another server with it."""
+    folders: list[str] = field(default_factory=list[str])
+    """Control groups that the supervisor removes when it ends everything."""
+
+
+class SupervisorClient:
+    """Made by `open_supervisor`."""
+
+    def __init__(self, folder: Path, patience_s: float) -> None:
+        self._folder = folder
+        self._patience_s = patience_s
+        self._exchange: SupervisorConnection | None = None
+        self._kept: set[str] = set()
+        self.found: list[str] = []
+        """The keys that an earlier server left."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether somebody is at the other end."""
+        return self._exchange is not None and not self._exchange.is_over
+
+    def attend(self) -> bool:
+        """Find the supervisor or start it; False when another server has it. Blocks."""
+        with discovery.alone(self._folder):
+            if self.is_there:  # somebody else has just done it
+                return True
+            for _ in range(_TRIES):
+                # One that is about to end may still be found, and hang up: then another one is started.
+                sock = discovery.connect(self._folder) or discovery.start(self._folder)
+                if sock is None:
+                    continue
+                try:
+                    first = discovery.greeting(sock)
+                except TimeoutError:
+                    sock.close()
+                    raise SandboxUnavailable(_STOPPED, hint=_STOPPED_HINT) from None
+                if first != WELCOME:
+                    sock.close()
+                if first == TAKEN:
+                    return False
+                if first == WELCOME and self._introduce(SupervisorConnection(sock)):
+                    return True
+        raise SandboxUnavailable(
+            "the supervisor for keep_alive does not answer", hint=f"Look into {self._folder / LOG}"
+        )
+
+    def _introduce(self, exchange: SupervisorConnection) -> bool:
+        answer, _ = self._waited(exchange.ask(self._introduction()))
+        if "error" in answer:
+            exchange.close()
+            return False
+        if answer.get("form") != FORM:
+            # It speaks the words of another version: what it keeps cannot be taken over.
+            log.warning("the supervisor is of another version of belljar, so the sessions that it keeps end")
+            os.kill(answer["pid"], signal.SIGTERM)
+            exchange.wait(ANSWER_S)
+            exchange.close()
+            return False
+        self._exchange, self.found = exchange, answer["keys"]
+        self._kept = set(self.found)
+        return True
+
+    def _introduction(self) -> dict[str, Any]:
+        return {"op": "attend", "patience_s": self._patience_s}
+
+    async def be_there(self) -> None:
+        """Start another one if there is none any more."""
+        if not self.is_there and not await asyncio.to_thread(self.attend):
+            raise SandboxUnavailable("the supervisor for keep_alive is another server's by now")
+
+    async def fault(self) -> str:
+        """Why nothing could be started by it now; empty where it answers, or is gone and will be replaced."""
+        if not self.is_there:
+            return ""
+        answer, _ = await self._answered(self._ask(self._introduction()), LOOK_S)
+        return str(answer.get("error", "")) if self.is_there else ""
+
+    # Children
+
+    async def start_child(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: str,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int],
+    ) -> SupervisedChild:
+        """Start a command as a child of the supervisor, in a session and process group of its own."""
+        request = {
+            "op": "start",
+            "command": [*command],
+            "environment": dict(environment),
+            "folder": folder,
+            "targets": [0, 1, 2, *pass_fds],
+        }
+        answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
+        if answer.get("error") == GONE:  # nobody had noticed so far
+            answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
+        if "error" in answer:
+            if "pid" in answer:  # it runs, and there is no room for its descriptor
+                self._end_unwanted(answer["pid"])
+            hint = _STOPPED_HINT if answer["error"] == _STOPPED else ""
+            raise SandboxUnavailable(f"Cannot start {command[0]}: {answer['error']}", hint=hint)
+        return SupervisedChild(self, answer["pid"], descriptors[0])
+
+    async def _start(self, request: dict[str, Any], streams: Sequence[int], pass_fds: Sequence[int]) -> Answer:
+        await self.be_there()
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            given = [nothing if one == subprocess.DEVNULL else one for one in streams]
+            asked = self._ask(request, [*given, *pass_fds])
+        finally:
+            os.close(nothing)
+        return await self._answered(asked, on_late=self._end_late)
+
+    def _end_late(self, asked: "Future[Answer]") -> None:
+        """It was started after all, when nobody waited for it any more."""
+        answer, descriptors = asked.result()
+        close_all(descriptors)
+        if "pid" in answer:
+            self._end_unwanted(answer["pid"])
+
+    def _end_unwanted(self, pid: int) -> None:
+        self.kill_group_of(pid)
+        self.forget_child(pid)
+
+    def find_child(self, pid: int) -> SupervisedChild:
+        """A child that an earlier server started. Blocks."""
+        answer, descriptors = self._waited(self._ask({"op": "find", "pid": pid}))
+        if "error" in answer:
+            raise SandboxUnavailable(f"A kept process is gone: {answer['error']}")
+        return SupervisedChild(self, pid, descriptors[0])
+
+    async def status_of(self, pid: int) -> int:
+        """How a child ended; with the supervisor, by its signal."""
+        answer, _ = await self._answered(self._ask({"op": "ask", "pid": pid}))
+        status = answer.get("status")
+        return -signal.SIGKILL if status is None else status
+
+    def kill_group_of(self, pid: int) -> None:
+        """End a child and who stayed in its process group."""
+        self._ask({"op": "kill", "pid": pid})
+
+    def forget_child(self, pid: int) -> None:
+        """Nobody asks about it any more."""
+        self._ask({"op": "forget", "pid": pid})
+
+    # Deposits
+
+    def keep(self, key: str, deposit: Deposit) -> None:
+        """Keep something, in place of what was under this key; it has the descriptors when this returns."""
+        request = {
+            "op": "keep",
+            "key": key,
+            "words": deposit.words,
+            "children": deposit.children,
+            "is_session": deposit.is_session,
+            "folders": deposit.folders,
+        }
+        is_new = key not in self._kept
+        self._kept.add(key)
+
+        def note(asked: "Future[Answer]") -> None:
+            answer, _ = asked.result()
+            if "error" in answer:
+                log.warning("%s is not kept: %s", key, answer["error"])
+                if is_new:  # else there is what was under the key before
+                    self._kept.discard(key)
+
+        self._ask(request, deposit.descriptors).add_done_callback(note)
+
+    def take(self, key: str) -> Deposit:
+        """What is kept under a key, with descriptors of the caller's own. Blocks."""
+        answer, descriptors = self._waited(self._ask({"op": "take", "key": key}))
+        if "error" in answer or answer.get("words") is None:
+            raise SandboxUnavailable(f"{key} is not kept{': ' if 'error' in answer else ''}{answer.get('error', '')}")
+        return Deposit(answer["words"], descriptors)
+
+    def has(self, key: str) -> bool:
+        """Whether there is something under a key, as far as is known; `settled` knows."""
+        return self.is_there and key in self._kept
+
+    def has_any(self, prefix: str) -> bool:
+        """Whether there is something under a key that begins so."""
+        return self.is_there and any(key.startswith(prefix) for key in [*self._kept])
+
+    def drop(self, key: str, *, ends: bool = False) -> None:
+        """Keep it no longer; on demand its children end with it. May be called twice."""
+        if key in self._kept:
+            self._kept.discard(key)
+            self._ask({"op": "drop", "key": key, "ends": ends})
+
+    async def settled(self) -> None:
+        """Until everything so far is answered, or nothing will be."""
+        await self._answered(self._ask(self._introduction()))
+
+    def close(self) -> None:
+        """Hang up: the supervisor waits with what it keeps, and ends with nothing to keep. May be called twice."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+    # Questions
+
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> "Future[Answer]":
+        if self._exchange is not None and not self._exchange.is_over:
+            return self._exchange.ask(request, descriptors)
+        gone: Future[Answer] = Future()
+        gone.set_result(({"error": GONE}, []))
+        return gone
+
+    def _waited(self, asked: "Future[Answer]") -> Answer:
+        try:
+            return asked.result(self._left_s())
+        except TimeoutError:
+            asked.add_done_callback(_discard)
+            return {"error": _STOPPED}, []
+
+    async def _answered(
+        self, asked: "Future[Answer]", limit_s: float = ANSWER_S, on_late: OnLate | None = None
+    ) -> Answer:
+        """The answer, or that there is none; one that comes when nobody waits any more is given to `on_late`."""
+        try:
+            async with asyncio.timeout(min(limit_s, self._left_s())):
+                return await asyncio.shield(asyncio.wrap_future(asked))
+        except TimeoutError:
+            asked.add_done_callback(on_late or _discard)
+            return {"error": _STOPPED}, []
+        except asyncio.CancelledError:
+            asked.add_done_callback(on_late or _discard)
+            raise
+
+    def _left_s(self) -> float:
+        """How long an answer is waited for: who has been silent for long enough is not given as long again."""
+        silent_s = self._exchange.silent_s if self._exchange is not None else 0.0
+        return max(LOOK_S, ANSWER_S - silent_s)
+
+
+def _discard(asked: "Future[Answer]") -> None:
+    close_all(asked.result()[1])
+
+
+class NoSupervisor:
+    """Stands in for a supervisor where everything ends with the server: it keeps nothing."""
+
+    async def be_there(self) -> None:
+        """Return at once: there is nobody to wait for."""
+
+    def has(self, key: str) -> bool:
+        """Return False: nothing is kept."""
+        return False
+
+    def keep(self, key: str, deposit: Deposit) -> None:
+        """Do nothing; the descriptors stay the caller's."""
+
+    def drop(self, key: str) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def open_supervisor(data_directory: Path, patience_s: float) -> Generator[SupervisorClient | None]:
+    """The line to the supervisor of a data directory; None when another server has it."""
+    supervisor = SupervisorClient(discovery.own_folder(data_directory), patience_s)
+    try:
+        yield supervisor if supervisor.attend() else None
+    finally:
+        supervisor.close()

@@ -1,0 +1,119 @@
+"""Where the supervisor of a data directory is: its folder, its socket, and how it is started when there is none."""
+
+import fcntl
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from belljar import ipc
+from belljar.errors import SettingsError
+from belljar.inside import FOLDER
+from belljar.inside.supervisor.packets import LOG, PACKET_BYTES, SOCKET, widen
+
+PROCESS = FOLDER / "supervisor"
+PATIENCE_S = 10.0
+# Loaded by path under a name of its own: it needs nothing but Python's own library.
+_BOOTSTRAP = (
+    "import importlib.util as u, sys; path, *words = sys.argv[1:]; "
+    "spec = u.spec_from_file_location('belljar_supervisor', path + '/__init__.py', submodule_search_locations=[path]); "
+    "module = u.module_from_spec(spec); sys.modules['belljar_supervisor'] = module; spec.loader.exec_module(module); "
+    "from belljar_supervisor.process import main; main(*words)"
+)
+
+
+def has_supervisor(data_directory: Path) -> bool:
+    """Whether one lives there, with or without a server; it is not disturbed."""
+    try:
+        descriptor = os.open(data_directory / "keep" / LOG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def own_folder(data_directory: Path) -> Path:
+    """The supervisor's folder, made where it is not there. Whoever owns it is told what to start, so it must be us."""
+    folder = data_directory / "keep"
+    data_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is no folder"
+        raise SettingsError(
+            f"{folder} {whose}, so nothing can be kept alive there",
+            hint="Choose a data_directory of your own, or remove it",
+        )
+    folder.chmod(0o700)
+    return folder
+
+
+@contextmanager
+def alone(folder: Path) -> Generator[None]:
+    """While servers that start together look for a supervisor, one after the other."""
+    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def connect(folder: Path) -> socket.socket | None:
+    """A line to the one that lives there."""
+    sock = _new_socket()
+    try:
+        ipc.connect(sock, folder / SOCKET)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def greeting(sock: socket.socket | None) -> bytes:
+    """Its first word; nothing when it hangs up. TimeoutError when it does neither."""
+    if sock is None:
+        return b""
+    try:
+        return sock.recv(PACKET_BYTES)
+    except TimeoutError:
+        raise
+    except OSError:
+        return b""
+
+
+def start(folder: Path) -> socket.socket | None:
+    """Start one on a socket that is there before it is: who connects need not wait for it."""
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(log, "wb") as complaints, _new_socket() as listener:
+        ipc.bind(listener, folder / SOCKET, replaces=True)
+        listener.listen(8)
+        # Without `site`, and with none of the server's variables.
+        command = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(PROCESS), str(listener.fileno()), str(folder)]
+        subprocess.run(
+            command,
+            env={},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+            pass_fds=[listener.fileno()],
+            timeout=PATIENCE_S,
+            check=True,
+        )
+    return connect(folder)
+
+
+def _new_socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(PATIENCE_S)
+    widen(sock)
+    return sock

@@ -1,0 +1,119 @@
+"""A value on its way into a session: as a message where it fits, else as files in the session folder and handles."""
+
+import asyncio
+import base64
+import json
+import mimetypes
+import secrets
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any, cast
+
+from pydantic_core import to_json
+
+from belljar.toolbox.base import JsonObject, ToolDefinition
+from belljar.toolbox.names import assigned
+from belljar.toolbox.values import ToolValue
+
+FOLDER = "results"
+_SMALL_BYTES = 65_536
+_LOOKED_AT = 50
+# Two escapes of six bytes; a number, or a comma, a colon and quotes.
+_MOST_A_CHARACTER = 12
+_MOST_AROUND = 32
+
+Keep = Callable[[str, bytes], Awaitable[None]]
+"""Puts a file into the session folder, if there is room."""
+
+
+async def spilled(value: ToolValue, keep: Keep, folder: str, tool: ToolDefinition, *, limit_bytes: int) -> JsonObject:
+    """The outcome to tell the session, no larger than the limit but for its handles."""
+    outcome: JsonObject = {"outcome": "value", "value": value.value}
+    if value.parts:
+        outcome |= {"parts": [part.as_json() for part in value.parts], "has_value": value.value is not None}
+    if not is_larger(outcome, limit_bytes):
+        return outcome
+    spill = _Spill(keep, folder, tool)
+    if is_larger(value.value, _SMALL_BYTES):
+        outcome |= {"value": None, "file": await spill.value(value.value)}
+    if value.parts:
+        outcome["parts"] = [await spill.part(part) for part in outcome["parts"]]
+    return outcome
+
+
+def is_larger(value: Any, limit_bytes: int) -> bool:
+    """Whether a value takes more than that as JSON."""
+    fits = _surely_fits(value, limit_bytes)
+    return len(encoded(value)) > limit_bytes if fits is None else not fits
+
+
+def _surely_fits(value: Any, limit_bytes: int) -> bool | None:
+    """A quick look: most results are a few fields, and either nowhere near the limit or one text far beyond it."""
+    left, waiting, least_bytes, most_bytes = _LOOKED_AT, [value], 0, 0
+    while waiting and left > 0 and least_bytes <= limit_bytes:
+        left -= 1
+        one = waiting.pop()
+        if isinstance(one, str):
+            least_bytes += len(one)
+            most_bytes += _MOST_A_CHARACTER * len(one)
+        elif isinstance(one, dict):
+            fields = cast("dict[str, Any]", one)
+            waiting += islice(fields, left + 1)
+            waiting += islice(fields.values(), left + 1)
+        elif isinstance(one, list):
+            waiting += islice(cast("list[Any]", one), left + 1)
+        elif isinstance(one, int):
+            most_bytes += one.bit_length()
+        most_bytes += _MOST_AROUND
+    if least_bytes > limit_bytes:
+        return False
+    return True if not waiting and most_bytes < limit_bytes else None
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode(errors="replace") if isinstance(value, str) else encoded(value)
+
+
+class _Spill:
+    def __init__(self, keep: Keep, folder: str, tool: ToolDefinition) -> None:
+        self._keep = keep
+        self._folder = folder
+        (self._stem,) = assigned([f"{tool.server}_{tool.name}"], fallback="tool").values()
+
+    async def value(self, value: Any) -> JsonObject:
+        """JSON, or a text as it is."""
+        is_json = not isinstance(value, str)
+        # In a thread: sessions wait for the loop, and sixty megabytes take a while.
+        data = await asyncio.to_thread(_as_bytes, value)
+        path = await self._write(".json" if is_json else ".txt", data)
+        return {"path": path, "size": len(data), "is_json": is_json}
+
+    async def part(self, part: JsonObject) -> JsonObject:
+        """A large part as a file; small ones as they are."""
+        if part["kind"] == "json":
+            return {"kind": "file", **await self.value(part["value"])} if is_larger(part, _SMALL_BYTES) else part
+        for name in ("data", "text"):
+            content = part.get(name)
+            if isinstance(content, str) and len(content) > _SMALL_BYTES:
+                data = await asyncio.to_thread(base64.b64decode, content) if name == "data" else _as_bytes(content)
+                suffix = mimetypes.guess_extension(str(part.get("mime", ""))) or ".bin"
+                kept = {key: value for key, value in part.items() if key != name}
+                return {**kept, "path": await self._write(suffix, data)}
+        return part
+
+    async def _write(self, suffix: str, data: bytes) -> str:
+        name = f"{FOLDER}/{self._stem}-{secrets.token_hex(4)}{suffix}"
+        await self._keep(name, data)
+        return f"{self._folder}/{name}"
+
+
+# JSON for the way into a session, as fast as it goes: results are large, and each is looked at for its size first.
+
+
+def encoded(value: Any) -> bytes:
+    """A JSON value in one line."""
+    try:
+        return to_json(value, inf_nan_mode="constants")
+    except ValueError:
+        # Half a surrogate pair: no UTF-8, but JSON can say it.
+        return json.dumps(value).encode()

@@ -1,0 +1,121 @@
+"""How many bytes of large messages may be in memory at once. Who wants more than is left waits for its turn.
+
+Whoever sends half a message and then stops must not keep the others waiting for ever.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+LARGE_BYTES: Final = 1024 * 1024
+"""What is longer has to find room in memory before the rest of it is read."""
+_COPIES: Final = 2
+"""As it came, and as it goes on."""
+MOST_S: Final = 60.0
+"""In which a message is to be complete while others wait."""
+
+
+class MemoryShare:
+    """What one message may take; asked for before it is known how long it gets."""
+
+    def __init__(
+        self,
+        memory: "MessageMemory",
+        size_bytes: int,
+        on_granted: Callable[[], object],
+        on_overdue: Callable[[], object] | None,
+    ) -> None:
+        self.is_granted = False
+        self.size_bytes = size_bytes
+        self.on_granted = on_granted
+        self.on_overdue = on_overdue
+        self._memory = memory
+
+    def shrink(self, size_bytes: int) -> None:
+        """It is complete, and no longer than that."""
+        self.on_overdue = None
+        self._memory.give_back(self, self.size_bytes - min(_COPIES * size_bytes, self.size_bytes))
+
+    def release(self) -> None:
+        """It is gone; may be called twice."""
+        self._memory.give_back(self, self.size_bytes)
+
+
+class MessageMemory:
+    """One for all servers: what they send ends up in the memory of one host."""
+
+    def __init__(self, most_bytes: int, *, most_s: float = MOST_S) -> None:
+        self._most_bytes = most_bytes
+        self._most_s = most_s
+        self._granted: dict[MemoryShare, float] = {}
+        """Since when."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._taken_bytes = 0
+        self._waiting: deque[MemoryShare] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for room."""
+        return len(self._waiting)
+
+    def ask(
+        self, size_bytes: int, on_granted: Callable[[], object], on_overdue: Callable[[], object] | None = None
+    ) -> MemoryShare:
+        """A share, which is granted at once or when others have given back enough; then `on_granted` is called.
+
+        `on_overdue` is called when its message takes too long while others wait: it is to be released then.
+        """
+        share = MemoryShare(self, min(_COPIES * size_bytes, self._most_bytes), on_granted, on_overdue)
+        if self._waiting or not self._grant(share):
+            self._waiting.append(share)
+            self._watch()
+        return share
+
+    def _watch(self) -> None:
+        """Look after the share that was granted first, for as long as anybody waits."""
+        begun = [since for share, since in self._granted.items() if share.on_overdue is not None]
+        if self._waiting and begun and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(min(begun) + self._most_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        since = asyncio.get_running_loop().time() - self._most_s
+        for share in [share for share, begun in self._granted.items() if begun <= since]:
+            if self._waiting and share.on_overdue is not None:
+                share.on_overdue()
+        self._watch()
+
+    async def wait(self, size_bytes: int) -> MemoryShare:
+        """A share, once there is room for it."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        share = self.ask(size_bytes, lambda: granted.done() or granted.set_result(None))
+        try:
+            if not share.is_granted:
+                await granted
+        except BaseException:
+            share.release()
+            raise
+        return share
+
+    def _grant(self, share: MemoryShare) -> bool:
+        if self._taken_bytes + share.size_bytes > self._most_bytes:
+            return False
+        self._taken_bytes += share.size_bytes
+        share.is_granted = True
+        if share.on_overdue is not None:
+            self._granted[share] = asyncio.get_running_loop().time()
+        return True
+
+    def give_back(self, share: MemoryShare, size_bytes: int) -> None:
+        """Part of a share, or all of it; one that still waits is then not wanted any more."""
+        share.size_bytes -= size_bytes
+        if not share.size_bytes or share.on_overdue is None:
+            self._granted.pop(share, None)
+        if share.is_granted:
+            self._taken_bytes -= size_bytes
+        elif not share.size_bytes and share in self._waiting:
+            self._waiting.remove(share)
+        while self._waiting and self._grant(self._waiting[0]):
+            self._waiting.popleft().on_granted()
+        self._watch()

@@ -1,0 +1,218 @@
+"""Whose question is it: the calls in flight on one connection, and the questions that its server asks.
+
+In the newer protocol a question comes as the answer to a call, and over HTTP on the stream of one; the call is then the
+task's own. A server of the older protocol that is a process just asks, and does not say for which call. Then it is
+clear only if all calls in flight are one person's: as soon as such a server has been seen asking, calls of others wait
+their turn, and a question that could be two people's waits until it can be one's only, or is refused. A server has two
+seconds to withdraw the questions of a call that it was told to stop.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, Final, cast
+
+import anyio
+from mcp.client import ClientRequestContext
+from mcp.types import (
+    INVALID_REQUEST,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+)
+
+from belljar.errors import BelljarError
+from belljar.toolbox.base import Ask, OnProgress, Question, QuestionReply
+from belljar.toolbox.texts import visible
+
+log = logging.getLogger(__name__)
+
+_MESSAGE_CHARACTERS: Final = 4_000
+_SCHEMA_CHARACTERS: Final = 50_000
+_URL_CHARACTERS: Final = 4_000
+_LATE_S: Final = 2.0
+_READ: Final = ("title", "description")
+
+
+class CallInFlight:
+    """One call in flight; its scope ends it when the server has been silent for too long."""
+
+    def __init__(self, ask: Ask, on_progress: OnProgress, silence_s: float, most_questions: int) -> None:
+        self.ask = ask
+        self.has_asked_too_much = False
+        self.scope = anyio.CancelScope()
+        self._on_progress = on_progress
+        self._silence_s = silence_s
+        self._questions_left = most_questions
+        self._questions: set[anyio.CancelScope] = set()
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """The same, for the SDK."""
+        self.note(progress, total, message)
+
+    def note(self, progress: float, total: float | None, message: str | None) -> None:
+        """The server is alive and says how far it is."""
+        self.start_clock()
+        if math.isfinite(progress) and (total is None or math.isfinite(total)):
+            self._on_progress(progress, total, (message or "")[:_MESSAGE_CHARACTERS])
+
+    async def put(self, question: Question) -> QuestionReply | None:
+        """Ask the person; the server's clock stands still. None when the call was given up meanwhile."""
+        if self._questions_left <= 0:
+            # Nobody can be kept answering for ever.
+            self.has_asked_too_much = True
+            self.scope.cancel()
+            return None
+        self._questions_left -= 1
+        self.scope.deadline = math.inf
+        with anyio.CancelScope() as asking:
+            self._questions.add(asking)
+            try:
+                return await self.ask(question)
+            finally:
+                self._questions.discard(asking)
+                self.start_clock()
+        return None
+
+    def withdraw(self) -> None:
+        """Nobody needs the answers any more."""
+        for asking in self._questions:
+            asking.cancel()
+
+    def start_clock(self) -> None:
+        """From here on the server has its time again; not while a person is asked."""
+        if not self._questions:
+            self.scope.deadline = anyio.current_time() + self._silence_s
+
+
+_current: ContextVar[CallInFlight | None] = ContextVar("belljar_upstream_call", default=None)
+
+
+class CallsInFlight:
+    """Those of one connection."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._calls: list[CallInFlight] = []
+        self._held = 0
+        self._abandoned: tuple[Ask, float] | None = None
+        self._must_take_turns = False
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def entered(self, call: CallInFlight) -> AsyncGenerator[None]:
+        """Be in flight; the server's questions meanwhile may be this call's."""
+        if self._must_take_turns:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._is_alone(call))
+        self._calls.append(call)
+        before = _current.set(call)
+        is_abandoned = False
+        try:
+            yield
+        except asyncio.CancelledError:
+            is_abandoned = True
+            raise
+        finally:
+            _current.reset(before)
+            self._calls.remove(call)
+            call.withdraw()
+            if is_abandoned or call.scope.cancel_called:
+                self._abandoned = call.ask, time.monotonic()
+            if self._must_take_turns:
+                await self._tell()
+
+    async def on_elicitation(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult | ErrorData:
+        """A server asks; told to the SDK's client, whatever the era."""
+        call = _current.get()
+        if call is None or call not in self._calls:
+            call = await self._owner()
+        question = _question(params)
+        if call is None or question is None:
+            reason = "it is not clear who is asked" if call is None else "the question cannot be shown"
+            log.warning("a question of MCP server %s was refused: %s", self._server, reason)
+            return ErrorData(code=INVALID_REQUEST, message=f"Refused: {reason}")
+        try:
+            reply = await call.put(question)
+        except BelljarError as error:
+            return ErrorData(code=INVALID_REQUEST, message=error.message)
+        if reply is None:
+            return ErrorData(code=INVALID_REQUEST, message="Refused: the call was given up")
+        content = _content(reply.values) if reply.action == "accept" and not question.url else None
+        return ElicitResult(action=reply.action, content=content)
+
+    def _is_alone(self, call: CallInFlight) -> bool:
+        return all(each.ask == call.ask for each in self._calls)
+
+    async def _owner(self) -> CallInFlight | None:
+        """The call of the only person it can be; None where that cannot be known."""
+        self._must_take_turns = True
+        async with self._changed:
+            self._held += 1
+            try:
+                while self._calls:
+                    last = self._calls[-1]
+                    if not self._is_alone(last):
+                        # When every call has a question that waits, none of them will end by itself.
+                        if self._held >= len(self._calls):
+                            return None
+                        log.info("a question of MCP server %s is held: it could be two people's", self._server)
+                        await self._changed.wait()
+                    elif (late_s := self._late_s(last)) > 0:
+                        with anyio.move_on_after(late_s):
+                            await self._changed.wait()
+                    else:
+                        return last
+                return None
+            finally:
+                self._held -= 1
+
+    def _late_s(self, call: CallInFlight) -> float:
+        """How long the question may still be that of another's call which was just given up: it is withdrawn then."""
+        if self._abandoned is None or self._abandoned[0] == call.ask:
+            return 0.0
+        return self._abandoned[1] + _LATE_S - time.monotonic()
+
+    async def _tell(self) -> None:
+        with anyio.CancelScope(shield=True):
+            async with self._changed:
+                self._changed.notify_all()
+
+
+def _question(params: ElicitRequestParams) -> Question | None:
+    message = params.message[:_MESSAGE_CHARACTERS]
+    if isinstance(params, ElicitRequestFormParams):
+        schema: dict[str, Any] = _readable(dict(params.requested_schema))
+        return Question(message, schema) if len(json.dumps(schema)) <= _SCHEMA_CHARACTERS else None
+    url = params.url
+    is_address = url.startswith(("https://", "http://")) and len(url) <= _URL_CHARACTERS and url.isprintable()
+    return Question(message, url=url) if is_address else None
+
+
+def _readable(value: Any) -> Any:
+    """A form without characters that nobody sees in what people read of it; what goes back to the server stays."""
+    if isinstance(value, list):
+        return [_readable(each) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return {
+        name: visible(each, _MESSAGE_CHARACTERS) if name in _READ and isinstance(each, str) else _readable(each)
+        for name, each in fields.items()
+    }
+
+
+_Primitive = str | int | float | bool | list[str] | None
+
+
+def _content(values: dict[str, Any]) -> dict[str, _Primitive]:
+    """What elicitation can carry: flat values."""
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | list | None)}
