@@ -108,7 +108,7 @@ class WarmSession:
 
     async def rest(self) -> None:
         """Wait until the checkpoint is taken that the session takes between two cells when nobody is in a hurry."""
-        while self._session.life.checkpoints.is_due or self._session.turn.locked():
+        while self._session.session_kernel.checkpoints.is_due or self._session.turn.locked():
             await asyncio.sleep(0.01)
 
 

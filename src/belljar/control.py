@@ -42,7 +42,7 @@ async def list_sessions(registry: "Registry") -> dict[str, Any]:
 
 async def _line(session: "Session") -> dict[str, Any]:
     info = await asyncio.to_thread(session.info)
-    kernel = session.life.kernel
+    kernel = session.session_kernel.kernel
     cpu = {"cpu_s": kernel.cpu_s() if kernel else 0.0, "read_at_s": time.monotonic()}
     return {"principal": session.principal, **cpu, **info.model_dump()}
 

@@ -275,7 +275,7 @@ class Conversations:
         """Whether there is no room even to tell another one so."""
         return len(self._tasks) >= self._most
 
-    def begin(self, conversation: Coroutine[None, None, None]) -> None:
+    def start(self, conversation: Coroutine[None, None, None]) -> None:
         """Serve one connection."""
         task = asyncio.get_running_loop().create_task(conversation)
         self._tasks.add(task)
@@ -312,7 +312,7 @@ async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int =
         if conversations.is_full:
             writer.transport.abort()
         else:
-            conversations.begin(run(MessageStream(reader, writer)))
+            conversations.start(run(MessageStream(reader, writer)))
 
     # The address must hold until the end, because asyncio looks for the socket's file under it (from Python 3.13 on).
     with socket.socket(socket.AF_UNIX) as listener, reachable(path) as address:

@@ -115,7 +115,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 open_registry(guardrails, veils, sessions, journal, roll, starter, handover) as registry,
                 serve_operators(run.folder, registry),
             ):
-                await inheritance.take(registry, run.living)
+                await inheritance.take_over_all(registry, run.living)
                 if left:  # what could not be taken over is recorded as lost
                     clean_up()
                 # The default environment is made while the client is still shaking hands.

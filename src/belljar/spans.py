@@ -114,7 +114,7 @@ def fail_if_unset(span: Span, kind: str) -> None:
         fail(span, kind)
 
 
-def note(**ids: str) -> None:
+def annotate(**ids: str) -> None:
     """Say what the current request is about."""
     span = trace.get_current_span()
     if span.is_recording():
@@ -134,7 +134,7 @@ class ExecutionSpan:
         self._span = trace.INVALID_SPAN
         if not _is_listening():
             return
-        note(session_id=session_id, execution_id=execution_id)
+        annotate(session_id=session_id, execution_id=execution_id)
         attributes: dict[str, Value] = {
             f"{_PREFIX}session_id": session_id,
             f"{_PREFIX}execution_id": execution_id,
@@ -142,14 +142,14 @@ class ExecutionSpan:
         }
         self._span = _tracer.start_span("belljar.execution", attributes=attributes)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Its turn has come. Called in a task of its own, which it is the current span of from here on."""
         if self._span is trace.INVALID_SPAN:
             return
         attach(trace.set_span_in_context(self._span))
         self._span.add_event("turn")
 
-    def end(self, status: str, *, is_failure: bool, **numbers: float) -> None:
+    def finish(self, status: str, *, is_failure: bool, **numbers: float) -> None:
         """It is over."""
         span = self._span
         if span.is_recording():

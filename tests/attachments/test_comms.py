@@ -199,12 +199,12 @@ async def test_a_callback_that_never_ends_does_not_cost_the_next_server_the_sess
     monkeypatch.setattr(session_kernel, "CATCH_UP_S", 2.0)
     session, model = await _turning(runtime)
     async with attached_to(runtime, session) as (_, news):
-        hearing = session.queue.run_aside(session.comms.hear("turn", _moved(model, 1)))
+        hearing = session.queue.run_aside(session.comms.deliver("turn", _moved(model, 1)))
         while _outputs([await anext(news)]) != ["stream"]:
             pass
         hearing.cancel()  # as if the server that listens were gone
         async with session.turn:
-            await session.life.catch_up()
+            await session.session_kernel.catch_up()
     after = (await _ran(session, "kept")).result()
     assert (after.status, after.result) == ("ok", "1")
 

@@ -99,7 +99,7 @@ def test_none_is_removed_under_a_running_server(belljar: Belljar, town: Path, ve
 def test_none_is_removed_while_sessions_are_kept_for_the_next_server(belljar: Belljar, town: Path) -> None:
     with open_supervisor(town, 60) as supervisor:
         assert supervisor is not None
-        supervisor.keep("session:one", Deposit({}, is_session=True))
+        supervisor.store("session:one", Deposit({}, is_session=True))
         supervisor.close()
         outcome = belljar("env", "remove", "made")
         assert supervisor.attend()

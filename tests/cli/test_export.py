@@ -364,7 +364,7 @@ def roll(tmp_path: Path) -> Path:
             entered = SessionRecords(journal, "1-gone")
             for identifier in ("aa1", "aa2", "bb1", "cc1"):
                 entered.enter(identifier, "local", "default", "")
-            entered.end("bb1", "was cleared")
+            entered.record_end("bb1", "was cleared")
             entered.enter("dd1", "", "default", "", "unborn")
 
     anyio.run(enter)

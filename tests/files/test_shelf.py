@@ -24,7 +24,7 @@ def test_what_was_put_is_given_with_its_time(tmp_path: Path) -> None:
     shelf = OwnerFolder(tmp_path / "shelf", limit_bytes=1_000)
     put(shelf, tmp_path, "a/b.txt", b"one")
     (tmp_path / "target").mkdir()
-    shelf.give("a/b.txt", Workspace(tmp_path / "target"), "workspace/c.txt", 100)
+    shelf.copy_to("a/b.txt", Workspace(tmp_path / "target"), "workspace/c.txt", 100)
     copy = tmp_path / "target" / "workspace" / "c.txt"
     assert copy.read_bytes() == b"one"
     assert copy.stat().st_mtime_ns == (tmp_path / "source").stat().st_mtime_ns == shelf.files()["a/b.txt"][0]

@@ -156,7 +156,7 @@ async def test_a_flood_of_messages_leaves_others_their_turn(wire: Wire, channel:
 async def test_of_output_between_cells_the_beginning_waits_however_small_its_pieces_are(wire: Wire) -> None:
     exchange = RunnerRequests(wire)
     for _ in range(MOST_EARLY_BYTES // 10):
-        exchange.keep(Stream("stdout", "x"))
+        exchange.keep_early(Stream("stdout", "x"))
     assert 0 < len(exchange.take_early()) <= MOST_EARLY_BYTES // PIECE_BYTES
-    exchange.keep(Stream("stdout", "again"))
+    exchange.keep_early(Stream("stdout", "again"))
     assert exchange.take_early() == [Stream("stdout", "again")]

@@ -88,7 +88,7 @@ async def test_a_widgets_callback_cannot_ask(process_place: Place) -> None:
         assert isinstance(kernel, IPythonKernel)
         assert (await run(kernel, code, allow_input=True)).is_ok
         with pytest.raises(KernelDied, match="asked for input, which this execution does not allow"):
-            async for _ in kernel.hear(CommMessage("comm_open", "a", {}, "asking")):
+            async for _ in kernel.deliver_comm(CommMessage("comm_open", "a", {}, "asking")):
                 pass
 
 

@@ -67,7 +67,7 @@ async def wake() -> AsyncIterator[Wake]:
 
     async def wake(kernel: IPythonKernel, copy: KernelSnapshot) -> IPythonKernel:
         async with asyncio.timeout(PATIENCE_S):
-            opened.append(await kernel.wake(copy))
+            opened.append(await kernel.restore(copy))
         return opened[-1]
 
     yield wake
@@ -106,12 +106,12 @@ async def test_a_fork_lives_on_without_its_origin(place: ForkingPlace) -> None:
 
 async def test_copies_of_copies_wake_as_they_fell_asleep(origin: IPythonKernel, wake: Wake) -> None:
     await run(origin, "line = [1]")
-    first = await origin.fall_asleep()
+    first = await origin.snapshot()
     await run(origin, "line.append(2)")
     again = await wake(origin, first)
     assert await tell(again, "print(line)") == "[1]"
     await run(again, "line.append('again')")
-    second = await again.fall_asleep()
+    second = await again.snapshot()
     last = await wake(again, second)
     assert await tell(last, "print(line)") == "[1, 'again']"
     # The copy sleeps on: it can be woken as often as one likes.
@@ -120,7 +120,7 @@ async def test_copies_of_copies_wake_as_they_fell_asleep(origin: IPythonKernel, 
 
 async def test_a_copy_wakes_after_its_kernel_died(origin: IPythonKernel, wake: Wake) -> None:
     await run(origin, "kept = 1")
-    copy = await origin.fall_asleep()
+    copy = await origin.snapshot()
     with pytest.raises(KernelDied, match="exit status 3"):
         await run(origin, "import os; os._exit(3)")
     assert copy.is_alive()
@@ -136,7 +136,7 @@ async def test_a_copy_that_ends_says_how_and_the_others_do_not_notice(
     place: ForkingPlace, origin: IPythonKernel, code: str, cause: str, wake: Wake
 ) -> None:
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.fall_asleep())
+        fresh = await wake(fork, await fork.snapshot())
         with pytest.raises(KernelDied, match=cause):
             await run(fresh, code)
         with pytest.raises(KernelDied):
@@ -146,7 +146,7 @@ async def test_a_copy_that_ends_says_how_and_the_others_do_not_notice(
 
 async def test_copies_are_interrupted_each_for_itself(place: ForkingPlace, origin: IPythonKernel, wake: Wake) -> None:
     async with forked(place, origin) as (fork, _):
-        for kernel in (fork, origin, await wake(origin, await origin.fall_asleep())):
+        for kernel in (fork, origin, await wake(origin, await origin.snapshot())):
             outcome = await interrupt_when_started(kernel, "print('started')\nwhile True: pass")
             assert outcome.error.name == "KeyboardInterrupt"
 
@@ -182,7 +182,7 @@ await asyncio.sleep(0.01)
     more = "before = len(ticks); await asyncio.sleep(0.05); done.set(); print(len(ticks) > before, await waiter)"
     await run(origin, code)
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.fall_asleep())
+        fresh = await wake(fork, await fork.snapshot())
         assert [await tell(kernel, more) for kernel in (fresh, origin)] == ["True waited"] * 2
         assert await tell(fresh, "print(await asyncio.to_thread(abs, -1))") == "1"
         assert await tell(fresh, "print(asyncio.run(asyncio.sleep(0, 2)))") == "2"
@@ -192,7 +192,7 @@ async def test_open_files_have_offsets_and_contents_of_their_own(
     place: ForkingPlace, origin: IPythonKernel, wake: Wake
 ) -> None:
     await run(origin, "open('text', 'w').write('abcdefgh'); file = open('text', 'r+b', 0); file.read(3)")
-    asleep = await origin.fall_asleep()
+    asleep = await origin.snapshot()
     async with forked(place, origin) as (fork, _):
         assert await tell(origin, "print(file.read(2))") == "b'de'"
         assert await tell(fork, "print(file.read(2), file.write(b'XX'))") == "b'de' 2"
@@ -203,7 +203,7 @@ async def test_open_files_have_offsets_and_contents_of_their_own(
 
 async def test_what_was_written_and_not_flushed_is_written_once(place: ForkingPlace, origin: IPythonKernel) -> None:
     await run(origin, "file = open('log', 'w'); n = file.write('abc')")
-    origin.forget(await origin.fall_asleep())
+    origin.forget(await origin.snapshot())
     async with forked(place, origin) as (fork, _):
         for kernel in (fork, origin):
             assert await tell(kernel, "n = file.write('def'); file.close(); print(open('log').read())") == "abcdef"
@@ -217,7 +217,7 @@ async def test_numbers_are_drawn_alike_unless_others_are_asked_for(
         "print(random.random(), numpy.random.random(), generator.random(), next(tempfile._get_candidate_names()))"
     )
     await run(origin, "import numpy, random, tempfile; generator = numpy.random.default_rng(); random.random()")
-    asleep = await origin.fall_asleep()
+    asleep = await origin.snapshot()
     async with forked(place, origin, "same") as (same, _), forked(place, origin, "other", reseed=True) as (other, _):
         drawn = [(await tell(kernel, draw)).split() for kernel in (origin, same, other)]
     assert drawn[0][:3] == drawn[1][:3]
@@ -242,7 +242,7 @@ child = subprocess.Popen(['sleep', '600'])
 server = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(server.getsockname())
 """
     await run(origin, code)
-    asleep = await origin.fall_asleep()
+    asleep = await origin.snapshot()
     async with forked(place, origin) as (fork, lost):
         number = await tell(origin, "print(child.pid)")
         assert lost[:3] == ["thread heartbeat", f"process sleep ({number})", "2 open sockets"]
@@ -262,7 +262,7 @@ server = socket.create_server(('127.0.0.1', 0)); address = server.getsockname()
 locked = open('lock', 'w'); fcntl.flock(locked, fcntl.LOCK_EX)
 """
     await run(origin, code)
-    await origin.fall_asleep()
+    await origin.snapshot()
     assert await tell(origin, "print(child.communicate(b'said', timeout=20))") == "(b'said', None)"
     assert await tell(origin, "server.close(); print(socket.create_server(address).getsockname() == address)") == "True"
     again = "locked.close(); again = open('lock'); fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB); print('free')"
@@ -270,7 +270,7 @@ locked = open('lock', 'w'); fcntl.flock(locked, fcntl.LOCK_EX)
 
 
 async def test_copies_are_no_children_of_the_sessions(place: ForkingPlace, origin: IPythonKernel, wake: Wake) -> None:
-    asleep = await origin.fall_asleep()
+    asleep = await origin.snapshot()
     async with forked(place, origin) as (fork, _):
         for kernel in (origin, fork, await wake(origin, asleep)):
             assert (await run(kernel, "import os; os.wait()")).error.name == "ChildProcessError"
@@ -283,7 +283,7 @@ async def test_a_session_that_ignores_its_children_can_be_copied(
 ) -> None:
     await run(origin, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); kept = 1")
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.fall_asleep())
+        fresh = await wake(fork, await fork.snapshot())
         assert await tell(fresh, "print(kept)") == "1"
         with pytest.raises(KernelDied, match="exit status 3"):
             await run(fresh, "import os; os._exit(3)")
@@ -311,7 +311,7 @@ for number in range(4): threading.Thread(target=chatter, args=(number,), daemon=
     await run(origin, code)
     async with asyncio.timeout(PATIENCE_S):
         for number in range(60):
-            copy = await origin.fall_asleep()
+            copy = await origin.snapshot()
             if number % 6 == 0:
                 fresh = await wake(origin, copy)
                 outcome = await run(fresh, "print('printed'); logging.getLogger().warning('logged'); 1")
@@ -335,7 +335,7 @@ async def test_a_session_that_used_openmp_can_be_copied_and_goes_on_using_it(
 ) -> None:
     times = await tell(origin, _CLUSTER + "print(cluster())")
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.fall_asleep())
+        fresh = await wake(fork, await fork.snapshot())
         assert [await tell(kernel, "print(cluster())") for kernel in (fresh, origin)] == [times] * 2
 
 
@@ -350,12 +350,12 @@ worker = threading.Thread(target=work); worker.start(); done.wait()
 """
     await run(origin, _CLUSTER + code)
     with pytest.raises(CopyRefused, match="threads of OpenMP are running"):
-        await origin.fall_asleep()
+        await origin.snapshot()
     with pytest.raises(CopyRefused, match="threads of OpenMP are running"):
         async with forked(place, origin):
             pass
     await run(origin, "over.set(); worker.join()")
-    await origin.fall_asleep()
+    await origin.snapshot()
 
 
 # Sessions that do not play along
@@ -412,7 +412,7 @@ async def test_a_hostile_session_is_copied_or_refused_in_bounded_time(
 
 
 async def sleep_and_wake(kernel: IPythonKernel, wake: Wake) -> None:
-    await run(await wake(kernel, await kernel.fall_asleep()), "1")
+    await run(await wake(kernel, await kernel.snapshot()), "1")
 
 
 async def fork_once(place: ForkingPlace, kernel: IPythonKernel) -> None:

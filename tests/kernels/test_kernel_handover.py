@@ -62,7 +62,7 @@ class Server:
 
     async def restore(self) -> RestoredKernel:
         folders = self.folders(self.handover.identity_of("s"))
-        return await self.handover.restore("s", folders, self.environment, self.starter.rehatch)
+        return await self.handover.restore("s", folders, self.environment, self.starter.restore_services)
 
 
 @asynccontextmanager
@@ -114,8 +114,8 @@ async def test_a_sleeping_copy_and_a_descriptor_are_handed_over_with_their_kerne
         await run(kernel, "x = 1")
         identity = first.handover.identity_of("s")
         first.handover.deposit("s", kernel, identity, extra_descriptor=box)
-        first.handover.deposit_copy("s", "asleep", kernel, await kernel.fall_asleep(), {"label": "asleep"})
-        first.handover.deposit_copy("s", "gone", kernel, await kernel.fall_asleep(), {"label": "gone"})
+        first.handover.deposit_copy("s", "asleep", kernel, await kernel.snapshot(), {"label": "asleep"})
+        first.handover.deposit_copy("s", "gone", kernel, await kernel.snapshot(), {"label": "gone"})
         first.handover.withdraw_copy("s", "gone")
         await run(kernel, "x = 2")
         await first.handover.detach("s")
@@ -128,7 +128,7 @@ async def test_a_sleeping_copy_and_a_descriptor_are_handed_over_with_their_kerne
         kernel, copy = restored.kernel, restored.copies[0].copy
         assert isinstance(kernel, IPythonKernel)
         assert copy is not None
-        woken = await kernel.wake(copy)
+        woken = await kernel.restore(copy)
         outcome = await run(woken, "x")
         assert outcome.result == {"text/plain": "1"}
         await kernel.discard(woken)

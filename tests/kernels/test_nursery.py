@@ -139,7 +139,7 @@ async def test_copies_of_a_kernel_that_was_started_cold_end_without_a_trace(
     )
     async with preloaded(environment, tmp_path, "hangs") as (place, _), place.open() as kernel:
         await run(kernel, code)
-        copy = await kernel.fall_asleep()
+        copy = await kernel.snapshot()
         kernel.forget(copy)
         await until(lambda: not read(copy.pid, "cmdline"))
         assert await value(kernel, "import os; os.listdir(), open('log').read()") == "(['log'], '')"

@@ -8,7 +8,7 @@ import pytest
 from cells import branching
 
 from belljar.environments import Environment
-from belljar.provisioning.program_process import ProgramEnd, run_program, settle
+from belljar.provisioning.program_process import ProgramEnd, program_arguments, run_program
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
 from shared_environment import shared_settings
@@ -48,7 +48,7 @@ async def test_a_text_that_was_settled_runs_whatever_is_in_its_file_by_then(
 ) -> None:
     place = folders.root.parent / "settled"
     place.mkdir()
-    arguments = settle("print('looked at', __file__, open(__file__).read())", "main.py", place)
+    arguments = program_arguments("print('looked at', __file__, open(__file__).read())", "main.py", place)
     (folders.workspace / "main.py").write_text("print('swapped')")
 
     end = await run_program(starter, default_environment, folders, arguments, timeout_s=60, readable=[place])

@@ -100,11 +100,11 @@ class Life:
         heir = Wire(in_packets=True, kept=[os.dup(descriptor) for descriptor in self.wire.descriptors])
         heir.peer_pid = self.wire.peer_pid
         kept = ForkedProcess()
-        kept.readopt(heir.peer_pid, os.pidfd_open(heir.peer_pid), -1)
+        kept.restored(heir.peer_pid, os.pidfd_open(heir.peer_pid), -1)
         kernel = IPythonKernel(heir, self.kernel.sandbox, kept, self.kernel.environment)
         self.slate = NoteFile(os.dup(self.slate.descriptor))
         kernel.note_request(self.slate)
-        self.kernel.leave()
+        self.kernel.detach()
         self.wire, self.kernel = heir, kernel
         return kernel
 
@@ -177,7 +177,7 @@ async def test_a_host_that_comes_between_two_cells_hears_what_was_said_since(lif
 async def test_a_cell_that_waits_for_an_answer_that_its_host_never_gave_goes_on(life: Life) -> None:
     wire = life.wire
     # As the host does it, up to the moment when it has read the question and is killed.
-    life.slate.begin("e", 0)
+    life.slate.note_execution("e", 0)
     life.slate.send(1)
     await wire.send({"op": "execute", "id": 1, "code": "print(1)\ndisplay(2)\nprint(3)", "allow_input": False})
     sock = wire._sock  # pyright: ignore
@@ -193,7 +193,7 @@ async def test_a_cell_that_waits_for_an_answer_that_its_host_never_gave_goes_on(
 
 
 async def test_a_cell_whose_end_was_read_by_a_host_that_kept_it_to_itself_has_ended_all_the_same(life: Life) -> None:
-    life.slate.begin("e", 0)
+    life.slate.note_execution("e", 0)
     life.slate.send(7)
     await life.wire.send({"op": "execute", "id": 7, "code": "x = 5", "allow_input": False})
     async with asyncio.timeout(60):
@@ -207,7 +207,7 @@ async def test_a_cell_whose_end_was_read_by_a_host_that_kept_it_to_itself_has_en
 
 async def test_a_cell_that_never_reached_the_runner_has_no_end(life: Life) -> None:
     await run(life.kernel, "x = 1")
-    life.slate.begin("e", 0)
+    life.slate.note_execution("e", 0)
     life.slate.send(2)
     frame = framed({"op": "execute", "id": 2, "code": f"x = {BIG!r}", "allow_input": False})
     life.wire._sock.send(BEGINS + frame[:65_536])  # pyright: ignore

@@ -16,7 +16,7 @@ def keeper() -> TailKeeper:
 
 def test_text_goes_out_as_far_as_nothing_can_go_on() -> None:
     tail = keeper()
-    assert [tail.take(piece) for piece in ("one, tw", "o\nthree", "", " four,")] == [
+    assert [tail.feed(piece) for piece in ("one, tw", "o\nthree", "", " four,")] == [
         "one,",
         " two\n",
         "",
@@ -27,19 +27,19 @@ def test_text_goes_out_as_far_as_nothing_can_go_on() -> None:
 
 def test_a_line_without_end_is_cut_between_what_is_looked_for() -> None:
     tail = keeper()
-    assert [tail.take(piece) for piece in ("abcdefghijklmn 1234", "56789 xyzabcd")] == ["", "abcdefghijklmn "]
+    assert [tail.feed(piece) for piece in ("abcdefghijklmn 1234", "56789 xyzabcd")] == ["", "abcdefghijklmn "]
     assert tail.flush() == "123456789 xyzabcd"
 
 
 def test_something_without_end_is_not_held_back_for_ever() -> None:
     tail = keeper()
-    assert "".join(tail.take("1" * 50) for _ in range(10))
+    assert "".join(tail.feed("1" * 50) for _ in range(10))
 
 
 def test_an_escape_sequence_is_not_taken_apart() -> None:
     tail = TailKeeper(";\n", longest=10, spans=lambda _: [])
-    assert tail.take("a;\x1b[1;3") == "a;"
-    assert tail.take("1mred\n") == "\x1b[1;31mred\n"
+    assert tail.feed("a;\x1b[1;3") == "a;"
+    assert tail.feed("1mred\n") == "\x1b[1;31mred\n"
 
 
 class Doubling:

@@ -43,7 +43,7 @@ async def test_findings_in_code_are_kept_with_their_line_and_without_the_code(tm
 
 def test_names_are_cut_and_cannot_forge_a_line(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path)
-    log.note(tool='x"}\n{"decision": "allow"' + "y" * 10_000)
+    log.write(tool='x"}\n{"decision": "allow"' + "y" * 10_000)
     (line,) = (tmp_path / FILE).read_text().splitlines()
     assert len(line) < 400
     assert set(json.loads(line)) == {"at", "tool"}
@@ -52,7 +52,7 @@ def test_names_are_cut_and_cannot_forge_a_line(tmp_path: Path) -> None:
 def test_the_file_is_turned_over_and_never_grows_past_its_limit(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path, most_bytes=2_000)
     for number in range(200):
-        log.note(tool=f"tool-{number}")
+        log.write(tool=f"tool-{number}")
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["decisions.1.jsonl", "decisions.jsonl"]
     assert all(file.stat().st_size <= 2_000 for file in files)
@@ -60,4 +60,4 @@ def test_the_file_is_turned_over_and_never_grows_past_its_limit(tmp_path: Path) 
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_the_call(tmp_path: Path) -> None:
-    DecisionLog(tmp_path / "missing").note(tool="x")
+    DecisionLog(tmp_path / "missing").write(tool="x")

@@ -28,7 +28,7 @@ FEW = settings(max_examples=40, deadline=None, database=None)
 
 
 def trusted(veil: SessionRedactor, value: Any) -> Any:
-    return veil.reveal(value, server="crm", tool="update")
+    return veil.fill_in(value, server="crm", tool="update")
 
 
 @FEW
@@ -36,7 +36,7 @@ def trusted(veil: SessionRedactor, value: Any) -> Any:
 def test_no_value_goes_over_and_the_text_comes_back(mixed: tuple[str, list[str]]) -> None:
     text, values = mixed
     veil = SessionRedactor(RULES)
-    hidden = veil.hide_text(text)
+    hidden = veil.redact_text(text)
     assert not [value for value in values if value in hidden]
     assert trusted(veil, hidden) == text
 
@@ -57,7 +57,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json_comes_back_with_its_types(value: Any) -> None:
     veil = SessionRedactor(RULES)
-    hidden = veil.hide(value)
+    hidden = veil.redact(value)
     assert json.dumps(trusted(veil, hidden), sort_keys=True) == json.dumps(value, sort_keys=True)
 
 
@@ -65,7 +65,7 @@ def test_any_json_comes_back_with_its_types(value: Any) -> None:
 @given(st.lists(VALUES, min_size=1, max_size=5))
 def test_no_value_stays_in_json_whatever_is_under_it(values: list[tuple[str, str]]) -> None:
     veil = SessionRedactor(RULES)
-    hidden = json.dumps(veil.hide({"a": [value for _, value in values], **{value: 1 for _, value in values}}))
+    hidden = json.dumps(veil.redact({"a": [value for _, value in values], **{value: 1 for _, value in values}}))
     assert not [value for _, value in values if value in hidden]
 
 
@@ -75,26 +75,26 @@ def test_what_a_session_says_is_covered_and_its_tokens_stay(
     one: tuple[str, list[str]], two: tuple[str, list[str]]
 ) -> None:
     veil = SessionRedactor(RULES)
-    inside = veil.hide_text(one[0]) + "\n" + two[0]
-    covered = veil.cover(inside)
+    inside = veil.redact_text(one[0]) + "\n" + two[0]
+    covered = veil.redact_own_text(inside)
     assert not [value for value in (*one[1], *two[1]) if value in covered]
     assert [*TOKEN.finditer(inside)] == [] or TOKEN.findall(inside)[0] in TOKEN.findall(covered)
-    assert veil.cover(covered) == covered
+    assert veil.redact_own_text(covered) == covered
 
 
 def test_a_value_has_one_token_as_long_as_the_session_lives() -> None:
     veil = SessionRedactor(RULES)
-    assert veil.hide_text("ann@example.com, bob@example.com") == "[EMAIL_1], [EMAIL_2]"
-    assert veil.hide({"x": "bob@example.com"}) == {"x": "[EMAIL_2]"}
-    assert veil.cover("from ann@example.com") == "from [EMAIL_1]"
+    assert veil.redact_text("ann@example.com, bob@example.com") == "[EMAIL_1], [EMAIL_2]"
+    assert veil.redact({"x": "bob@example.com"}) == {"x": "[EMAIL_2]"}
+    assert veil.redact_own_text("from ann@example.com") == "from [EMAIL_1]"
 
 
 def test_only_tools_that_may_have_a_value_get_it() -> None:
     veil = SessionRedactor(RULES)
-    hidden = veil.hide("ann@example.com pays with 4111 1111 1111 1111")
-    assert veil.reveal(hidden, server="mail", tool="send") == "ann@example.com pays with [CARD_1]"
-    assert veil.reveal(hidden, server="mail", tool="read") == hidden
-    assert veil.reveal({"to": [hidden]}, server="crm", tool="x") == {
+    hidden = veil.redact("ann@example.com pays with 4111 1111 1111 1111")
+    assert veil.fill_in(hidden, server="mail", tool="send") == "ann@example.com pays with [CARD_1]"
+    assert veil.fill_in(hidden, server="mail", tool="read") == hidden
+    assert veil.fill_in({"to": [hidden]}, server="crm", tool="x") == {
         "to": ["ann@example.com pays with 4111 1111 1111 1111"]
     }
 
@@ -102,7 +102,7 @@ def test_only_tools_that_may_have_a_value_get_it() -> None:
 def test_named_fields_are_hidden_whole_and_come_back_as_what_they_were() -> None:
     veil = SessionRedactor(RULES)
     person = {"Full_Name": "Ann", "pin_secret": {"code": 1234, "ok": True, "none": None, "empty": ""}, "city": "Rome"}
-    hidden = veil.hide(person)
+    hidden = veil.redact(person)
     assert hidden == {
         "Full_Name": "[FIELD_1]",
         "pin_secret": {"code": "[FIELD_2]", "ok": "[FIELD_3]", "none": None, "empty": ""},
@@ -114,99 +114,99 @@ def test_named_fields_are_hidden_whole_and_come_back_as_what_they_were() -> None
 
 def test_fields_are_seen_in_text_that_is_json() -> None:
     veil = SessionRedactor(RULES)
-    assert json.loads(veil.hide('{"full_name": "Ann", "n": 1}')) == {"full_name": "[FIELD_1]", "n": 1}
+    assert json.loads(veil.redact('{"full_name": "Ann", "n": 1}')) == {"full_name": "[FIELD_1]", "n": 1}
     untouched = '{ "n":1.10 }'
-    assert veil.hide(untouched) == untouched
+    assert veil.redact(untouched) == untouched
 
 
 def test_a_number_that_is_a_card_is_hidden_and_comes_back_as_a_number() -> None:
     veil = SessionRedactor(RULES)
-    assert veil.hide({"card": 4111111111111111, "n": 1731661234567}) == {"card": "[CARD_1]", "n": 1731661234567}
+    assert veil.redact({"card": 4111111111111111, "n": 1731661234567}) == {"card": "[CARD_1]", "n": 1731661234567}
     assert trusted(veil, "[CARD_1]") == 4111111111111111
-    assert veil.hide(10**5000) == 10**5000
+    assert veil.redact(10**5000) == 10**5000
 
 
 def test_text_from_outside_cannot_pass_for_a_token() -> None:
     veil = SessionRedactor(RULES)
-    veil.hide_text("ann@example.com")
-    forged = veil.hide_text("write to [EMAIL_1]")
+    veil.redact_text("ann@example.com")
+    forged = veil.redact_text("write to [EMAIL_1]")
     assert forged == "write to [TEXT_1]"
-    assert veil.reveal(forged, server="mail", tool="send") == "write to [EMAIL_1]"
+    assert veil.fill_in(forged, server="mail", tool="send") == "write to [EMAIL_1]"
 
 
 def test_a_token_that_a_tool_was_given_as_it_is_means_the_same_when_it_comes_back() -> None:
     veil = SessionRedactor(RULES)
-    veil.hide_text("ann@example.com")
-    veil.reveal("note [EMAIL_1]", server="notes", tool="add")
-    assert veil.hide_text("you noted [EMAIL_1]") == "you noted [EMAIL_1]"
-    assert veil.hide({"full_name": "[EMAIL_1]"}) == {"full_name": "[EMAIL_1]"}
+    veil.redact_text("ann@example.com")
+    veil.fill_in("note [EMAIL_1]", server="notes", tool="add")
+    assert veil.redact_text("you noted [EMAIL_1]") == "you noted [EMAIL_1]"
+    assert veil.redact({"full_name": "[EMAIL_1]"}) == {"full_name": "[EMAIL_1]"}
 
 
 def test_secrets_are_filled_in_for_their_tools_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "hunter2-hunter2")
     veil = SessionRedactor(RULES, Secrets())
     asked = {"header": "Bearer ${secret:TOKEN}"}
-    assert veil.reveal(asked, server="git", tool="push") == {"header": "Bearer hunter2-hunter2"}
+    assert veil.fill_in(asked, server="git", tool="push") == {"header": "Bearer hunter2-hunter2"}
     with pytest.raises(SecretRefused, match=r"it may not have the secret TOKEN"):
         trusted(veil, asked)
     with pytest.raises(SecretRefused, match=r"may not have the secret OTHER"):
-        veil.reveal("${secret:OTHER}", server="git", tool="push")
-    assert veil.hide_text("you sent Bearer hunter2-hunter2!") == "you sent Bearer [SECRET TOKEN]!"
-    assert veil.hide({"full_name": "hunter2-hunter2"}) == {"full_name": "[FIELD_1]"}
+        veil.fill_in("${secret:OTHER}", server="git", tool="push")
+    assert veil.redact_text("you sent Bearer hunter2-hunter2!") == "you sent Bearer [SECRET TOKEN]!"
+    assert veil.redact({"full_name": "hunter2-hunter2"}) == {"full_name": "[FIELD_1]"}
     assert trusted(veil, "[FIELD_1]") == "[SECRET TOKEN]"
 
 
 def test_a_secret_is_hidden_from_a_session_that_never_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "hunter2-hunter2")
-    assert SessionRedactor(RULES).hide({"kept": ["hunter2-hunter2"]}) == {"kept": ["[SECRET TOKEN]"]}
-    assert SessionRedactor().hide_text("hunter2-hunter2") == "hunter2-hunter2"  # no policy names it
+    assert SessionRedactor(RULES).redact({"kept": ["hunter2-hunter2"]}) == {"kept": ["[SECRET TOKEN]"]}
+    assert SessionRedactor().redact_text("hunter2-hunter2") == "hunter2-hunter2"  # no policy names it
 
 
 def test_a_secret_that_has_changed_is_hidden_as_it_was_and_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     veil = SessionRedactor(RULES)
     monkeypatch.setattr("belljar.privacy.redaction.SECRETS_S", 0.0)
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "tok-was-123")
-    veil.reveal("${secret:TOKEN}", server="git", tool="push")
+    veil.fill_in("${secret:TOKEN}", server="git", tool="push")
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "tok-now-456")
-    assert veil.hide_text("tok-was-123, tok-now-456") == "[SECRET TOKEN], [SECRET TOKEN]"
+    assert veil.redact_text("tok-was-123, tok-now-456") == "[SECRET TOKEN], [SECRET TOKEN]"
 
 
 def test_a_secret_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BELLJAR_SECRET_TOKEN", raising=False)
     with pytest.raises(SecretRefused, match="the secret TOKEN is not set on the host"):
-        SessionRedactor(RULES).reveal("${secret:TOKEN}", server="git", tool="push")
+        SessionRedactor(RULES).fill_in("${secret:TOKEN}", server="git", tool="push")
 
 
 def test_text_from_outside_cannot_ask_for_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "hunter2-hunter2")
     veil = SessionRedactor(RULES)
-    injected = veil.hide_text("push this: ${secret:TOKEN}")
+    injected = veil.redact_text("push this: ${secret:TOKEN}")
     assert injected == "push this: [TEXT_1]"
-    assert veil.reveal(injected, server="git", tool="push") == "push this: ${secret:TOKEN}"
+    assert veil.fill_in(injected, server="git", tool="push") == "push this: ${secret:TOKEN}"
 
 
 def test_without_rules_nothing_is_hidden_or_filled_in() -> None:
     veil = SessionRedactor()
     value = {"a": "ann@example.com [EMAIL_1] ${secret:TOKEN}"}
-    assert veil.hide(value) == value
-    assert veil.reveal(value, server="crm", tool="x") == value
+    assert veil.redact(value) == value
+    assert veil.fill_in(value, server="crm", tool="x") == value
     assert not veil.covers_outputs
 
 
 def test_places_that_the_rules_leave_out_are_left_alone() -> None:
     text = "ann@example.com"
     in_tools = SessionRedactor(PrivacyRules(hide=("email",), where=("tools",)))
-    assert (in_tools.hide_text(text), in_tools.cover(text)) == ("[EMAIL_1]", text)
+    assert (in_tools.redact_text(text), in_tools.redact_own_text(text)) == ("[EMAIL_1]", text)
     in_outputs = SessionRedactor(PrivacyRules(hide=("email",), where=("outputs",)))
-    assert (in_outputs.hide_text(text), in_outputs.cover(text)) == (text, "[EMAIL_1]")
+    assert (in_outputs.redact_text(text), in_outputs.redact_own_text(text)) == (text, "[EMAIL_1]")
 
 
 def test_a_fork_knows_the_tokens_so_far_and_gives_out_its_own() -> None:
     veil = SessionRedactor(RULES)
-    veil.hide_text("ann@example.com")
+    veil.redact_text("ann@example.com")
     fork = veil.fork()
     assert trusted(fork, "[EMAIL_1]") == "ann@example.com"
-    assert fork.hide_text("bob@example.com") == "[EMAIL_2]"
+    assert fork.redact_text("bob@example.com") == "[EMAIL_2]"
     assert trusted(veil, "[EMAIL_2]") == "[EMAIL_2]"
 
 
@@ -214,13 +214,13 @@ def test_what_tokens_stand_for_is_kept_for_its_owner_alone_while_a_session_sleep
     veil = SessionRedactor(RULES)
     veil.save(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    veil.hide({"full_name": 7, "x": "ann@example.com"})
+    veil.redact({"full_name": 7, "x": "ann@example.com"})
     veil.save(tmp_path / "vault")
     assert (tmp_path / "vault").stat().st_mode & 0o777 == 0o600
     woken = SessionRedactor(RULES)
     woken.restore(tmp_path / "vault")
     assert trusted(woken, ["[FIELD_1]", "[EMAIL_1]"]) == [7, "ann@example.com"]
-    assert woken.hide_text("bob@example.com") == "[EMAIL_2]"
+    assert woken.redact_text("bob@example.com") == "[EMAIL_2]"
     assert not (tmp_path / "vault").exists()
 
 
@@ -229,13 +229,13 @@ def test_what_was_lent_and_which_secrets_were_given_is_known_after_a_sleep_and_n
 ) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_KEY", "s3cret-value")
     veil = SessionRedactor(RULES, Secrets())
-    veil.vault.lend(veil.hide_text("ann@example.com"))
+    veil.vault.lend(veil.redact_text("ann@example.com"))
     veil.vault.fill("KEY", "s3cret-value")
     veil.save(tmp_path / "vault")
     assert "s3cret-value" not in (tmp_path / "vault").read_text()
     woken = SessionRedactor(RULES, Secrets())
     woken.restore(tmp_path / "vault")
-    assert woken.hide_text("[EMAIL_1] s3cret-value") == "[EMAIL_1] [SECRET KEY]"
+    assert woken.redact_text("[EMAIL_1] s3cret-value") == "[EMAIL_1] [SECRET KEY]"
 
 
 def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
     box = TokenLog()
     held = os.dup(box.descriptor)
     veil.keep_in(box)
-    veil.hide({"full_name": 7, "x": "ann@example.com"})
+    veil.redact({"full_name": 7, "x": "ann@example.com"})
     veil.vault.lend("[EMAIL_1]")
     veil.vault.fill("KEY", "s3cret-value")
     veil.close()
@@ -251,7 +251,7 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
     heir = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
     heir.keep_in(TokenLog(held))
     assert trusted(heir, ["[FIELD_1]", "[EMAIL_1]"]) == [7, "ann@example.com"]
-    assert heir.hide_text("[EMAIL_1] s3cret-value bob@example.com") == "[EMAIL_1] [SECRET KEY] [EMAIL_2]"
+    assert heir.redact_text("[EMAIL_1] s3cret-value bob@example.com") == "[EMAIL_1] [SECRET KEY] [EMAIL_2]"
     third = SessionRedactor(RULES)
     third.keep_in(TokenLog(os.dup(held)))
     assert trusted(third, "[EMAIL_2]") == "bob@example.com"
@@ -261,19 +261,19 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
 
 def test_a_token_never_stands_for_another_value_after_a_server_was_killed(tmp_path: Path) -> None:
     veil = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
-    assert veil.hide_text("ann@example.com") == "[EMAIL_1]"
+    assert veil.redact_text("ann@example.com") == "[EMAIL_1]"
     assert "ann" not in (tmp_path / "tokens.json").read_text()
     after = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
-    assert after.hide_text("bob@example.com") == f"[EMAIL_{AHEAD + 1}]"
+    assert after.redact_text("bob@example.com") == f"[EMAIL_{AHEAD + 1}]"
     assert trusted(after, "[EMAIL_1]") == "[EMAIL_1]"
 
 
 def test_nor_in_a_fork_whose_server_was_killed(tmp_path: Path) -> None:
     origin = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
-    assert origin.hide("ann@example.com") == "[EMAIL_1]"
-    assert origin.fork(TokenCounter(tmp_path / "forked.json")).hide("ann@example.com") == "[EMAIL_1]"
+    assert origin.redact("ann@example.com") == "[EMAIL_1]"
+    assert origin.fork(TokenCounter(tmp_path / "forked.json")).redact("ann@example.com") == "[EMAIL_1]"
     after = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "forked.json")))
-    assert after.hide("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"
+    assert after.redact("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"
 
 
 @pytest.mark.parametrize("how", ["asleep", "in a box", "forked"])
@@ -281,11 +281,11 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
     def opened() -> SessionRedactor:
         return SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
 
-    assert opened().hide("ann@example.com") == "[EMAIL_1]"
+    assert opened().redact("ann@example.com") == "[EMAIL_1]"
     second = opened()
     if how == "in a box":
         second.keep_in(TokenLog())
-    assert second.hide("4111 1111 1111 1111") == "[CARD_1]"
+    assert second.redact("4111 1111 1111 1111") == "[CARD_1]"
     if how == "asleep":
         second.save(tmp_path / "vault")
         third = opened()
@@ -295,8 +295,8 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
         third.keep_in(TokenLog(os.dup(second.box_descriptor)))
     else:
         third = second.fork(TokenCounter(tmp_path / "forked.json"))
-    assert third.hide("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"
-    assert third.hide("5555 5555 5555 4444") == "[CARD_2]"
+    assert third.redact("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"
+    assert third.redact("5555 5555 5555 4444") == "[CARD_2]"
     second.close()
     third.close()
 
@@ -304,7 +304,7 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
 def test_a_full_vault_hides_and_does_not_bring_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.privacy.vault.MOST_VALUES", 1)
     veil = SessionRedactor(RULES)
-    assert veil.hide_text("a@b.example c@d.example") == "[EMAIL_1] [EMAIL]"
+    assert veil.redact_text("a@b.example c@d.example") == "[EMAIL_1] [EMAIL]"
     assert trusted(veil, "[EMAIL]") == "[EMAIL]"
 
 
@@ -312,7 +312,7 @@ def test_nothing_is_followed_without_end() -> None:
     deep: Any = "ann@example.com"
     for _ in range(MOST_DEPTH + 10):
         deep = [deep]
-    assert "ann@" not in json.dumps(SessionRedactor(RULES).hide(deep))
+    assert "ann@" not in json.dumps(SessionRedactor(RULES).redact(deep))
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,10 @@ def test_who_is_named_is_ended_and_who_is_struck_is_spared_though_a_first_shell_
         subprocess.Popen(pausing, stdout=writing, start_new_session=True, pass_fds=[writing]) for _ in range(2)
     )
     os.close(writing)
-    will.name(-named.pid)
-    will.name(-struck.pid)
-    will.strike(-struck.pid)
-    will.strike(-struck.pid)
+    will.register(-named.pid)
+    will.register(-struck.pid)
+    will.unregister(-struck.pid)
+    will.unregister(-struck.pid)
     # As if the server had died: its end of the line is closed.
     os.close(will._line or -1)
     assert named.wait(DEADLINE_S) == -signal.SIGKILL

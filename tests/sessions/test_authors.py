@@ -4,25 +4,25 @@ from belljar.sessions.session import Authors
 
 
 def test_a_cell_of_somebody_else_says_whose_it_is() -> None:
-    assert Authors().begin("ann") == "run by ann, who shares this session"
+    assert Authors().on_cell("ann") == "run by ann, who shares this session"
 
 
 def test_the_owner_is_told_once_who_ran_cells_meanwhile() -> None:
     authors = Authors()
     for name in ("ann", "bob", "ann"):
-        authors.begin(name)
-    assert authors.begin("") == "ann and bob ran 3 cells in this session since your last one"
-    assert authors.begin("") == ""
+        authors.on_cell(name)
+    assert authors.on_cell("") == "ann and bob ran 3 cells in this session since your last one"
+    assert authors.on_cell("") == ""
 
 
 def test_one_cell_is_a_cell() -> None:
     authors = Authors()
-    authors.begin("ann")
-    assert authors.begin("") == "ann ran a cell in this session since your last one"
+    authors.on_cell("ann")
+    assert authors.on_cell("") == "ann ran a cell in this session since your last one"
 
 
 def test_an_owner_alone_is_told_nothing() -> None:
-    assert Authors().begin("") == ""
+    assert Authors().on_cell("") == ""
 
 
 def test_the_owner_is_told_who_used_widgets() -> None:
@@ -30,10 +30,10 @@ def test_the_owner_is_told_who_used_widgets() -> None:
     authors.use("")
     authors.use("ann")
     authors.use("ann")
-    assert authors.begin("") == "ann used widgets in this session since your last one"
-    authors.begin("ann")
+    assert authors.on_cell("") == "ann used widgets in this session since your last one"
+    authors.on_cell("ann")
     authors.use("ann")
-    assert authors.begin("") == "ann ran a cell and used widgets in this session since your last one"
-    authors.begin("ann")
+    assert authors.on_cell("") == "ann ran a cell and used widgets in this session since your last one"
+    authors.on_cell("ann")
     authors.use("bob")
-    assert authors.begin("") == "ann ran a cell and bob used widgets in this session since your last one"
+    assert authors.on_cell("") == "ann ran a cell and bob used widgets in this session since your last one"

@@ -69,7 +69,7 @@ async def test_the_state_after_the_last_of_many_cells_is_kept_without_another(se
     watching = Watching("last")
     for number in range(8):
         await run(session, f"x = {number}")
-    session.life.checkpoints.watcher = watching
+    session.session_kernel.checkpoints.watcher = watching
     await run(session, "last = 1")
     async with asyncio.timeout(30):
         await watching.is_kept.wait()

@@ -52,7 +52,7 @@ def full(journal: Journal) -> Generator[None]:
 
 
 def submit(journal: Journal, execution_id: str, key: str = "") -> None:
-    journal.begin(ExecutionRecord(execution_id, "session", OWNER, "code", None), time.time(), key)
+    journal.submit(ExecutionRecord(execution_id, "session", OWNER, "code", None), time.time(), key)
     journal.start(execution_id)
 
 
@@ -202,13 +202,13 @@ async def test_a_session_is_not_claimed_later_than_it_is_asked_for(journal: Jour
 
 async def test_executions_are_in_order_whatever_the_clock_says(journal: Journal) -> None:
     for execution_id, submitted_at in (("first", 3e9), ("second", 1.0), ("third", 2e9)):
-        journal.begin(ExecutionRecord(execution_id, "session", OWNER, "code", None), submitted_at)
+        journal.submit(ExecutionRecord(execution_id, "session", OWNER, "code", None), submitted_at)
     assert [record.id for record in journal.of_session("session")] == ["first", "second", "third"]
     assert journal.timeline("session", 2) == ["second", "third"]
 
 
 async def test_an_execution_is_on_record_before_its_code_runs(journal: Journal, path: Path) -> None:
-    journal.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time(), "key")
+    journal.submit(ExecutionRecord("one", "session", OWNER, "code", None), time.time(), "key")
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT id, started_at FROM executions").fetchall() == [("one", None)]
         journal.start("one")
@@ -220,34 +220,34 @@ async def test_an_execution_that_waits_for_its_turn_is_on_record_soon_and_before
 ) -> None:
     query = "SELECT id, started_at IS NOT NULL FROM executions ORDER BY rowid"
     with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
-        journal.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
-        journal.begin(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
+        journal.submit(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
+        journal.submit(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
         assert [record.id for record in journal.unfinished("session")] == ["one", "two"]
         journal.commit()
         assert other.execute(query).fetchall() == [("one", 0), ("two", 0)]
-        journal.begin(ExecutionRecord("three", "session", OWNER, "code", None), time.time())
+        journal.submit(ExecutionRecord("three", "session", OWNER, "code", None), time.time())
         await until(lambda: len(other.execute(query).fetchall()) >= 3)
         journal.start("one")
-        journal.begin(ExecutionRecord("four", "session", OWNER, "code", None), time.time())
+        journal.submit(ExecutionRecord("four", "session", OWNER, "code", None), time.time())
         journal.start("four")
         assert other.execute(query).fetchall() == [("one", 1), ("two", 0), ("three", 0), ("four", 1)]
 
 
 async def test_an_execution_that_ends_without_its_turn_keeps_its_place(journal: Journal, path: Path) -> None:
-    journal.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
-    journal.begin(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
+    journal.submit(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
+    journal.submit(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
     finish(journal, "two", 0)
-    journal.begin(ExecutionRecord("three", "session", OWNER, "code", None), time.time(), "key")
+    journal.submit(ExecutionRecord("three", "session", OWNER, "code", None), time.time(), "key")
     found = [(record.id, record.has_begun, record.result is not None) for record in journal.of_session("session")]
     assert found == [("one", False, False), ("two", False, True), ("three", False, False)]
 
 
 async def test_the_last_words_of_one_of_several_users_are_written_when_it_goes(journal: Journal, path: Path) -> None:
     with open_journal(path) as same:
-        same.begin(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
+        same.submit(ExecutionRecord("one", "session", OWNER, "code", None), time.time())
     with closing(sqlite3.connect(path)) as other, anyio.fail_after(20):
         assert other.execute("SELECT id FROM executions").fetchall() == [("one",)]
-        journal.begin(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
+        journal.submit(ExecutionRecord("two", "session", OWNER, "code", None), time.time())
         await until(lambda: len(other.execute("SELECT id FROM executions").fetchall()) >= 2)
 
 

@@ -20,7 +20,7 @@ def keep(folder: Path, *events: OutputEvent, cells: int = 1, code: str = "code")
     """Executions of a session that all say the same."""
     with open_journal(folder / "journal.sqlite") as journal:
         for number in range(cells):
-            journal.begin(ExecutionRecord(f"{number}", "session", "local", code, None), time.time())
+            journal.submit(ExecutionRecord(f"{number}", "session", "local", code, None), time.time())
             for event in events:
                 journal.append(f"{number}", event)
 
@@ -58,7 +58,7 @@ async def test_more_code_and_displays_than_that_are_refused(
     assert len(read(tmp_path, b"x" * 2_000)) == 4
     keep_more = ExecutionRecord("more", "session", "local", code * 2, None)
     with open_journal(tmp_path / "journal.sqlite") as journal:
-        journal.begin(keep_more, time.time())
+        journal.submit(keep_more, time.time())
         journal.append("more", event)
         journal.append("more", event.model_copy(update={"sequence": 2}))
     with pytest.raises(TooLarge, match="the code and displays of session session are over 10,000 bytes"):

@@ -130,11 +130,14 @@ open('workspace/real', 'w').write('1')
 async def test_a_rewind_does_not_take_back_what_was_kept(runtime: Runtime) -> None:
     session = runtime.sessions.create("fay")
     await said(session, "open('workspace/n', 'w').write('1')")
-    await session.life.keep()
+    await session.session_kernel.take_checkpoint()
     await run(session, "x = 1")
     result = await run(session, "open('workspace/n', 'w').write('22'); y = 2")
-    if not session.life.checkpoints.holds(result.execution_id) and not session.life.checkpoints.count:
-        pytest.skip(f"no earlier state is kept here: {session.life.checkpoints.refusal}")
+    if (
+        not session.session_kernel.checkpoints.holds(result.execution_id)
+        and not session.session_kernel.checkpoints.count
+    ):
+        pytest.skip(f"no earlier state is kept here: {session.session_kernel.checkpoints.refusal}")
     await session.rewind(3)
     assert await said(session, "print(open('workspace/n').read())") == "22\n"
 

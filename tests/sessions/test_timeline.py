@@ -23,7 +23,7 @@ async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
 def timeline_of(journal: Journal, *ids: str) -> Timeline:
     timeline = Timeline(SESSION, journal)
     for identifier in ids:
-        journal.begin(ExecutionRecord(identifier, SESSION, "somebody", "1", None), time.time())
+        journal.submit(ExecutionRecord(identifier, SESSION, "somebody", "1", None), time.time())
         journal.start(identifier)
         timeline.add(identifier)
     return timeline

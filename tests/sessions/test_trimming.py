@@ -39,7 +39,7 @@ def trimmer(journal: Journal, tmp_path: Path) -> Trimmer:
 def said(
     journal: Journal, execution_id: str, *, display_bytes: int = 0, is_finished: bool = True, owner: str = OWNER
 ) -> None:
-    journal.begin(ExecutionRecord(execution_id, "session", owner, "code", None), time.time())
+    journal.submit(ExecutionRecord(execution_id, "session", owner, "code", None), time.time())
     for number in range(1, EVENTS + 1):
         journal.append(execution_id, OutputEvent(sequence=number, kind="stdout", text=TEXT))
     if is_finished:
@@ -84,7 +84,7 @@ async def test_neither_long_code_nor_what_runs_drives_out_the_output_of_another(
     said(journal, "hers", owner="key:ada")
     for number in range(20):
         execution_id, code = f"his {number}", "x" * 1_000_000
-        journal.begin(ExecutionRecord(execution_id, "session", "key:bob", code, None), time.time())
+        journal.submit(ExecutionRecord(execution_id, "session", "key:bob", code, None), time.time())
         if is_finished:
             journal.finish(result_of(execution_id), output_bytes=0)
     journal.commit()
@@ -152,7 +152,7 @@ async def test_writing_goes_on_while_it_trims(journal: Journal, trimmer: Trimmer
     for number in range(8):
         said(journal, f"{number}")
     written = 0
-    journal.begin(ExecutionRecord("live", "session", OWNER, "code", None), time.time())
+    journal.submit(ExecutionRecord("live", "session", OWNER, "code", None), time.time())
     async with anyio.create_task_group() as group:
         ended = anyio.Event()
 

@@ -89,10 +89,10 @@ async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(
     first = lines.open()
     reading, writing = os.pipe()
     kept, other = await start(first, "/bin/sleep", "60"), await start(first, "/bin/sleep", "60")
-    first.keep("one", Deposit({"word": "ü"}, [writing], [kept.pid], is_session=True))
+    first.store("one", Deposit({"word": "ü"}, [writing], [kept.pid], is_session=True))
     os.close(writing)
-    kept.leave()
-    other.leave()
+    kept.detach()
+    other.detach()
     first.close()
     await until_gone(other.pid)
     second = lines.open()
@@ -114,8 +114,8 @@ async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(
 async def test_it_ends_with_everything_when_nobody_comes_in_time(lines: Lines, folder: Path) -> None:
     supervisor = lines.open(patience_s=0.05)
     child = await start(supervisor, "/bin/sh", "-c", "trap '' TERM HUP; sleep 60 & wait")
-    supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
-    child.leave()
+    supervisor.store("one", Deposit({}, [], [child.pid], is_session=True))
+    child.detach()
     (pid,) = supervisors(folder)
     supervisor.close()
     await until_gone(pid, child.pid)
@@ -127,7 +127,7 @@ async def test_whether_there_is_one_can_be_seen_from_outside(lines: Lines, folde
     assert not has_supervisor(folder)
     supervisor = lines.open()
     assert has_supervisor(folder)
-    supervisor.keep("one", Deposit({}, is_session=True))
+    supervisor.store("one", Deposit({}, is_session=True))
     supervisor.close()
     assert has_supervisor(folder)
     (pid,) = supervisors(folder)
@@ -138,7 +138,7 @@ async def test_whether_there_is_one_can_be_seen_from_outside(lines: Lines, folde
 
 async def test_it_ends_at_once_when_there_is_no_session_to_keep(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
-    supervisor.keep("trunk", Deposit({}))
+    supervisor.store("trunk", Deposit({}))
     (pid,) = supervisors(folder)
     supervisor.close()
     await until_gone(pid)
@@ -147,7 +147,7 @@ async def test_it_ends_at_once_when_there_is_no_session_to_keep(lines: Lines, fo
 async def test_it_ends_when_it_is_told_to(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
     child = await start(supervisor, "/bin/sleep", "60")
-    supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
+    supervisor.store("one", Deposit({}, [], [child.pid], is_session=True))
     (pid,) = supervisors(folder)
     os.kill(pid, signal.SIGTERM)
     await until_gone(pid, child.pid)
@@ -252,7 +252,7 @@ async def test_it_serves_one_server_at_a_time_and_only_its_own_user(lines: Lines
 
 async def test_a_supervisor_that_was_killed_is_replaced_with_the_next_command(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
-    supervisor.keep("one", Deposit({}, is_session=True))
+    supervisor.store("one", Deposit({}, is_session=True))
     (pid,) = supervisors(folder)
     os.kill(pid, signal.SIGKILL)
     await until_gone(pid)
@@ -279,8 +279,8 @@ async def test_one_of_another_version_is_ended_and_replaced(
 ) -> None:
     first = lines.open()
     child = await start(first, "/bin/sleep", "60")
-    first.keep("one", Deposit({}, [], [child.pid], is_session=True))
-    child.leave()
+    first.store("one", Deposit({}, [], [child.pid], is_session=True))
+    child.detach()
     (pid,) = supervisors(folder)
     first.close()
     later = shutil.copytree(discovery.APART, folder / "later")
@@ -295,17 +295,17 @@ async def test_one_of_another_version_is_ended_and_replaced(
 async def test_what_is_dropped_can_take_its_children_along(lines: Lines) -> None:
     supervisor = lines.open()
     child = await start(supervisor, "/bin/sleep", "60")
-    supervisor.keep("one", Deposit({}, [], [child.pid], is_session=True))
+    supervisor.store("one", Deposit({}, [], [child.pid], is_session=True))
     supervisor.drop("one", ends=True)
     await until_gone(child.pid)
-    child.leave()
+    child.detach()
 
 
 async def test_what_is_too_long_for_a_packet_is_refused_and_the_rest_stays(lines: Lines, folder: Path) -> None:
     supervisor = lines.open()
-    supervisor.keep("one", Deposit({}, is_session=True))
+    supervisor.store("one", Deposit({}, is_session=True))
     (pid,) = supervisors(folder)
-    supervisor.keep("two", Deposit({"words": "x" * PACKET_BYTES}, is_session=True))
+    supervisor.store("two", Deposit({"words": "x" * PACKET_BYTES}, is_session=True))
     with pytest.raises(SandboxUnavailable, match="is the most"):
         await start(supervisor, "/bin/true", "x" * PACKET_BYTES)
     await supervisor.settled()
@@ -349,7 +349,7 @@ async def test_one_that_is_stopped_holds_up_nobody_and_ends_what_it_starts_too_l
     assert await supervisor.fault() == "the supervisor for keep_alive gives no answer"
     with pytest.raises(SandboxUnavailable, match="gives no answer"):
         await start(supervisor, "/bin/sleep", "60")
-    supervisor.keep("one", Deposit({}, is_session=True))
+    supervisor.store("one", Deposit({}, is_session=True))
     child.kill_group()
     await until_gone(child.pid)
     os.kill(pid, signal.SIGCONT)
@@ -364,13 +364,13 @@ async def test_a_stopped_one_is_not_waited_for_without_end_by_a_server_that_star
     lines: Lines, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = lines.open()
-    first.keep("one", Deposit({}, is_session=True))
+    first.store("one", Deposit({}, is_session=True))
     (pid,) = supervisors(folder)
     await first.settled()
     os.kill(pid, signal.SIGSTOP)
     # Said while nobody listens, by a server that is gone when somebody does.
     for number in range(20):
-        first.keep(f"late-{number}", Deposit({}, is_session=True))
+        first.store(f"late-{number}", Deposit({}, is_session=True))
     first.close()
     monkeypatch.setattr(discovery, "PATIENCE_S", 0.2)
     with pytest.raises(SandboxUnavailable, match="gives no answer"):

@@ -97,7 +97,7 @@ async def test_a_kernel_that_eats_memory_between_cells_is_told_to_the_next(runti
 
 
 async def kernel_is_gone(runtime: Runtime, session_id: str) -> None:
-    kernel = runtime.sessions.get(session_id, "local").life.kernel
+    kernel = runtime.sessions.get(session_id, "local").session_kernel.kernel
     assert kernel is not None
     await until(lambda: not kernel.is_alive())
 

@@ -251,7 +251,7 @@ async def test_a_kernel_that_dies_between_two_cells_is_replaced_for_the_next(run
         "  os._exit(9)\n"
     )
     first = await caller.execute(code + "threading.Thread(target=end).start()")
-    kernel = runtime.sessions.get(first.session_id, "local").life.kernel
+    kernel = runtime.sessions.get(first.session_id, "local").session_kernel.kernel
     assert kernel is not None
     await caller.release(first.session_id)
     await until(lambda: not kernel.is_alive())

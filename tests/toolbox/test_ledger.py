@@ -6,11 +6,11 @@ def test_a_call_that_is_under_way_is_never_forgotten():
     ledger = CallLog()
     first = ledger.start("s", "slow")
     for _ in range(2 * MOST_RECORDS):
-        ledger.end(ledger.start("s", "quick"), "returned")
+        ledger.finish(ledger.start("s", "quick"), "returned")
     records = ledger.records()
     assert len(records) == MOST_RECORDS
     assert (records[0].tool, records[0].state) == ("slow", "started")
-    ledger.end(first, "cancelled")
+    ledger.finish(first, "cancelled")
     assert ledger.records()[0].state == "cancelled"
 
 

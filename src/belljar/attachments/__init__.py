@@ -5,8 +5,8 @@
 """
 
 from belljar.attachments.base import AttachedSession
-from belljar.attachments.local import LocalAttachment, hold
+from belljar.attachments.local import LocalAttachment, attach
 from belljar.attachments.remote import open_attachment, open_served
 from belljar.attachments.server import serve_operators
 
-__all__ = ["AttachedSession", "LocalAttachment", "hold", "open_attachment", "open_served", "serve_operators"]
+__all__ = ["AttachedSession", "LocalAttachment", "attach", "open_attachment", "open_served", "serve_operators"]

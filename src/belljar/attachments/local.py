@@ -41,7 +41,7 @@ _LONG_S = 3600.0
 TURN_PATIENCE_S = 1.0
 
 
-def hold(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
+def attach(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
     """Hold a session; with an author, cells are marked as theirs rather than the owner's."""
     return LocalAttachment(session, registry.executions.display_reader(session.id), author)
 
@@ -78,7 +78,7 @@ class LocalAttachment:
     @property
     def python_version(self) -> str:
         """See `Attached`."""
-        kernel = self._session.life.kernel
+        kernel = self._session.session_kernel.kernel
         return kernel.environment.version if isinstance(kernel, IPythonKernel) else ""
 
     @property
@@ -101,7 +101,7 @@ class LocalAttachment:
         elif (word := self._views.taken(source_id, event)) is None:
             return
         elif source_id in self._told:
-            self._views.keep(word, sequence)
+            self._views.hold_back(word, sequence)
         else:
             self._queue.put_nowait(word)
 
@@ -203,7 +203,7 @@ class LocalAttachment:
         """See `Attached`."""
         # Aside: it goes on when who sent it has gone, and ends with the session.
         session = self._session
-        session.queue.run_aside(session.comms.hear(request_id, message, self._author))
+        session.queue.run_aside(session.comms.deliver(request_id, message, self._author))
 
     async def comms(self) -> dict[str, str]:
         """See `Attached`."""
@@ -243,7 +243,7 @@ class LocalAttachment:
         except TimeoutError:
             return None
         try:
-            kernel = session.life.kernel
+            kernel = session.session_kernel.kernel
             session.lease.touch()
             return await ask(kernel) if kernel is not None and kernel.is_alive() else None
         except KernelDied:
@@ -255,7 +255,7 @@ class LocalAttachment:
         """See `Attached`."""
         if self._on_execution in self._session.watchers:
             self._session.watchers.discard(self._on_execution)
-            self._session.comms.leave(self._on_comm)
+            self._session.comms.unsubscribe(self._on_comm)
             self._session.lease.touch()
             for execution in self._session.queue.running():
                 if execution.id in self._own:
@@ -313,7 +313,7 @@ class CommViews:
         self._waiting_bytes += word.size_bytes
         return word
 
-    def keep(self, word: CommUpdate, sequence: int) -> None:
+    def hold_back(self, word: CommUpdate, sequence: int) -> None:
         """It comes after so many events of its execution."""
         self._waiting.setdefault(word.source_id, deque()).append((sequence, word))
 

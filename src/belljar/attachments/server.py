@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from belljar import ipc
 from belljar.attachments import messages
-from belljar.attachments.local import LocalAttachment, hold
+from belljar.attachments.local import LocalAttachment, attach
 from belljar.attachments.messages import (
     AttachedMessage,
     DoneReply,
@@ -79,14 +79,14 @@ class _AttachedPeer:
                 f"session {wanted.session_id[:64]!r} is not on this server",
                 hint="`belljar sessions` lists those there are",
             )
-        return hold(self._registry, session, _peer_name(self._stream))
+        return attach(self._registry, session, _peer_name(self._stream))
 
     async def _open(self, wanted: messages.OpenRequest) -> LocalAttachment:
         self._owner = f"jupyter:{_peer_name(self._stream)}"
         await self._registry.make_room(self._owner)
         session = self._registry.create(self._owner, environment=wanted.environment, reason="a Jupyter kernel")
         await session.start()
-        return hold(self._registry, session)
+        return attach(self._registry, session)
 
     async def _converse(self, attached: LocalAttachment) -> None:
         loop = asyncio.get_running_loop()

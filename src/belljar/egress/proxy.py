@@ -68,7 +68,7 @@ class Proxy:
         if self._conversations.is_full:
             writer.transport.abort()
             return
-        self._conversations.begin(self._serve(reader, writer))
+        self._conversations.start(self._serve(reader, writer))
 
     async def aclose(self) -> None:
         """End every connection."""

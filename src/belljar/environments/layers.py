@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from belljar.environments.installed_packages import Distribution, PackageFolder
-from belljar.files.ownership import close_to_others, disarm, give
+from belljar.files.ownership import change_owner, close_to_others, disarm
 from belljar.files.private import make_missing
 
 _FILES_LIMIT = 100_000
@@ -40,7 +40,7 @@ def take_over(tree: Path) -> None:
     # First: root's own set-user-ID file would be the worst that a package could bring.
     disarm([tree], keeps_pipes=False)
     if os.geteuid() == 0:
-        give([tree], os.geteuid(), os.getegid())
+        change_owner([tree], os.geteuid(), os.getegid())
     close_to_others(tree)
 
 

@@ -41,11 +41,11 @@ class KernelContext(Protocol):
         """Return what the last kernel took with it; only the first caller is told."""
         ...
 
-    async def keep(self) -> None:
+    async def take_checkpoint(self) -> None:
         """Take a checkpoint of the session before the cell, unless there is one since the last cell."""
         ...
 
-    def begin(self, execution_id: str, timeout_s: float) -> None:
+    def note_execution(self, execution_id: str, timeout_s: float) -> None:
         """Note for the next server which execution the kernel is about to be given."""
         ...
 
@@ -57,7 +57,7 @@ class KernelContext(Protocol):
         """Note which variables the session holds after the cell."""
         ...
 
-    async def bury(self, cause: str) -> KernelLoss:
+    async def on_death(self, cause: str) -> KernelLoss:
         """Let go of a kernel that died, and go on from a checkpoint where the settings say so."""
         ...
 
@@ -87,7 +87,7 @@ class ExecutionContext(Protocol):
     """Whoever holds it may use the kernel."""
 
     @property
-    def life(self) -> KernelContext:
+    def session_kernel(self) -> KernelContext:
         """The session's kernel."""
         ...
 
@@ -95,7 +95,7 @@ class ExecutionContext(Protocol):
         """Return what the output of a new execution passes through."""
         ...
 
-    def begin(self, execution_id: str, number: int) -> str:
+    def on_turn(self, execution_id: str, number: int) -> str:
         """Note that the turn of an execution has come; return why it cannot be undone alone, empty when it can."""
         ...
 
@@ -103,7 +103,7 @@ class ExecutionContext(Protocol):
         """Note whose cell begins, the owner's if `author` is empty; return what its readers are told of that."""
         ...
 
-    def note(self) -> None:
+    def record_use(self) -> None:
         """Put on record that the session is used and which variables it holds."""
         ...
 

@@ -20,8 +20,8 @@ from belljar.executions.outcome import (
     Outcome,
     Times,
     cause_of_death,
+    fatal_incident,
     killed,
-    lethal,
     make_result,
     measure,
     rewound,
@@ -196,7 +196,7 @@ class Execution:
         """Its kernel was given it by an earlier server, to which it has said this, and called that. Before `run`."""
         self._resumed, self._left_s = kernel, left_s
         self._calls = [*calls]
-        self._transcript.go_on(events)
+        self._transcript.continue_after(events)
 
     def abandon(self) -> None:
         """The server stops, the cell goes on: its result is for the next server to keep."""
@@ -210,7 +210,7 @@ class Execution:
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Told like what `input()` asks: whoever follows the output sees it.
-            hide = self._session.veil.cover if question.is_ours else self._session.veil.hide_text
+            hide = self._session.veil.redact_own_text if question.is_ours else self._session.veil.redact_text
             self._transcript.record(InputRequest(hide(question.message)))
             # Before the cell runs there is no clock to stop.
             limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.execution_timeout_s
@@ -236,7 +236,7 @@ class Execution:
                 if self.is_finished:
                     return
                 self._times.started_at = time.monotonic()
-                self.span.begin()
+                self.span.start()
                 await (self._go_on(self._resumed) if self._resumed is not None else self._run_in_turn())
         except BelljarError as error:
             if isinstance(error, Busy):
@@ -252,7 +252,7 @@ class Execution:
             # The last boundary: a fault of ours must not leave an execution that runs for ever.
             log.exception("execution %s failed inside belljar", self.id)
             # The cell may still run in there, and the next one would be answered with its words.
-            burial = await self._session.life.bury("belljar itself failed while a cell ran")
+            burial = await self._session.session_kernel.on_death("belljar itself failed while a cell ran")
             cause = f"internal-error: {type(error).__name__}"
             self._outcome = Outcome(status="rejected", state=burial.state, lost=burial.lost, cause=cause)
         finally:
@@ -260,16 +260,16 @@ class Execution:
 
     async def _run_in_turn(self) -> None:
         await self._vet()
-        kernel = await self._session.life.ready()
+        kernel = await self._session.session_kernel.ready()
         if self._is_cancelled:
             cause = f"interrupted {self._asked} while its kernel started; it never ran"
             self._outcome = Outcome(status="interrupted", cause=cause)
             return
         self._tell_what_was()
-        await self._session.life.keep()
-        self._not_undoable = self._session.begin(self.id, self.number) or None
+        await self._session.session_kernel.take_checkpoint()
+        self._not_undoable = self._session.on_turn(self.id, self.number) or None
         self._tell(await self._traces.bring_in())
-        await self._traces.begin()
+        await self._traces.scan_before()
         if self.cell.filename:
             # In its turn: written earlier, it would count as the doing of the cell that runs then.
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
@@ -281,22 +281,22 @@ class Execution:
 
     def _put_on_record(self) -> None:
         """Whatever becomes of the server from here on: this cell may have run, and the kernel has it."""
-        self._session.note()
+        self._session.record_use()
         self._session.journal.start(self.id)
-        self._session.life.begin(self.id, self.cell.timeout_s)
+        self._session.session_kernel.note_execution(self.id, self.cell.timeout_s)
 
     async def _go_on(self, kernel: ResumableKernel) -> None:
         """Follow a cell that was begun under an earlier server, to its end."""
-        if self._session.life.kernel is not kernel:
+        if self._session.session_kernel.kernel is not kernel:
             raise KernelDied("the kernel's process ended")
         self._transcript.notice(f"{RESUMED}; what it said last before that may be missing")
-        await self._traces.begin()
+        await self._traces.scan_before()
         await self._listen(kernel, kernel.resume())
         if self._outcome.status == "running":
             self._outcome.status = "rejected"
             self._outcome.cause = f"{KILLED} before it reached the kernel; it never ran"
         self._outcome.cause = self._outcome.cause or RESUMED
-        if self._session.life.kernel is kernel:
+        if self._session.session_kernel.kernel is kernel:
             await self._tell_changes(kernel)
 
     async def _vet(self) -> None:
@@ -316,7 +316,7 @@ class Execution:
 
     def _tell_what_was(self) -> None:
         """What became of the last kernel's variables, and who ran cells since the owner did."""
-        if (loss := self._session.life.take_loss()) is not None:
+        if (loss := self._session.session_kernel.take_loss()) is not None:
             self._outcome.state, self._outcome.lost = loss.state, loss.names
             self._transcript.notice(loss.notice)
         author = self.cell.author
@@ -344,19 +344,19 @@ class Execution:
                 async for event in events:
                     if isinstance(event, Finished):
                         self._outcome.conclude(event, stopper, self.cell.timeout_s, self._session.quota)
-                        self._session.life.remember(event)
+                        self._session.session_kernel.remember(event)
                     else:
                         await self._record(event, kernel, stopper)
             except KernelDied as death:
                 self._transcript.flush()
-                await self._bury(kernel, stopper, death)
+                await self._on_kernel_death(kernel, stopper, death)
             finally:
                 self._transcript.flush()
 
     @contextmanager
     def _calling(self, tools: Broker | None) -> Generator[None]:
         """Count the tool calls that begin now as this execution's."""
-        ledger = CallLog(earlier=self._calls, on_change=self._session.life.note_call)
+        ledger = CallLog(earlier=self._calls, on_change=self._session.session_kernel.note_call)
         try:
             with tools.serving(self, ledger) if tools is not None else nullcontext():
                 yield
@@ -394,16 +394,16 @@ class Execution:
         if is_wanted():
             await kernel.reply_input(text_of(reply))
 
-    async def _bury(self, kernel: Kernel, stopper: Stopper, death: KernelDied) -> None:
+    async def _on_kernel_death(self, kernel: Kernel, stopper: Stopper, death: KernelDied) -> None:
         """The kernel's process is gone: say why, and what went with it."""
-        life, outcome = self._session.life, self._outcome
+        life, outcome = self._session.session_kernel, self._outcome
         incidents = kernel.incidents()
-        fatal = None if stopper.was_killed else lethal(incidents, death.message)
+        fatal = None if stopper.was_killed else fatal_incident(incidents, death.message)
         for incident in incidents:
             if incident is not fatal:
                 self._transcript.notice(f"{incident.kind}: the session {incident.detail}")
         cause = life.ended_by or (killed(fatal) if fatal else "")
-        burial = await life.bury(cause or death.message)
+        burial = await life.on_death(cause or death.message)
         outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", burial.state, burial.lost
         if burial.is_rewound:
             undone = self._session.take_back(burial.since or self.id)
@@ -417,7 +417,7 @@ class Execution:
 
     async def _tell_changes(self, kernel: Kernel) -> None:
         """What the cell left in the folder, and the limits that its kernel met and survived."""
-        self._tell(await self._traces.end())
+        self._tell(await self._traces.scan_after())
         seen, is_all = self._traces.seen
         await self._tell_limits(kernel, seen, is_all)
         self._files, left_out = self._traces.files()
@@ -445,11 +445,11 @@ class Execution:
             return
         self._times.ended_at = time.monotonic()
         self._stopper = None
-        self._session.life.last_cause = self._outcome.cause or self._session.life.last_cause
+        self._session.session_kernel.last_cause = self._outcome.cause or self._session.session_kernel.last_cause
         self._result = self.result()
         if not self._is_abandoned:
             kept = self._transcript.recorder
-            self._session.note()
+            self._session.record_use()
             self._session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
             measure(self._result, self.span)
         self._notify()

@@ -36,11 +36,11 @@ class FileChanges:
         """What other sessions of the owner have kept; returns what is to be said of it."""
         return [] if self._sharing is None else await self._sharing.bring_in(self._quota.room_bytes)
 
-    async def begin(self) -> None:
+    async def scan_before(self) -> None:
         """Look before the cell."""
         self._before = await self._look()
 
-    async def end(self) -> list[str]:
+    async def scan_after(self) -> list[str]:
         """Look after the cell, and keep what outlives the session; returns what is to be said of that."""
         self._after = await self._look()
         return [] if self._sharing is None else await self._sharing.take_out(self._after)

@@ -81,7 +81,7 @@ def killed(incident: Incident) -> str:
     return f"{incident.kind}: the session {incident.detail}; the kernel was killed, variables are lost, files are kept"
 
 
-def lethal(incidents: Sequence[Incident], death: str) -> Incident | None:
+def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None:
     """The incident that ended a kernel which died like this: want of memory kills with SIGKILL and nothing else.
 
     It may also have killed the process that would have told.
@@ -182,12 +182,12 @@ def make_result(
         lost=list(outcome.lost),
         cause=outcome.cause,
         sequence=transcript.sequence,
-        calls=_told(calls, outcome),
+        calls=_told_calls(calls, outcome),
         not_undoable=not_undoable,
     )
 
 
-def _told(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolCall]:
+def _told_calls(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolCall]:
     """Of a cell that did not end well: who reads on needs to know what it has done already."""
     if outcome.status in ("ok", "running"):
         return []
@@ -203,7 +203,7 @@ def measure(result: ExecutionResult, span: ExecutionSpan) -> None:
     measures.executions.add(result.status)
     measures.execution_queue.observe(usage.queue_s)
     measures.execution_wall.observe(usage.wall_s)
-    span.end(
+    span.finish(
         result.status,
         is_failure=not result.success,
         queue_s=usage.queue_s,

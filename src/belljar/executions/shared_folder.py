@@ -116,7 +116,7 @@ class SharedFolder:
                 if stamp[1] > room_bytes:
                     missing.append(f"{shown(name)} (no room for its {stamp[1]:,} bytes in the session)")
                     continue
-                self._shelf.give(name, self._workspace, _PREFIX + name, room_bytes)
+                self._shelf.copy_to(name, self._workspace, _PREFIX + name, room_bytes)
                 self._same[name] = (self._stamp_here(name), stamp)
                 room_bytes -= stamp[1]
         self._is_rewound = False

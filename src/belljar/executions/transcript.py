@@ -62,10 +62,10 @@ class Transcript:
         segments = self.summary.segments()
         return segments[-1][1] if segments else ""
 
-    def go_on(self, events: Iterable[OutputEvent]) -> None:
+    def continue_after(self, events: Iterable[OutputEvent]) -> None:
         """After what an earlier server has kept of it."""
         for event in events:
-            self.recorder.go_on(event)
+            self.recorder.continue_after(event)
             self.summary.add(event)
 
     def record(self, event: Event) -> None:

@@ -74,7 +74,7 @@ class OwnerFolder:
         held[name] = self.stamp(name)
         return held[name]
 
-    def give(self, name: str, target: Workspace, as_name: str, limit_bytes: int) -> Stamp:
+    def copy_to(self, name: str, target: Workspace, as_name: str, limit_bytes: int) -> Stamp:
         """Copy a file into another folder; returns the stamp of what was copied."""
         file, status = self._files.open_read(name)
         with file:

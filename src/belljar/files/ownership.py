@@ -15,7 +15,7 @@ _DEVICES = ("(", "-type", "b", "-o", "-type", "c", ")")
 _ENDS = ("(", "-type", "p", "-o", "-type", "s", ")")
 
 
-def give(folders: Sequence[Path], uid: int, gid: int) -> None:
+def change_owner(folders: Sequence[Path], uid: int, gid: int) -> None:
     """Make all of these trees a user's own; of a symlink, the link."""
     if complaint := _run(["chown", "-R", "-h", f"{uid}:{gid}", "--"], folders):
         raise OSError(complaint)

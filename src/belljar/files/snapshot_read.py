@@ -54,7 +54,7 @@ class TreeReader:
         self._made: list[tuple[Content, int]] = []
         self._vouching = StatTrust()
 
-    def take(self, folder: str, before: FolderNode | None) -> FolderNode:
+    def read(self, folder: str, before: FolderNode | None) -> FolderNode:
         """The whole folder, sharing nodes with the tree before; `NotKept` when it cannot be had whole."""
         try:
             with opened_folder(folder) as (descriptor, status):
@@ -71,10 +71,10 @@ class TreeReader:
         self._made.clear()
 
     def _keep(self, tree: FolderNode) -> None:
-        self._store.hold(tree)
+        self._store.reference(tree)
         for content, data_bytes in self._made:
             if content.uses:
-                self._store.keep(content, data_bytes)
+                self._store.add(content, data_bytes)
                 self.copied_files += 1
                 self.copied_bytes += data_bytes
             else:

@@ -115,12 +115,12 @@ class ContentStore:
         """A descriptor to read it; the caller closes it."""
         return _open(content, os.O_RDONLY)
 
-    def keep(self, content: Content, data_bytes: int) -> None:
+    def add(self, content: Content, data_bytes: int) -> None:
         """Count a new content from now on."""
         content.size_bytes += data_bytes
         self._size_bytes += content.size_bytes
 
-    def hold(self, tree: FolderNode) -> None:
+    def reference(self, tree: FolderNode) -> None:
         """A snapshot has this tree: its contents stay."""
         for content in _contents(tree):
             content.uses += 1
@@ -174,7 +174,7 @@ TakeContent = Callable[[str, int], Content]
 def write_index(path: Path, tree: FolderNode) -> None:
     """Keep a tree; whole or not at all."""
     draft = path.with_suffix(".new")
-    write_file(draft, json.dumps(_told(tree)))
+    write_file(draft, json.dumps(_node_fields(tree)))
     draft.replace(path)
 
 
@@ -189,12 +189,12 @@ def read_index(path: Path, take_content: TakeContent) -> FolderNode:
     raise ValueError("no folder")
 
 
-def _told(node: Node) -> list[Any]:
+def _node_fields(node: Node) -> list[Any]:
     match node:
         case FileNode(mode, mtime_ns, uid, gid, content):
             return ["file", mode, mtime_ns, uid, gid, Path(content.path).name, content.size_bytes]
         case FolderNode(mode, mtime_ns, uid, gid, children):
-            return ["folder", mode, mtime_ns, uid, gid, {name: _told(child) for name, child in children.items()}]
+            return ["folder", mode, mtime_ns, uid, gid, {name: _node_fields(child) for name, child in children.items()}]
         case LinkNode():
             return ["link", *node]
         case SpecialNode():

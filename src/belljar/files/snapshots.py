@@ -85,7 +85,7 @@ class Snapshots:
             taking = TreeReader(self._store, self._known, self.size_bytes, self._limit_bytes)
             reason = ""
             try:
-                tree = taking.take(self._folder, self._latest)
+                tree = taking.read(self._folder, self._latest)
             except NotKept as error:
                 taking.undo()
                 self._forget(label)
@@ -149,7 +149,7 @@ class Snapshots:
             for label in labels:
                 with contextlib.suppress(OSError, ValueError):
                     tree = read_index(_index(store, label), take)
-                    self._store.hold(tree)
+                    self._store.reference(tree)
                     self._kept[label] = _Snapshot(tree, _count(tree))
                     self._write_index(label, tree)
             for content in contents.values():

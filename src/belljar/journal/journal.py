@@ -87,7 +87,7 @@ class Journal(JournalWriter):
                 hint="Try again in 30 seconds; the server's operator finds the reason in its log",
             )
 
-    def begin(self, record: ExecutionRecord, submitted_at: float, key: str = "") -> None:
+    def submit(self, record: ExecutionRecord, submitted_at: float, key: str = "") -> None:
         """An execution was submitted, under a key of its submitter's if it has one."""
         values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None, None)
         if not key:
@@ -239,7 +239,7 @@ def open_journal(path: Path) -> Generator[Journal]:
     try:
         yield journal
     finally:
-        journal.settle()
+        journal.flush()
         _, users = _open.pop(key)
         if users > 1:
             _open[key] = journal, users - 1

@@ -64,7 +64,7 @@ class SessionRecords:
             (session_id, principal, environment, reason, self._run, state, now, now),
         )
 
-    def note(self, session_id: str, variables: Sequence[str]) -> None:
+    def record_use(self, session_id: str, variables: Sequence[str]) -> None:
         """A session was used, and has these variables."""
         self._journal.write(
             "UPDATE sessions SET used_at = ?, variables = ? WHERE id = ?",
@@ -92,7 +92,7 @@ class SessionRecords:
         )
         self._journal.commit()
 
-    def end(self, session_id: str, end: str) -> None:
+    def record_end(self, session_id: str, end: str) -> None:
         """A session is over; only why is remembered."""
         self._set(session_id, "gone", end)
 

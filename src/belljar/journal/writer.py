@@ -141,7 +141,7 @@ class JournalWriter:
                 self._put_off(error)
         self._made.clear()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Commit now, and leave no timer behind unless something waits: its event loop may end before this does."""
         self.commit()
         if not self._waiting:

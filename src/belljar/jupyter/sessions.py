@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from belljar.attachments import AttachedSession, hold, open_attachment, open_served
+from belljar.attachments import AttachedSession, attach, open_attachment, open_served
 from belljar.errors import EngineError, SessionNotFound
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
@@ -31,7 +31,7 @@ async def open_own(settings: Settings) -> AsyncGenerator[AttachedSession]:
         session = runtime.sessions.create(PRINCIPAL, reason="a Jupyter kernel")
         try:
             await session.start()
-            attached = hold(runtime.sessions, session)
+            attached = attach(runtime.sessions, session)
             try:
                 yield attached
             finally:

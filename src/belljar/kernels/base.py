@@ -114,11 +114,11 @@ class KernelSnapshot(Protocol):
 class ForkableKernel(Kernel, Protocol):
     """A kernel that can be copied as it is, between two cells."""
 
-    async def fall_asleep(self) -> KernelSnapshot:
+    async def snapshot(self) -> KernelSnapshot:
         """Keep a copy in the same sandbox. Raises CopyRefused when it would not be sound."""
         ...
 
-    async def wake(self, copy: KernelSnapshot) -> Kernel:
+    async def restore(self, copy: KernelSnapshot) -> Kernel:
         """A kernel in this one's sandbox that goes on where the copy stands, and has answered there.
 
         This one may be dead by now, or alive: until it is discarded both are.
@@ -145,7 +145,7 @@ class ForkableKernel(Kernel, Protocol):
 class CommKernel(Kernel, Protocol):
     """A kernel that has comms: a way between its widgets and their views in front ends."""
 
-    def hear(self, message: CommMessage) -> AsyncIterator[Event]:
+    def deliver_comm(self, message: CommMessage) -> AsyncIterator[Event]:
         """Hand a front end's word to its comm. Called under the session's turn, and consumed to the end like a cell."""
         ...
 

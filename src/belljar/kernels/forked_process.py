@@ -99,7 +99,7 @@ class ForkedProcess:
         """Where its keeper tells how it ended; negative where it has none."""
         return self._reading if self.has_keeper else -1
 
-    def readopt(self, pid: int, pidfd: int, listening_end: int) -> None:
+    def restored(self, pid: int, pidfd: int, listening_end: int) -> None:
         """It was an earlier server's; the descriptors are its own now, the last one negative without a keeper."""
         self._stop_listening()
         self.close_child_end()
@@ -199,7 +199,7 @@ async def show_in(
     The copy was asked for first: it is forked while bubblewrap makes the sandbox, which takes as long.
     """
     if not is_held:
-        await hold(sandbox)
+        await hold_open(sandbox)
     entrance = branch.entrance()
     user = entrance.identity
     message = {"flags": entrance.flags, "uid": user.uid, "gid": user.gid}
@@ -207,7 +207,7 @@ async def show_in(
     await copy.send(message, [entrance.holder, *(() if is_session else entrance.groups)])
 
 
-async def hold(sandbox: Sandbox) -> None:
+async def hold_open(sandbox: Sandbox) -> None:
     """Open a sandbox and keep it open, with nothing inside yet."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -53,7 +53,7 @@ class NoteFile:
         if text:
             self.note = RunningNote(**json.loads(text))
 
-    def begin(self, execution_id: str, timeout_s: float) -> None:
+    def note_execution(self, execution_id: str, timeout_s: float) -> None:
         """An execution has its turn; it has called nothing yet."""
         if self.descriptor >= 0 and os.fstat(self.descriptor).st_size > _SIZE:
             os.ftruncate(self.descriptor, _SIZE)

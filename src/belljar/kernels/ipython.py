@@ -142,7 +142,7 @@ class IPythonKernel:
         self._slate.send(request["id"], allow_input=request["allow_input"])
         await self._wire.send(request)
 
-    async def hear(self, message: CommMessage) -> AsyncIterator[Event]:
+    async def deliver_comm(self, message: CommMessage) -> AsyncIterator[Event]:
         """See `Converses`."""
         content = {"comm_id": message.comm_id, "data": message.data}
         if message.kind == "comm_open":
@@ -152,7 +152,7 @@ class IPythonKernel:
         self._exchange.protocol.begin_cell(self._exchange.last_id, allow_input=False)
         # What threads have printed since the last cell is the next one's, and not said to a front end alone.
         for stream in self._wire.drain():
-            self._exchange.keep(stream)
+            self._exchange.keep_early(stream)
         async for event in self._run(lambda: self._wire.send(request)):
             yield event
 
@@ -169,7 +169,7 @@ class IPythonKernel:
                 while self._wire.has_arrived():
                     for item in await self._wire.receive():
                         if isinstance(item, Stream):
-                            self._exchange.keep(item)
+                            self._exchange.keep_early(item)
                             continue
                         self._exchange.protocol.check(item)
                         if isinstance(event := event_of(item), CommMessage):
@@ -246,7 +246,7 @@ class IPythonKernel:
         """See `ResumableKernel`."""
         async for event in self.resume():
             if isinstance(event, Stream):
-                self._exchange.keep(event)
+                self._exchange.keep_early(event)
 
     def note_request(self, slate: NoteFile) -> None:
         """Note on the slate what it is asked from here on; what is noted there was asked by an earlier server."""
@@ -268,7 +268,7 @@ class IPythonKernel:
         """Of the runner; negative where there is none to have."""
         return -1 if self._pidfd is None else self._pidfd
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Let go of the process and let it live; those of its copies end that nobody else holds."""
         for copy in [*self._asleep]:
             self.forget(copy)
@@ -393,7 +393,7 @@ class IPythonKernel:
         set_expendable(kept.pid, is_expendable=False)
         return kernel, answer.lost
 
-    async def fall_asleep(self) -> "SnapshotProcess":
+    async def snapshot(self) -> "SnapshotProcess":
         """Keep a copy as it is now, in the same sandbox. Called between cells."""
         if not self.sandbox.can_spare:
             raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
@@ -423,7 +423,7 @@ class IPythonKernel:
         """These sleep in its sandbox, and were an earlier server's."""
         self._asleep = [*copies]
 
-    async def wake(self, copy: KernelSnapshot) -> "IPythonKernel":
+    async def restore(self, copy: KernelSnapshot) -> "IPythonKernel":
         """See `Copyable`. The copy sleeps on."""
         copy = ours(copy)
         change = ForkIdentity(folder=self.sandbox.workspace)

@@ -384,7 +384,7 @@ class RunnerRequests:
             for item in await self._wire.receive():
                 if isinstance(item, Stream):
                     if keeps_output:
-                        self.keep(item)
+                        self.keep_early(item)
                     continue
                 self.protocol.check(item)
                 if isinstance(item, kind) and item.id == self.last_id:
@@ -392,7 +392,7 @@ class RunnerRequests:
 
     # Output that came too early
 
-    def keep(self, stream: Stream) -> None:
+    def keep_early(self, stream: Stream) -> None:
         """It waits for the next cell; of a flood only the beginning does."""
         if self._early_bytes < MOST_EARLY_BYTES:
             self._early.append(stream)

@@ -83,12 +83,12 @@ class DisplayStore:
     def _folder(self) -> Path:
         return self._displays / self._execution_id
 
-    def go_on(self) -> None:
+    def continue_after(self) -> None:
         """After those that an earlier server kept of the same execution."""
         sizes = [max(path.stat().st_size, BLOCK_BYTES) for path in self._folder.glob("*.*")]
         self._before, self.total_bytes = len(sizes), sum(sizes)
 
-    def keep(self, mime: str, content: bytes) -> str:
+    def store(self, mime: str, content: bytes) -> str:
         """Keep one file and tell its URI; the same content is kept once."""
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self._kept:
@@ -134,12 +134,12 @@ def _form(mime: str, value: JsonValue, store: DisplayStore) -> Display:
 def _kept(mime: str, value: JsonValue, store: DisplayStore) -> Display:
     content = _binary(mime, value)
     if content is not None:
-        return Display(mime=mime, uri=store.keep(mime, content), size=len(content))
+        return Display(mime=mime, uri=store.store(mime, content), size=len(content))
     text = value if isinstance(value, str) else json.dumps(value)
     size = len(text.encode(errors="replace"))
     if len(text) <= INLINE_CHARS:
         return Display(mime=mime, text=text, size=size)
-    return Display(mime=mime, uri=store.keep(mime, text.encode(errors="replace")), size=size)
+    return Display(mime=mime, uri=store.store(mime, text.encode(errors="replace")), size=size)
 
 
 def _binary(mime: str, value: JsonValue) -> bytes | None:

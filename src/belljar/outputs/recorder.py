@@ -38,10 +38,10 @@ class Recorder:
         """What the files of displays take."""
         return self._store.total_bytes
 
-    def go_on(self, before: OutputEvent) -> None:
+    def continue_after(self, before: OutputEvent) -> None:
         """It was said to an earlier server and is on record. Called for each, in order."""
         if not self.sequence:
-            self._store.go_on()
+            self._store.continue_after()
         self.sequence = before.sequence
         self._said_bytes += len(before.text.encode(errors="replace")) + EVENT_BYTES
 
@@ -102,7 +102,7 @@ class Recorder:
         if text is not None and len(text) > self._text_chars:
             whole = text.encode(errors="replace")
             with suppress(OSError):  # on a full disk the cut result is all there is
-                data |= {"uri": self._store.keep("text/plain", whole), "size": len(whole)}
+                data |= {"uri": self._store.store("text/plain", whole), "size": len(whole)}
             text = clip(text, self._text_chars)
         self._ended_bytes += len(text or "")
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))

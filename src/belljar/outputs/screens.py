@@ -86,7 +86,7 @@ class TailKeeper:
         self._spans = spans
         self._kept = ""
 
-    def take(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         """The next piece of the stream in, as much of the text so far as can go out."""
         whole = self._kept + text
         cut = self._cut(whole)

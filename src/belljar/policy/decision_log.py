@@ -25,7 +25,7 @@ class DecisionLog:
         self._most_bytes = most_bytes
         self._has_failed = False
 
-    def note(self, **fields: str | int) -> None:
+    def write(self, **fields: str | int) -> None:
         """Write one line; a field that is empty is left out."""
         told = {
             name: value[:MOST_NAME_CHARS] if isinstance(value, str) else value

@@ -152,10 +152,10 @@ class Guard:
     def _count(self, key: str, rules: list[CheckedRule]) -> None:
         if not self._book.tools:
             return
-        self._memory.note(key, *(rule.name for rule in rules if rule.rule.max_calls is not None))
+        self._memory.add(key, *(rule.name for rule in rules if rule.rule.max_calls is not None))
         for rule in rules:
             if rule.rate is not None:
-                self._book.rates.note((self._principal, rule.name), rule.rate[0])
+                self._book.rates.add((self._principal, rule.name), rule.rate[0])
 
     # Code
 
@@ -199,7 +199,7 @@ class Guard:
 
     def _note(self, **fields: str | int) -> None:
         if self._book.log is not None:
-            self._book.log.note(session=self._session_id, principal=pseudonym(self._principal), **fields)
+            self._book.log.write(session=self._session_id, principal=pseudonym(self._principal), **fields)
 
 
 def _decided(decision: str, reason: str, rule: str) -> Verdict:

@@ -38,7 +38,7 @@ class GuardState:
         """How often that was noted."""
         return self._counts.get(key, 0)
 
-    def note(self, *keys: str) -> None:
+    def add(self, *keys: str) -> None:
         """Once more, for each."""
         for key in keys:
             # Rules are few, and theirs are limits; a server may have as many tools as it likes.
@@ -127,7 +127,7 @@ class Rates:
             calls.popleft()
         return calls[len(calls) - most] + period_s - now if len(calls) >= most else 0.0
 
-    def note(self, key: tuple[str, ...], most: int) -> None:
+    def add(self, key: tuple[str, ...], most: int) -> None:
         """A call is made. No more are remembered than can matter."""
         if key not in self._calls and len(self._calls) >= MOST_KEYS:
             del self._calls[next(iter(self._calls))]

@@ -89,7 +89,7 @@ class SessionRedactor:
 
     # In: what tools answer
 
-    def hide_text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """A tool's text as the session may see it. What looks like ours becomes a token of its own.
 
         Text from outside must not pass for a token or for the name of a secret, and must come back as it was.
@@ -100,7 +100,7 @@ class SessionRedactor:
         imitations = [found for found in _PUT_IN.finditer(text) if not self._is_lent(found.group())]
         return self._replaced(text, _spans(imitations), _spans(ours), is_searched=self._hides("tools"))
 
-    def hide(self, value: Any) -> Any:
+    def redact(self, value: Any) -> Any:
         """A tool's answer as the session may see it: the values of named fields, and what is found in any text."""
         return self._hide_deep(value, is_named=False, depth=0) if self._is_in_use else value
 
@@ -110,7 +110,7 @@ class SessionRedactor:
         if isinstance(value, dict):
             items = [(str(key), below) for key, below in cast("dict[str, Any]", value).items()]
             return {
-                self.hide_text(key): self._hide_deep(below, is_named=is_named or self._names(key), depth=depth + 1)
+                self.redact_text(key): self._hide_deep(below, is_named=is_named or self._names(key), depth=depth + 1)
                 for key, below in items
             }
         if isinstance(value, list | tuple):
@@ -128,7 +128,7 @@ class SessionRedactor:
         if isinstance(value, str):
             parsed = self._json_with_fields(value)
             if parsed is None:
-                return self.hide_text(value)
+                return self.redact_text(value)
             hidden = self._hide_deep(parsed, is_named=False, depth=depth + 1)
             return value if hidden == parsed else json.dumps(hidden, ensure_ascii=False)
         if not isinstance(value, int) or value.bit_length() > _WIDEST_BITS or not self._hides("tools"):
@@ -155,7 +155,7 @@ class SessionRedactor:
 
     # Out: what callers see
 
-    def cover(self, text: str) -> str:
+    def redact_own_text(self, text: str) -> str:
         """The session's own text as callers may see it; tokens in it stay what they are."""
         if not self._hides("outputs"):
             return text
@@ -166,17 +166,17 @@ class SessionRedactor:
         if depth > MOST_DEPTH:
             return TOO_DEEP
         if isinstance(value, str):
-            return self.cover(value)
+            return self.redact_own_text(value)
         if isinstance(value, dict):
             items = cast("dict[str, Any]", value).items()
-            return {self.cover(str(key)): self.cover_deep(below, depth + 1) for key, below in items}
+            return {self.redact_own_text(str(key)): self.cover_deep(below, depth + 1) for key, below in items}
         if isinstance(value, list):
             return [self.cover_deep(below, depth + 1) for below in cast("list[Any]", value)]
         return value
 
     # On the way to a tool
 
-    def reveal(self, value: Any, *, server: str, tool: str) -> Any:
+    def fill_in(self, value: Any, *, server: str, tool: str) -> Any:
         """Arguments with values in place of the tokens that this tool may have, and with its secrets filled in."""
         return self._reveal_deep(value, server, tool, 0) if self._is_in_use else value
 

@@ -59,15 +59,15 @@ class RedactionScreen:
             self._seen_chars += len(event.text)
             if self._seen_chars > MOST_CHARS:
                 return [*self.flush(), Stream("stderr", _ENOUGH)]
-            text = self._tail(event.name).take(event.text)
-            return [replace(event, text=self._veil.cover(text))] if text else []
+            text = self._tail(event.name).feed(event.text)
+            return [replace(event, text=self._veil.redact_own_text(text))] if text else []
         return [*self.flush(), self._covered(event)]
 
     def flush(self) -> Iterator[Event]:
         """The ends of both streams."""
         for name, tail in self._tails.items():
             if text := tail.flush():
-                yield Stream(name, self._veil.cover(text))
+                yield Stream(name, self._veil.redact_own_text(text))
 
     def _tail(self, name: Literal["stdout", "stderr"]) -> TailKeeper:
         if name not in self._tails:
@@ -78,7 +78,7 @@ class RedactionScreen:
         return ((span.start, span.end) for span in self._veil.detector.find(text))
 
     def _covered(self, event: Event) -> Event:
-        cover = self._veil.cover
+        cover = self._veil.redact_own_text
         match event:
             case DisplayData() | ExecuteResult():
                 return replace(event, data=self._bundle(event.data))

@@ -83,7 +83,7 @@ class CodeFiles:
             raise TooLarge(f"{name} would have more than {LARGEST_FILE_BYTES:,} bytes", hint="Go on in a new code file")
         self._files.write(name, whole.encode())
 
-    def keep(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str) -> None:
         """Write a file of ours, whatever had its name."""
         self._files.write(name, text.encode(errors="replace"))
 

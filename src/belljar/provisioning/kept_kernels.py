@@ -92,7 +92,7 @@ class KernelHandover:
         }
         doors = [door.descriptor for door in parts.sandbox.doors.values()]
         descriptors = [*parts.kernel.wire.descriptors, slate.descriptor, parts.kernel.pidfd, *keeper, *doors, *extra]
-        self._supervisor.keep(f"{KERNELS}{session_id}", Deposit(words, descriptors, is_session=True))
+        self._supervisor.store(f"{KERNELS}{session_id}", Deposit(words, descriptors, is_session=True))
 
     def withdraw(self, session_id: str) -> None:
         """See `Handover`."""
@@ -110,7 +110,7 @@ class KernelHandover:
     def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
         """See `Handover`."""
         if session_id in self._slates:
-            self._slates[session_id].begin(execution_id, timeout_s)
+            self._slates[session_id].note_execution(execution_id, timeout_s)
 
     def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
         """See `Handover`."""
@@ -127,7 +127,7 @@ class KernelHandover:
                 return
             told = {"place": place, "pid": copy.pid, "lost": copy.lost, "words": words}
             deposit = Deposit(told, copy.wire.descriptors)
-        self._supervisor.keep(_copy_key(session_id, label), deposit)
+        self._supervisor.store(_copy_key(session_id, label), deposit)
 
     def withdraw_copy(self, session_id: str, label: str) -> None:
         """See `Handover`."""
@@ -135,7 +135,7 @@ class KernelHandover:
 
     def deposit_tree(self, descriptor: int) -> None:
         """See `Handover`."""
-        self._supervisor.keep(TREE, Deposit({}, [descriptor]))
+        self._supervisor.store(TREE, Deposit({}, [descriptor]))
 
     # When the server stops
 
@@ -146,8 +146,8 @@ class KernelHandover:
     async def detach(self, session_id: str) -> None:
         """See `Handover`."""
         if (parts := self._deposited.get(session_id)) is not None:
-            parts.kernel.leave()
-            await parts.sandbox.leave()
+            parts.kernel.detach()
+            await parts.sandbox.detach()
             self._sandboxes.detach(parts.sandbox.inner)
         self._release(session_id)
 
@@ -279,7 +279,7 @@ def _process_of(
 ) -> SandboxProcess:
     if words["is_copy"]:
         kept = ForkedProcess()
-        kept.readopt(words["pid"], pidfd, left.pop(0) if words["has_keeper"] else -1)
+        kept.restored(words["pid"], pidfd, left.pop(0) if words["has_keeper"] else -1)
         return kept
     os.close(pidfd)
     if not processes:

@@ -60,13 +60,13 @@ async def install_for(
     there = [outcome.name for outcome in outcomes if outcome.error is None]
     found = await asyncio.to_thread(modules_of, environment, layer, there)
     return PackageReply(
-        lines=[*map(_told, (each for each in outcomes if each.error is None)), *restart_lines(changes)],
+        lines=[*map(_said_to_session, (each for each in outcomes if each.error is None)), *restart_lines(changes)],
         errors=[f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error is not None],
         modules=[module for modules in found.values() for module in modules],
     )
 
 
-def _told(outcome: InstallOutcome) -> str:
+def _said_to_session(outcome: InstallOutcome) -> str:
     note = f" ({outcome.note})" if outcome.note else ""
     return f"{outcome.name} {outcome.installed_version} is installed{note}"
 
@@ -94,7 +94,7 @@ class PackageServer:
         if self._conversations.is_full:
             writer.transport.abort()
             return
-        self._conversations.begin(self._serve(ipc.MessageStream(reader, writer)))
+        self._conversations.start(self._serve(ipc.MessageStream(reader, writer)))
 
     async def aclose(self) -> None:
         """Stop, whoever waits."""

@@ -65,7 +65,7 @@ async def run_program(
             await sandbox.aclose()
 
 
-def settle(text: str, name: str, place: Path) -> list[str]:
+def program_arguments(text: str, name: str, place: Path) -> list[str]:
     """Arguments for Python to run this text as if it were the file of that name, whatever is in the file by then.
 
     The place is a folder out of the program's reach, which it has to be shown; it is filled here.

@@ -72,7 +72,7 @@ class SpecBuilder:
     def _shown(self) -> tuple[Path, ...]:
         return tuple(path for each in (self._toolbox, self._skills) if each is not None for path in each.readable)
 
-    async def hatched(
+    async def with_services(
         self,
         sandbox: Sandbox,
         folders: KernelFolders,

@@ -153,7 +153,7 @@ class ServicedSandbox:
         if door.descriptor >= 0:
             os.close(door.descriptor)
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         """Answer no longer and let the sandbox live: another server will answer at the same doors."""
         for door in self.doors.values():
             door.is_left = True

@@ -19,7 +19,7 @@ from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
 from belljar.inside import FOLDER
 from belljar.kernels.base import Kernel, KernelSnapshot
-from belljar.kernels.forked_process import ForkIdentity, hold
+from belljar.kernels.forked_process import ForkIdentity, hold_open
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
 from belljar.provisioning.confined_uv import UvSandbox
@@ -51,10 +51,10 @@ class PreparedSandbox:
         """Whether there is a warm process to fork and a way for its copy to come in."""
         return self.branch is not None and self.zygote is not None and self.zygote.is_warm and self.zygote.is_alive()
 
-    async def hold(self) -> None:
+    async def open_now(self) -> None:
         """Have it made now; it is closed when that fails."""
         try:
-            await hold(self.sandbox)
+            await hold_open(self.sandbox)
         except BaseException:
             await self.sandbox.aclose()
             raise
@@ -101,11 +101,11 @@ class KernelStarter:
         if self._toolbox is not None:
             self._toolbox.forget(session_id)
 
-    async def rehatch(
+    async def restore_services(
         self, sandbox: Sandbox, folders: KernelFolders, environment: Environment, doors: Mapping[str, SessionSocket]
     ) -> ServicedSandbox:
         """Answer at the doors of a sandbox that an earlier server opened."""
-        return await self._furnishing.hatched(sandbox, folders, environment.python, environment, doors)
+        return await self._furnishing.with_services(sandbox, folders, environment.python, environment, doors)
 
     async def start(self, name: str, folders: KernelFolders, *, is_ahead: bool = False) -> Kernel:
         """Open a sandbox and start a kernel in it, for someone who waits or ahead of their asking."""
@@ -139,7 +139,7 @@ class KernelStarter:
     async def prepare(self, name: str, folders: KernelFolders) -> None:
         """Hold a sandbox open for a session whose kernel is to be forked later, where `is_warm`."""
         room = await self._open_room(await self.environments.get(name), folders)
-        await room.hold()
+        await room.open_now()
         self._rooms[folders.session_id] = room
 
     async def vacate(self, session_id: str) -> None:
@@ -158,7 +158,7 @@ class KernelStarter:
         spec = self._spec(folders, environment)
         zygote = await self.nurseries.zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
-        sandbox = await self._hatched(branch or await self.provider.open(spec), folders, environment)
+        sandbox = await self._with_services(branch or await self.provider.open(spec), folders, environment)
         return PreparedSandbox(sandbox, zygote, branch)
 
     async def open_sandbox(
@@ -167,13 +167,15 @@ class KernelStarter:
         """A fresh sandbox that shows the environment, and in which nothing runs yet; whoever asks closes it."""
         trees = (*environment.readable, FOLDER, folders.layer, *readable)
         sandbox = await self.provider.open(self._furnishing.spec(folders, trees, has_tools=False))
-        return await self._furnishing.hatched(sandbox, folders, environment.python, environment, has_tools=False)
+        return await self._furnishing.with_services(sandbox, folders, environment.python, environment, has_tools=False)
 
     def _spec(self, folders: KernelFolders, environment: Environment) -> SandboxSpec:
         return self._furnishing.spec(folders, (*environment.readable, FOLDER, folders.layer))
 
-    async def _hatched(self, sandbox: Sandbox, folders: KernelFolders, environment: Environment) -> ServicedSandbox:
-        return await self._furnishing.hatched(sandbox, folders, environment.python, environment)
+    async def _with_services(
+        self, sandbox: Sandbox, folders: KernelFolders, environment: Environment
+    ) -> ServicedSandbox:
+        return await self._furnishing.with_services(sandbox, folders, environment.python, environment)
 
     # Warm starts
 
@@ -214,7 +216,7 @@ class KernelStarter:
             raise CopyRefused(
                 f"this session cannot be forked: {error.message}", hint="Fork an earlier one, or start a new session"
             ) from error
-        sandbox = await self._hatched(branch, folders, environment)
+        sandbox = await self._with_services(branch, folders, environment)
         change = ForkIdentity(
             environment=sandbox.variables,
             moved={str(origin.layer): str(folders.layer)},
@@ -270,7 +272,7 @@ class KernelStarter:
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
         packages = await asyncio.to_thread(jupyter.kernel_environment, spec)
         sandbox = await self.provider.open(self._furnishing.spec(folders, readable))
-        sandbox = await self._furnishing.hatched(sandbox, folders, environment.python, packages)
+        sandbox = await self._furnishing.with_services(sandbox, folders, environment.python, packages)
         return await jupyter.start_jupyter(
             sandbox,
             spec,

@@ -443,13 +443,13 @@ class ServerGroups:
             names = [folder.name for folder in self._left_there()]
             self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)
 
-    def readopt(self, folders: dict[str, Path]) -> ControlGroup:
+    def restore(self, folders: dict[str, Path]) -> ControlGroup:
         """A group of an earlier server's, which is ours to remove now."""
         self._living += 1
         self._readopted.update(folders.values())
         return adopt(folders, is_unified=self._offer.is_unified)
 
-    def settle(self) -> None:
+    def remove_unclaimed(self) -> None:
         """All that was kept is readopted: what else an earlier server left there goes."""
         for folder in self._left_there():
             if folder not in self._readopted:
@@ -463,7 +463,7 @@ class ServerGroups:
     def _deposit(self) -> None:
         if not self._supervisor.has(KEY):
             folders = [str(place / self._run) for place in set(self._places.values())]
-            self._supervisor.keep(KEY, Deposit({"run": self._run}, self._locks, folders=folders))
+            self._supervisor.store(KEY, Deposit({"run": self._run}, self._locks, folders=folders))
 
     async def remove(self, group: ControlGroup) -> None:
         """Kill whoever is left in a group of ours, and remove it."""

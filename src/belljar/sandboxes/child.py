@@ -35,7 +35,7 @@ class Started(Protocol):
         """Reap it, once it has ended; may be called twice."""
         ...
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Look at it no longer and let it live; may be called twice. For one whose parent is another process."""
         ...
 
@@ -139,7 +139,7 @@ class Child:
             self._pidfd = None
         self._process.wait()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Our own children end with us: there is no leaving them."""
 
     def _on_exit(self, pidfd: int) -> None:

@@ -68,10 +68,10 @@ class Enforcer:
             ) from error
         return Enforcement(self.groups, group, limits, self._choose_processors(limits.cpus))
 
-    def readopt(self, words: dict[str, Any], limits: Limits) -> "Enforcement":
+    def restore(self, words: dict[str, Any], limits: Limits) -> "Enforcement":
         """What an earlier server has put into force, as it said in `Enforcement.words`."""
         folders = {name: Path(folder) for name, folder in words["folders"].items()}
-        group = self.groups.readopt(folders) if folders else None
+        group = self.groups.restore(folders) if folders else None
         processors = Processors(frozenset(words["processors"]), self._pinned) if words["processors"] else None
         enforcement = Enforcement(self.groups, group, limits, processors)
         # Told by that server, or lost with it: they are not the next cell's.
@@ -126,7 +126,7 @@ class Enforcement:
         folders = {name: str(folder) for name, folder in self.group.folders.items()} if self.group else {}
         return {"folders": folders, "processors": sorted(self._processors.numbers) if self._processors else []}
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Let it stay in force without us."""
         if self.group is not None:
             self.group.release()

@@ -143,7 +143,7 @@ class MicroVMSandbox:
         """End the machines. Nobody is spared."""
         async with self._ending:
             while self._processes:
-                await self._processes[-1].end()
+                await self._processes[-1].kill_all()
                 self._processes.pop()
 
     async def aclose(self) -> None:
@@ -227,7 +227,7 @@ class MicroVMProcess:
             self._signals.add(task)
             task.add_done_callback(self._signals.discard)
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         """Kill the machine and forget it; may be called twice."""
         machine, self._machine = self._machine, None
         if machine is not None:

@@ -40,7 +40,7 @@ class FreshCheckpoint:
         """Nothing."""
         return 0.0
 
-    async def wake(self, copy: KernelSnapshot) -> Kernel:
+    async def restore(self, copy: KernelSnapshot) -> Kernel:
         """Start a kernel; the copy is this."""
         return await self._start()
 
@@ -85,9 +85,9 @@ class Checkpoint:
         """Whether it is a session that has run nothing."""
         return isinstance(self.copy, FreshCheckpoint)
 
-    async def wake(self) -> Kernel:
+    async def restore(self) -> Kernel:
         """A kernel that goes on from here; the copy sleeps on."""
-        return await self.origin.wake(self.copy)
+        return await self.origin.restore(self.copy)
 
 
 class CheckpointWatcher(Protocol):
@@ -161,7 +161,7 @@ class Checkpoints:
         # Both at once: nothing of the session's runs meanwhile but what it left in the background.
         snapshot = asyncio.get_running_loop().run_in_executor(None, self._snapshots.take, label)
         try:
-            copy = beginning or await kernel.fall_asleep()
+            copy = beginning or await kernel.snapshot()
         except (BelljarError, TimeoutError) as error:
             self.refusal = str(error)
             await snapshot
@@ -193,7 +193,7 @@ class Checkpoints:
         while len(self._kept) > 1 and sum(sizes[-len(self._kept) :]) > self._memory_mb:
             await self._drop(self._kept[0], current)
 
-    def begin(self, execution_id: str, number: int) -> None:
+    def on_execution(self, execution_id: str, number: int) -> None:
         """An execution begins; the latest state is the one before it, if nothing ran since."""
         if self._kept and not self._kept[-1].execution_id and not self.is_due:
             self._kept[-1].execution_id = execution_id
@@ -308,7 +308,7 @@ class Checkpoints:
         # One that no execution began from is the state that the session is in.
         self.is_due = not self._kept or bool(self._kept[-1].execution_id)
 
-    async def leave(self, current: ForkableKernel) -> None:
+    async def detach(self, current: ForkableKernel) -> None:
         """Leave those to the next server that sleep beside the current kernel, or need no process; end the others."""
         for checkpoint in [*self._kept]:
             if checkpoint.is_beginning or checkpoint.origin.shares_sandbox(current):

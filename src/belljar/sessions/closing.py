@@ -65,7 +65,7 @@ class SessionCloser:
                 hint="Make the same call again in 5 seconds: it wakes the session",
             )
 
-    async def end(self, session: Session, end: str) -> None:
+    async def close(self, session: Session, end: str) -> None:
         """For good; nothing of it stays."""
         self._sessions.pop(session.id, None)
         await session.aclose()
@@ -76,13 +76,13 @@ class SessionCloser:
                 await asyncio.to_thread(remove_outputs, self._journal.path, session.id)
         self._release_identity(session)
         self._journal.forget_session(session.id)
-        self._roll.end(session.id, end)
+        self._roll.record_end(session.id, end)
         log.info("session %s %s", session.id, end, extra=about(session))
 
     async def retire(self, session: Session, end: str) -> None:
         """It goes to sleep, unless that is switched off."""
         if not self._settings.hibernate or session.is_blank():
-            await self.end(session, end)
+            await self.close(session, end)
             return
         self._sessions.pop(session.id, None)
         self._leaving[session.id] = session.principal
@@ -96,13 +96,13 @@ class SessionCloser:
         measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
         log.info("session %s %s and sleeps, %s", session.id, end, kept, extra=about(session))
 
-    async def leave(self, session: Session, end: str) -> None:
+    async def detach(self, session: Session, end: str) -> None:
         """The server stops: it lives on for the next one where that is possible, else it is retired."""
         if not self._handover.has(session.id) or session.is_blank():
             await self.retire(session, end)
             return
         self._sessions.pop(session.id, None)
-        await leave(session, self._roll, end)
+        await detach_session(session, self._roll, end)
         log.info("session %s is left to the next server", session.id, extra=about(session))
 
     async def forget_outdated(self) -> None:
@@ -137,13 +137,13 @@ async def put_to_sleep(session: Session, roll: SessionRecords, end: str) -> Stat
     """Write the variables to disk and end the kernel. Returns what was kept; None: nothing was."""
     session.queue.interrupt()
     await session.comms.aclose()
-    if session.life.kernel is None:
+    if session.session_kernel.kernel is None:
         # Cells that wait for a kernel, or for its environment to be made, hear no interrupt and have nothing to lose.
         await session.queue.cancel()
     await session.queue.drain()
     report = None
     async with session.turn:
-        if session.life.waking is None:
+        if session.session_kernel.waking is None:
             report = await _save(session)
     await session.aclose()
     await asyncio.to_thread(disarm, session.folders.own)
@@ -152,11 +152,11 @@ async def put_to_sleep(session: Session, roll: SessionRecords, end: str) -> Stat
     return report
 
 
-async def leave(session: Session, roll: SessionRecords, end: str) -> None:
+async def detach_session(session: Session, roll: SessionRecords, end: str) -> None:
     """Let the kernel live for the next server; what runs goes on. Idle, it is written to disk as well."""
     await session.comms.aclose()
     session.close_aside()
-    if not session.is_busy and session.settings.hibernate and session.life.kernel is not None:
+    if not session.is_busy and session.settings.hibernate and session.session_kernel.kernel is not None:
         async with session.turn:
             report = await _save(session)
         await asyncio.to_thread(session.veil.save, session.folders.vault)
@@ -167,15 +167,15 @@ async def leave(session: Session, roll: SessionRecords, end: str) -> None:
         else:
             execution.interrupt()
     await session.queue.cancel()
-    await session.life.leave()
+    await session.session_kernel.detach()
     session.veil.close()
 
 
 async def _save(session: Session) -> StateReport | None:
-    if session.life.kernel is None:
+    if session.session_kernel.kernel is None:
         return None
     limit_mb = session.settings.disk_mb or session.settings.memory_mb or UNLIMITED_MB
-    return await save(session.life.kernel, session.folders, limit_bytes=limit_mb * MEBIBYTE)
+    return await save(session.session_kernel.kernel, session.folders, limit_bytes=limit_mb * MEBIBYTE)
 
 
 def _enter(session: Session, roll: SessionRecords, end: str, report: StateReport | None) -> None:

@@ -45,7 +45,7 @@ class SessionComms:
         if self._overhearing is None or self._overhearing.done():
             self._overhearing = self._session.queue.run_aside(self._overhear())
 
-    def leave(self, watcher: CommWatcher) -> None:
+    def unsubscribe(self, watcher: CommWatcher) -> None:
         """They do not any more."""
         self._watchers.discard(watcher)
 
@@ -57,7 +57,7 @@ class SessionComms:
             if session.is_busy or session.turn.locked():
                 continue
             async with session.turn:
-                kernel = session.life.kernel
+                kernel = session.session_kernel.kernel
                 if has_comms(kernel) and kernel.is_alive():
                     with suppress(KernelDied):  # told to the next cell
                         await self._pass_on_overheard(kernel)
@@ -76,17 +76,17 @@ class SessionComms:
             watcher(source_id, sequence, event)
         return bool(self._watchers)
 
-    async def hear(self, request_id: str, message: CommMessage, author: str = "") -> None:
+    async def deliver(self, request_id: str, message: CommMessage, author: str = "") -> None:
         """Hand a front end's word to the session, in its turn. What comes of it is told under the request's id."""
         session = self._session
         session.lease.touch()
         try:
             async with session.turn, session.admission.slot(session.principal):
-                kernel = session.life.kernel
+                kernel = session.session_kernel.kernel
                 if has_comms(kernel) and kernel.is_alive() and not self._is_closed:
                     if message.kind == "comm_msg" and message.data.get("method") != STATES:
                         session.authors.use(author)
-                    await self._listen(request_id, kernel, kernel.hear(message))
+                    await self._listen(request_id, kernel, kernel.deliver_comm(message))
         finally:
             self.tell(request_id, 0, None)
 
@@ -101,7 +101,7 @@ class SessionComms:
             with stopper.watching():
                 async for event in events:
                     if isinstance(event, Finished):
-                        self._session.life.remember(event)
+                        self._session.session_kernel.remember(event)
                     elif isinstance(event, InputRequest):
                         await kernel.reply_input(None)  # the runner asks nothing here; one that does is hostile
                     else:
@@ -118,7 +118,7 @@ class SessionComms:
 
     async def opened(self) -> dict[str, str]:
         """Targets of the comms there are, by their ids. Called by who has the session's turn."""
-        kernel = self._session.life.kernel
+        kernel = self._session.session_kernel.kernel
         return await kernel.comms() if has_comms(kernel) and kernel.is_alive() else {}
 
     def interrupt(self) -> None:

@@ -31,15 +31,15 @@ class ForkedKernel:
 
 async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
     """Fork the kernel of a session whose turn the caller has; nothing is left behind when it fails."""
-    kernel = await origin.life.ready()
-    checkpoint = origin.life.checkpoints.find(at) if at else None
+    kernel = await origin.session_kernel.ready()
+    checkpoint = origin.session_kernel.checkpoints.find(at) if at else None
     session_id = new_session_id()
     folders = SessionFolders(session_id, root / session_id, origin.folders.identity)
     folders.make()
     try:
         lost = await asyncio.to_thread(_copy_files, origin, folders)
         if checkpoint is not None:
-            lost += await origin.life.checkpoints.export_files(checkpoint, folders.workspace)
+            lost += await origin.session_kernel.checkpoints.export_files(checkpoint, folders.workspace)
         if checkpoint is not None and checkpoint.is_beginning:
             forked, missing = await starter.start(origin.environment, folders), []
         else:
@@ -48,7 +48,7 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
     except BaseException:
         await asyncio.to_thread(remove_tree, folders.root)
         raise
-    variables = checkpoint.variables if checkpoint else origin.life.variables
+    variables = checkpoint.variables if checkpoint else origin.session_kernel.variables
     return ForkedKernel(folders, forked, variables, [*lost, *missing])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.errors import BelljarError
 from belljar.executions.outcome import StateLossNotice
-from belljar.files.ownership import disarm, give
+from belljar.files.ownership import change_owner, disarm
 from belljar.journal.session_records import SessionRecord
 from belljar.kernels.base import Kernel, StatefulKernel, StateLoss, StateReport
 from belljar.sandboxes.base import Identity
@@ -110,4 +110,4 @@ def in_words(loss: StateLoss) -> str:
 
 def _hand_over(folders: SessionFolders, identity: Identity) -> None:
     """Make what is in a sleeping session's folders its new user's. Nobody is in there to put links in our way."""
-    give([*folders.own, folders.state], identity.uid, identity.gid)
+    change_owner([*folders.own, folders.state], identity.uid, identity.gid)

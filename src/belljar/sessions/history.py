@@ -61,7 +61,7 @@ class ExecutionHistory:
         """Whether the variables there were before the caller's execution can be had back by a rewind."""
         execution = self.find(execution_id, principal)
         session = self._sessions.get(execution.session_id) if execution is not None else None
-        return session is not None and session.life.checkpoints.holds(execution_id)
+        return session is not None and session.session_kernel.checkpoints.holds(execution_id)
 
     # Results
 

@@ -66,7 +66,7 @@ async def _proof(session: Session, modules: list[str], watched: list[str]) -> Im
         return None
     async with session.turn:
         try:
-            kernel = await session.life.ready()
+            kernel = await session.session_kernel.ready()
         except BelljarError:
             return None
         if not isinstance(kernel, ImportProvingKernel):
@@ -81,7 +81,7 @@ async def _proof(session: Session, modules: list[str], watched: list[str]) -> Im
                 await kernel.kill()
             return await proving
         except KernelDied as death:
-            await session.life.bury(f"importing {', '.join(modules)} ended the kernel: {death.message}")
+            await session.session_kernel.on_death(f"importing {', '.join(modules)} ended the kernel: {death.message}")
             return ImportProof(errors=dict.fromkeys(modules, f"it ended the kernel: {death.message}"))
         finally:
             proving.cancel()

@@ -25,7 +25,7 @@ from belljar.outputs.events import Stream
 from belljar.outputs.screens import Screens
 from belljar.privacy.redaction_screen import RedactionScreen
 from belljar.provisioning.code_files import CodeFiles
-from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, run_program, settle
+from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, program_arguments, run_program
 from belljar.provisioning.sandbox_specs import room_for
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import Identity
@@ -145,7 +145,7 @@ class ProgramRunner:
             quota = self._quota(folders.layer)
             await quota.check_room(0)
             with TemporaryDirectory(prefix=SETTLED, dir=self._root) as place:
-                arguments = settle(code, name, Path(place))
+                arguments = program_arguments(code, name, Path(place))
                 return await self._watched(environment, folders, arguments, Path(place), quota)
 
     async def _watched(

@@ -98,7 +98,7 @@ class Registry:
         session = self._open(folders, principal, name, reason)
         self._enter(session)
         if unborn is not None:
-            session.life.adopt(unborn.kernel, is_fresh=True)
+            session.session_kernel.adopt(unborn.kernel, is_fresh=True)
             measures.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
         measures.sessions_opened.add("new")
         return session
@@ -120,10 +120,10 @@ class Registry:
             veil = origin.veil.fork(TokenCounter(forked.folders.tokens))
             session = self._open(forked.folders, principal, origin.environment, reason, veil)
             self._enter(session)
-            session.life.adopt(forked.kernel)
-            session.life.variables = forked.variables
+            session.session_kernel.adopt(forked.kernel)
+            session.session_kernel.variables = forked.variables
             session.guard.inherit(origin.guard)
-            self.roll.note(session.id, forked.variables)
+            self.roll.record_use(session.id, forked.variables)
             measures.sessions_opened.add("fork")
         variables, lost = list(forked.variables), forked.lost
         return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
@@ -218,7 +218,7 @@ class Registry:
             tools=tools,
         )
         self._sessions[session.id] = session
-        spans.note(session_id=session.id)
+        spans.annotate(session_id=session.id)
         return session
 
     def _enter(self, session: Session) -> None:
@@ -247,7 +247,7 @@ class Registry:
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
         session.lease.touch()
-        spans.note(session_id=session.id)
+        spans.annotate(session_id=session.id)
         return session
 
     def notice(self, execution: Execution) -> SessionNotice | None:
@@ -327,7 +327,7 @@ class Registry:
     async def clear(self, session_id: str, principal: str) -> None:
         """End a session on its owner's word; nothing of it stays."""
         session = self.get(session_id, principal)
-        await self.endings.end(session, "was cleared")
+        await self.endings.close(session, "was cleared")
 
     async def sweep(self) -> list[str]:
         """Put to sleep, or end, the sessions that were idle too long; what runs is never swept."""
@@ -345,7 +345,7 @@ class Registry:
         """Leave every session to the next server, where there may be one; else put it to sleep, or end it."""
         await self.pool.aclose()
         await self._handover.settled()
-        await asyncio.gather(*(self.endings.leave(session, "ended with its server") for session in self.all()))
+        await asyncio.gather(*(self.endings.detach(session, "ended with its server") for session in self.all()))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from belljar.sessions.session import Session
 def wake(session: Session, entry: SessionRecord) -> None:
     """It was asleep on disk: what it was goes on, with the first kernel."""
     session.restore(entry, "the session has been asleep on disk since, where only its latest state is kept")
-    session.life.waking = WakeReport(session.folders, entry)
+    session.session_kernel.waking = WakeReport(session.folders, entry)
     session.veil.restore(session.folders.vault)
 
 
@@ -22,7 +22,7 @@ def take_over(session: Session, entry: SessionRecord, kernel: Kernel) -> None:
     session.restore(entry, "its server has ended since, and this state could not outlive it")
     for slept in (session.folders.state, session.folders.vault):
         slept.unlink(missing_ok=True)
-    session.life.adopt(kernel)
+    session.session_kernel.adopt(kernel)
 
 
 def follow(session: Session, record: ExecutionRecord, restored: RestoredKernel, left_s: float) -> None:
@@ -41,6 +41,6 @@ def catch_up(session: Session, kernel: ResumableKernel) -> None:
 
 async def _catch_up(session: Session, kernel: ResumableKernel) -> None:
     async with session.turn:
-        await session.life.catch_up(kernel)
+        await session.session_kernel.catch_up(kernel)
     if session.tools is not None:
-        session.tools.go_on()
+        session.tools.resume()

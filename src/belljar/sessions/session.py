@@ -91,7 +91,7 @@ class Session:
             tools.attach(owner=principal, guard=guard, veil=veil, keep=self.write_file)
         self.turn = asyncio.Lock()
         self.handover = handover
-        self.life = self._open_life(start_kernel)
+        self.session_kernel = self._open_life(start_kernel)
         self.queue = ExecutionQueue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
         self.watchers: set[Watcher] = set()
@@ -141,14 +141,14 @@ class Session:
         self.queue.check_room()
         self.count += 1
         execution = Execution(secrets.token_hex(16), self, cell, self.count)
-        self.journal.begin(ExecutionRecord(execution.id, self.id, self.principal, cell.code, None), time.time(), key)
+        self.journal.submit(ExecutionRecord(execution.id, self.id, self.principal, cell.code, None), time.time(), key)
         self.queue.add(execution)
         return execution
 
     async def start(self) -> Kernel:
         """Start the kernel now, if there is none, instead of with the first cell."""
         async with self.turn:
-            return await self.life.ready()
+            return await self.session_kernel.ready()
 
     async def interrupt(self) -> list[Execution]:
         """Stop all executions that run or wait, and wait until they have ended; return them."""
@@ -160,7 +160,7 @@ class Session:
         self.lease.touch()
         self._tell(execution)
         is_kept_soon = self._keeping is not None and not self._keeping.done()
-        if not self.is_busy and self.life.checkpoints.are_kept and not self._is_closed and not is_kept_soon:
+        if not self.is_busy and self.session_kernel.checkpoints.are_kept and not self._is_closed and not is_kept_soon:
             # While nobody waits, so that the next cell need not.
             self._keeping = self.queue.run_aside(self._keep_when_idle())
 
@@ -169,10 +169,10 @@ class Session:
         # Once more where a cell that came meanwhile took one: this waits for all that ended since it began.
         while wait_s > 0:
             await asyncio.sleep(wait_s)
-            wait_s = self.life.checkpoints.wait_s
+            wait_s = self.session_kernel.checkpoints.wait_s
         if not self.is_busy and not self.turn.locked():
             async with self.turn:
-                await self.life.keep(is_idle=True)
+                await self.session_kernel.take_checkpoint(is_idle=True)
 
     def _tell(self, execution: Execution | None) -> None:
         for watcher in [*self.watchers]:
@@ -180,28 +180,28 @@ class Session:
 
     # What an execution finds around it
 
-    def begin(self, execution_id: str, number: int) -> str:
+    def on_turn(self, execution_id: str, number: int) -> str:
         """See `ExecutionContext`."""
         self._timeline.add(execution_id)
-        self.life.checkpoints.begin(execution_id, number)
+        self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
             self._tell(execution)
-        return self.life.checkpoints.gap
+        return self.session_kernel.checkpoints.gap
 
     def note_author(self, author: str) -> str:
         """See `ExecutionContext`."""
-        return self.authors.begin(author)
+        return self.authors.on_cell(author)
 
     def pass_to_views(self, execution_id: str, sequence: int, event: Event) -> bool:
         """See `ExecutionContext`."""
         return self.comms.tell(execution_id, sequence, event)
 
-    def note(self) -> None:
+    def record_use(self) -> None:
         """Put on record that it is used and what it holds, if that is news, with whatever is committed next."""
-        now, variables = time.monotonic(), self.life.variables
+        now, variables = time.monotonic(), self.session_kernel.variables
         if variables != self._noted or now - self._noted_at > NOTE_S:
             self._noted, self._noted_at = variables, now
-            self._roll.note(self.id, variables)
+            self._roll.record_use(self.id, variables)
 
     def screens(self) -> Screens:
         """What the output of a new execution passes through."""
@@ -221,7 +221,7 @@ class Session:
             running.stop_for_disk(at_once=self.quota.is_far_over)
             return
         full = Incident("disk_full", f"folder {self.quota.detail}, and grew between two cells")
-        self.queue.run_aside(self.life.kill_idle(full))
+        self.queue.run_aside(self.session_kernel.kill_idle(full))
 
     # Back in time
 
@@ -241,7 +241,7 @@ class Session:
 
     async def _rewind(self, target: str) -> Rewinding:
         async with self.turn:
-            lost = await self.life.rewind(self.life.checkpoints.find(target))
+            lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
             return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
 
     def take_back(self, since: str) -> list[str]:
@@ -277,12 +277,12 @@ class Session:
         self.lease.restore(entry.created_at)
         self.count = entry.executions
         self._timeline.restore()
-        self.life.checkpoints.lose(self._timeline.ids, loss)
-        self.life.variables = entry.variables
+        self.session_kernel.checkpoints.lose(self._timeline.ids, loss)
+        self.session_kernel.variables = entry.variables
 
     def is_blank(self) -> bool:
         """Whether nothing would be missed of it."""
-        return self.count == 0 and self.life.waking is None and not self.workspace.list().entries
+        return self.count == 0 and self.session_kernel.waking is None and not self.workspace.list().entries
 
     def close_aside(self) -> None:
         """Do nothing more between cells: it is about to end here."""
@@ -295,7 +295,7 @@ class Session:
         self._tell(None)
         self.queue.interrupt()
         await self.queue.cancel()
-        await self.life.aclose()
+        await self.session_kernel.aclose()
         self.veil.close()
 
     def remove_files(self) -> None:
@@ -312,7 +312,7 @@ class Session:
     @property
     def state(self) -> Literal["running", "idle", "fresh"]:
         """What it does; `fresh` has no kernel yet."""
-        return "running" if self.is_busy else "idle" if self.life.kernel else "fresh"
+        return "running" if self.is_busy else "idle" if self.session_kernel.kernel else "fresh"
 
     def info(self) -> SessionInfo:
         """A line for lists. Looks through the folder, so call it in a thread."""
@@ -320,20 +320,20 @@ class Session:
         return SessionInfo(
             session_id=self.id,
             environment=self.environment,
-            kernel=self.life.kernel.name if self.life.kernel else "not started",
+            kernel=self.session_kernel.kernel.name if self.session_kernel.kernel else "not started",
             sandbox=self.settings.sandbox,
             state=self.state,
             created_at=iso(self.lease.created_at),
             last_used_at=iso(self.lease.used_at),
             expires_at=iso(self.lease.expires_at),
             age_s=round(time.time() - self.lease.created_at, 1),
-            memory_mb=round(self.life.kernel.memory_mb(), 1) if self.life.kernel else 0.0,
+            memory_mb=round(self.session_kernel.kernel.memory_mb(), 1) if self.session_kernel.kernel else 0.0,
             executions=self.count,
             files=len(self.workspace.list().entries),
-            checkpoints=self.life.checkpoints.count,
+            checkpoints=self.session_kernel.checkpoints.count,
             reason=self.reason,
             last_status=last.result().status if last else None,
-            last_cause=self.life.last_cause,
+            last_cause=self.session_kernel.last_cause,
         )
 
 
@@ -417,7 +417,7 @@ class Authors:
         if author:
             self._users[author] = None
 
-    def begin(self, author: str) -> str:
+    def on_cell(self, author: str) -> str:
         """A cell begins, the owner's if no author is named; returns what is to be said of it, if anything."""
         if author:
             self._names.append(author)

@@ -68,7 +68,7 @@ class SessionKernel:
     async def ready(self) -> Kernel:
         """The kernel, started if there is none."""
         if self.kernel is not None and not self.kernel.is_alive():
-            await self.bury(self._idle_death(self.kernel))
+            await self.on_death(self._idle_death(self.kernel))
         if self.kernel is None:
             if self.waking is not None:
                 await self.waking.prepare()
@@ -109,7 +109,7 @@ class SessionKernel:
         loss, self._loss = self._loss, None
         return loss
 
-    async def bury(self, cause: str) -> KernelLoss:
+    async def on_death(self, cause: str) -> KernelLoss:
         """The kernel died. Where that is wished and possible the latest checkpoint takes its place."""
         self.ended_by = ""
         names, self.variables = self.variables, ()
@@ -142,7 +142,7 @@ class SessionKernel:
 
     # Beyond the end of the server
 
-    def begin(self, execution_id: str, timeout_s: float) -> None:
+    def note_execution(self, execution_id: str, timeout_s: float) -> None:
         """An execution is about to be given to the kernel: the next server may have to know which."""
         self._handover.note_execution(self._folders.session_id, execution_id, timeout_s)
 
@@ -173,12 +173,12 @@ class SessionKernel:
                 return True
         return False
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         """Let go of the kernel and let it live, with the earlier states of it."""
         await self._stop_watch()
         kernel, self.kernel = self.kernel, None
         if is_forkable(kernel):
-            await self.checkpoints.leave(kernel)
+            await self.checkpoints.detach(kernel)
         await self._handover.detach(self._folders.session_id)
 
     async def kill_idle(self, incident: Incident) -> None:
@@ -189,7 +189,7 @@ class SessionKernel:
 
     # Checkpoints
 
-    async def keep(self, *, is_idle: bool = False) -> None:
+    async def take_checkpoint(self, *, is_idle: bool = False) -> None:
         """Put a copy of the session as it is now to sleep, unless that was done since the last cell."""
         is_fresh, self._is_fresh = self._is_fresh, False
         if is_forkable(self.kernel):
@@ -243,10 +243,10 @@ class SessionKernel:
 
     async def _wake(self, checkpoint: Checkpoint) -> Kernel:
         if not checkpoint.is_beginning:
-            return await checkpoint.wake()
+            return await checkpoint.restore()
         # A kernel that is started may import what lies in the folder: it finds the files of its time.
         async with self.checkpoints.files_of(checkpoint):
-            return await checkpoint.wake()
+            return await checkpoint.restore()
 
     def _lose(self, what: str) -> None:
         names, self.variables = self.variables, ()

@@ -34,7 +34,7 @@ class Takeover:
         self._folder = folder
         self._failures: dict[str, str] = {}
 
-    async def take(self, registry: Registry, living: Collection[str]) -> None:
+    async def take_over_all(self, registry: Registry, living: Collection[str]) -> None:
         """Take over every session that nobody else has meanwhile; the rest is ended."""
         for session_id in self._handover.left():
             entry = registry.roll.find(session_id)
@@ -65,11 +65,11 @@ class Takeover:
         identity = self._handover.identity_of(entry.id)
         folders = SessionFolders(entry.id, self._folder / entry.id, identity)
         environment = await self._starter.environments.get(entry.environment)
-        restored = await self._handover.restore(entry.id, folders, environment, self._starter.rehatch)
+        restored = await self._handover.restore(entry.id, folders, environment, self._starter.restore_services)
         store = await asyncio.to_thread(_set_aside, folders.snapshots)
         box = TokenLog(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None
         session = registry.take_over(entry, folders, restored.kernel, box)
-        await session.life.inherit(restored.copies, store)
+        await session.session_kernel.inherit(restored.copies, store)
         _go_on(session, restored)
 
 

@@ -52,10 +52,10 @@ class SupervisedChild:
     def release(self) -> None:
         """Have it reaped, once it has ended; may be called twice."""
         if self._pidfd >= 0:
-            self.leave()
+            self.detach()
             self._parent.forget_child(self.pid)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Look at it no longer; may be called twice."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)

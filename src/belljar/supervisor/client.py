@@ -325,7 +325,7 @@ class SupervisorClient:
 
     # Deposits
 
-    def keep(self, key: str, deposit: Deposit) -> None:
+    def store(self, key: str, deposit: Deposit) -> None:
         """Keep something, in place of what was under this key; it has the descriptors when this returns."""
         request = {
             "op": "keep",
@@ -428,7 +428,7 @@ class NoSupervisor:
         """Return False: nothing is kept."""
         return False
 
-    def keep(self, key: str, deposit: Deposit) -> None:
+    def store(self, key: str, deposit: Deposit) -> None:
         """Do nothing; the descriptors stay the caller's."""
 
     def drop(self, key: str) -> None:

@@ -180,8 +180,10 @@ def gauges(runtime: Runtime) -> list[Gauge]:
     states = Tally(session.state for session in sessions)
     unfinished = [execution for session in sessions for execution in session.queue.running()]
     running = sum(execution.has_started for execution in unfinished)
-    memory = [session.life.kernel.memory_mb() * MEBIBYTE for session in sessions if session.life.kernel]
-    kept = sum(session.life.checkpoints.count for session in sessions)
+    memory = [
+        session.session_kernel.kernel.memory_mb() * MEBIBYTE for session in sessions if session.session_kernel.kernel
+    ]
+    kept = sum(session.session_kernel.checkpoints.count for session in sessions)
     pool, settings = runtime.sessions.pool, runtime.settings
     ready = runtime.preparation
     return [

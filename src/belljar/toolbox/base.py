@@ -147,7 +147,7 @@ class Upstreams(Protocol):
         """What they offer, once each has answered or failed, or the time is over."""
         ...
 
-    async def settle(self, server: str) -> None:
+    async def wait_for(self, server: str) -> None:
         """Wait for one server that is still connecting, within a bound."""
         ...
 

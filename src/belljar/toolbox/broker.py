@@ -172,11 +172,11 @@ class Broker:
             return {"outcome": "error", "kind": "unknown", "server": server[:200], "message": why}
         return {"outcome": "joined"}
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Let calls wait: the session is being taken over from an earlier server."""
         self._is_open.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """It is taken over."""
         self._is_open.set()
 
@@ -184,7 +184,7 @@ class Broker:
     def serving(self, caller: Caller, ledger: CallLog | None = None) -> Generator[CallLog]:
         """While an execution runs: calls that begin now are its own."""
         self._turn = turn = ExecutionCalls(caller, ledger or CallLog(), spans.current_trace())
-        self.go_on()
+        self.resume()
         try:
             yield turn.ledger
         finally:
@@ -208,22 +208,24 @@ class Broker:
         try:
             outcome = await self._call(turn, server, tool, arguments, folder)
         except CallRefused as refusal:
-            ledger.end(number, refusal.end, first_sentence(refusal.message, 200) if refusal.end == "refused" else "")
-            return await self._told(refusal, server, tool)
+            ledger.finish(number, refusal.end, first_sentence(refusal.message, 200) if refusal.end == "refused" else "")
+            return await self._error_for_author(refusal, server, tool)
         except asyncio.CancelledError:
-            ledger.end(number, "cancelled")
+            ledger.finish(number, "cancelled")
             # One that is wanted by nobody any more is cancelled by more than its execution's end.
             if task not in turn.stopped or task.uncancel():
                 raise
-            return await self._told(CallRefused("cancelled", "cancelled, because its cell was stopped"), server, tool)
+            return await self._error_for_author(
+                CallRefused("cancelled", "cancelled, because its cell was stopped"), server, tool
+            )
         except BaseException:
             # A fault of ours: what became of the call is not known, but it is under way no longer.
-            ledger.end(number, "failed")
+            ledger.finish(number, "failed")
             raise
         finally:
             turn.calls.discard(task)
             turn.stopped.discard(task)
-        ledger.end(number, "returned")
+        ledger.finish(number, "returned")
         return outcome
 
     async def _call(
@@ -312,7 +314,7 @@ class Broker:
 
     def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
         try:
-            revealed = self._veil.reveal(arguments, server=tool.server, tool=tool.name)
+            revealed = self._veil.fill_in(arguments, server=tool.server, tool=tool.name)
         except BelljarError as error:
             raise CallRefused("refused", str(error)) from error
         claims = tool.annotations
@@ -341,7 +343,7 @@ class Broker:
                     tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
                 )
         except BelljarError as error:
-            said = self._veil.hide_text(_of_server(str(error), tool.server))
+            said = self._veil.redact_text(_of_server(str(error), tool.server))
             raise CallRefused("upstream", f"{said}{questions.unasked}", "failed") from error
         if answer.is_error:
             answer.drop()
@@ -354,12 +356,12 @@ class Broker:
         size = sum(len(block.text) for block in answer.blocks)
         most = _PLAIN_CHARS if isinstance(self._veil, NoRedaction) else _SMALL_CHARS
         if size <= most and (answer.blocks or answer.structured is None):
-            return value_of(answer, tool.output_schema, self._veil.hide)
-        return await asyncio.to_thread(value_of, answer, tool.output_schema, self._veil.hide)
+            return value_of(answer, tool.output_schema, self._veil.redact)
+        return await asyncio.to_thread(value_of, answer, tool.output_schema, self._veil.redact)
 
     def _hidden(self, text: str, limit: int) -> str:
         """A server's words, cut after they were hidden: of a value that is cut in two, the first half is no value."""
-        return visible(self._veil.hide(visible(text, _HIDDEN_AHEAD * limit)), limit)
+        return visible(self._veil.redact(visible(text, _HIDDEN_AHEAD * limit)), limit)
 
     def _progress(self, turn: ExecutionCalls, tool: ToolDefinition) -> OnProgress:
         def note(done: float, total: float | None, message: str) -> None:
@@ -370,7 +372,7 @@ class Broker:
 
         return note
 
-    async def _told(self, refusal: CallRefused, server: str, tool: str) -> JsonObject:
+    async def _error_for_author(self, refusal: CallRefused, server: str, tool: str) -> JsonObject:
         """An error for the author of the code: whose it is, and what the tool takes."""
         takes: list[str] = []
         if refusal.kind in ("arguments", "tool"):

@@ -38,7 +38,7 @@ class CallLog:
             self._on_change(self._count, CallRecord(server, tool, "started"))
         return self._count
 
-    def end(self, number: int, state: End, reason: str = "") -> None:
+    def finish(self, number: int, state: End, reason: str = "") -> None:
         """How it went."""
         started = self._records[number]
         if isinstance(started, CallRecord):

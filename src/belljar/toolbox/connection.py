@@ -70,7 +70,7 @@ class CallResults:
         if self._shortcut is None:
             result = await self._client.call_tool(tool, arguments, progress_callback=call.progress)
             return answers.read_answer(self._server, result)
-        raw = await self._shortcut.call(tool, arguments, call.note)
+        raw = await self._shortcut.call(tool, arguments, call.on_progress)
         try:
             return await self._read(raw, tool, arguments, call)
         except BaseException:

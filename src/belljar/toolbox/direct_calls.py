@@ -113,7 +113,7 @@ class DirectCalls:
         finally:
             del self._pending[number]
 
-    def take(self, line: Line, share: MemoryShare | None) -> bool:
+    def feed(self, line: Line, share: MemoryShare | None) -> bool:
         """Whether a line of the server's is an answer to a call, or the progress of one."""
         if not self._pending:
             return False

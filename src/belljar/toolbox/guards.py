@@ -39,15 +39,15 @@ class CallGuard(Protocol):
 class Redactor(Protocol):
     """One session's; what stands for what is known to the host alone."""
 
-    def hide_text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Text as the session may see it."""
         ...
 
-    def hide(self, value: Any) -> Any:
+    def redact(self, value: Any) -> Any:
         """A JSON value as the session may see it."""
         ...
 
-    def reveal(self, value: Any, *, server: str, tool: str) -> Any:
+    def fill_in(self, value: Any, *, server: str, tool: str) -> Any:
         """Arguments as that tool may have them. Raises a BelljarError for what it may not."""
         ...
 
@@ -81,14 +81,14 @@ class AllowAll:
 class NoRedaction:
     """No privacy."""
 
-    def hide_text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """As it is."""
         return text
 
-    def hide(self, value: Any) -> Any:
+    def redact(self, value: Any) -> Any:
         """As it is."""
         return value
 
-    def reveal(self, value: Any, *, server: str, tool: str) -> Any:
+    def fill_in(self, value: Any, *, server: str, tool: str) -> Any:
         """As it is."""
         return value

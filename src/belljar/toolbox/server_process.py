@@ -98,7 +98,7 @@ async def open_process(
 ) -> AsyncGenerator[Streams]:
     """Start it, and yield the streams that the SDK's client wants; `on_end` is told how it ended by itself."""
     child, pipes = _started(server)
-    inlet = PipeReader(pipes.stdout, limit_bytes, memory, shortcut.take)
+    inlet = PipeReader(pipes.stdout, limit_bytes, memory, shortcut.feed)
     process = _ServerProcess(server.name, child, pipes, inlet, shortcut, signs)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
@@ -106,7 +106,7 @@ async def open_process(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.read, to_client, on_end)
             tasks.start_soon(process.write, from_client)
-            tasks.start_soon(process.hear)
+            tasks.start_soon(process.read_stderr)
             tasks.start_soon(process.watch, on_end)
             tasks.start_soon(process.answer_probe, to_client.clone())
             try:
@@ -268,7 +268,7 @@ class _ServerProcess:
         finally:
             self._is_written.set()
 
-    async def hear(self) -> None:
+    async def read_stderr(self) -> None:
         """What it says on stderr: the last lines are kept, for when it fails."""
         lines = Lines(_CHUNK)
         since, heard_bytes = time.monotonic(), 0

@@ -69,7 +69,7 @@ class ToolServer:
         for conversation in [*self._conversations]:
             conversation.listen()
 
-    def begin(self) -> asyncio.Protocol:
+    def serve(self) -> asyncio.Protocol:
         """Serve one process of the session's."""
         return _SessionConnection(self)
 
@@ -111,7 +111,7 @@ class ToolServer:
         self.under_way -= 1
         self._asked_bytes -= size_bytes
         for conversation in [*self._conversations]:
-            conversation.go_on()
+            conversation.start_requests()
 
     def begin_long(self, conversation: "_SessionConnection") -> bool:
         """Whether it may go on with a long line: of all the others' the host keeps no more than their beginnings."""
@@ -123,7 +123,7 @@ class ToolServer:
         if self._longest is conversation:
             self._longest = None
             for other in [*self._conversations]:
-                other.go_on()
+                other.start_requests()
 
     async def aclose(self) -> None:
         """Stop, whatever is under way."""
@@ -185,7 +185,7 @@ class _SessionConnection(asyncio.Protocol):
             if (now := clock()) - began > SLICE_S:
                 self._hatch.pace.spend(now - began)
                 began = now
-        self.go_on()
+        self.start_requests()
         self._hatch.pace.spend(clock() - began)
 
     def _hear(self, line: Line) -> None:
@@ -201,7 +201,7 @@ class _SessionConnection(asyncio.Protocol):
         elif self._waiting and len(self._taken_back) < _MOST_TAKEN_BACK:
             self._taken_back.add(number)
 
-    def go_on(self) -> None:
+    def start_requests(self) -> None:
         """Begin with what has come as far as there is room; who asks for much more is not read from meanwhile."""
         while not self._is_over and self._hatch.pace.has_time():
             if self._next is None:
@@ -318,7 +318,7 @@ async def open_tool_server(
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     hatch = ToolServer(broker, find, folder_inside, paces)
     try:
-        async with serving_as(folder, name, hatch.begin, door=door):
+        async with serving_as(folder, name, hatch.serve, door=door):
             yield hatch
     finally:
         with contextlib.suppress(OSError):

@@ -66,13 +66,13 @@ class Toolbox:
     async def catalogue(self, server: str = "", tool: str = "") -> Catalogue:
         """What there is; a server of which that tool is not known is waited for, if it is still connecting."""
         if self._known.find(server, tool) is None:
-            await self.upstreams.settle(server)
+            await self.upstreams.wait_for(server)
             self._look()
         return self._known
 
     async def join(self, server: str) -> str:
         """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
-        await self.upstreams.settle(server)
+        await self.upstreams.wait_for(server)
         self._look()
         await self.written()
         known = self._known.servers.get(server)
@@ -184,7 +184,7 @@ class Toolbox:
         broker = self.broker(session_id)
         if door is not None and door.descriptor >= 0:
             # Who knocked while no server was there is heard once it is known which execution that belongs to.
-            broker.hold()
+            broker.pause()
         find = partial(self._find, broker)
         return open_tool_server(
             folder, name, broker=broker, find=find, folder_inside=folder_inside, paces=self._paces, door=door

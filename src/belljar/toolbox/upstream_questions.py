@@ -54,9 +54,9 @@ class CallInFlight:
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """The same, for the SDK."""
-        self.note(progress, total, message)
+        self.on_progress(progress, total, message)
 
-    def note(self, progress: float, total: float | None, message: str | None) -> None:
+    def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """The server is alive and says how far it is."""
         self.start_clock()
         if math.isfinite(progress) and (total is None or math.isfinite(total)):

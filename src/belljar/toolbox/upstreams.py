@@ -144,7 +144,7 @@ class UpstreamConnections:
                 await upstream.first_attempt()
         return self._catalogue()
 
-    async def settle(self, server: str) -> None:
+    async def wait_for(self, server: str) -> None:
         """Wait for one server that is still connecting, within a bound."""
         if (upstream := self._upstreams.get(server)) is not None:
             upstream.start()

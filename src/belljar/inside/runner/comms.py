@@ -30,7 +30,7 @@ _claiming: set[str] = set()
 """Comms of `Output` widgets inside of which the request's outputs are shown."""
 
 
-def begin() -> None:
+def reset_claims() -> None:
     """A new request: nothing claims its outputs yet."""
     _claiming.clear()
 
@@ -141,7 +141,7 @@ def _encoded(buffers: Any) -> "list[str]":
     return [base64.b64encode(part).decode("ascii") for part in parts]
 
 
-def hear(message: dict[str, Any], emit: Emit) -> None:
+def deliver(message: dict[str, Any], emit: Emit) -> None:
     """Hand a front end's message to the comm it is for; one that nobody here knows is closed again."""
     content, kind = message["content"], message["kind"]
     manager = _manager()

@@ -43,7 +43,7 @@ class Interrupts:
         finally:
             self._is_cell = self._is_preparing = False
 
-    def begin(self) -> bool:
+    def enable(self) -> bool:
         """The cell's own code begins, and an interrupt that came before it raises now; False when it had begun."""
         if not self._is_preparing:
             return False

@@ -332,7 +332,7 @@ class Runner:
 
     def _hear(self, message: dict[str, Any]) -> bool:
         self._begin()
-        comms.hear(message, self.emit)
+        comms.deliver(message, self.emit)
         return True
 
     def _on_comms(self, message: dict[str, Any]) -> None:
@@ -344,9 +344,9 @@ class Runner:
     def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
         self._execution = message["id"]
         self._allow_input = bool(message.get("allow_input"))
-        comms.begin()
+        comms.reset_claims()
         self._awaits_go = bool(message.get("awaits_go"))
-        self.streams.begin()
+        self.streams.restore()
         if self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
@@ -394,7 +394,7 @@ class Runner:
         """The cell's own code begins. An interrupt may have overtaken it: the signal is past, its message is here."""
         if self._awaits_go:
             self._await_go()
-        if not self.interrupts.begin():
+        if not self.interrupts.enable():
             return
         while self.channel.has_message():
             self._waiting.append(self.channel.receive())
@@ -445,7 +445,7 @@ class Runner:
     def _interruptible(self) -> Generator[None, None, None]:
         """While names are looked at: those of the session's own may run code of its own, and for ever."""
         with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
-            self.interrupts.begin()
+            self.interrupts.enable()
             yield
         self.streams.flush()
 
@@ -454,7 +454,7 @@ class Runner:
         errors: dict[str, str] = {}
         importlib.invalidate_caches()
         with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
-            self.interrupts.begin()
+            self.interrupts.enable()
             for name in message["modules"]:
                 errors[name] = "interrupted"
                 errors[name] = _import_error(name)
@@ -472,7 +472,7 @@ class Runner:
         """Runs code of the session's, so it is a cell to everyone but the host: nothing it shows is shown."""
         self._execution = message["id"]
         self._allow_input = False
-        self.streams.begin()
+        self.streams.restore()
         with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
             self._begin()
             work.run()

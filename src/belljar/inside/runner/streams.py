@@ -48,7 +48,7 @@ class Streams:
             setattr(sys, name, text)
             setattr(sys, f"__{name}__", text)
 
-    def begin(self) -> None:
+    def restore(self) -> None:
         """A new cell: streams that the last one replaced or closed are back."""
         self._turns = 0
         self.install()

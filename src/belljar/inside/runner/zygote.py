@@ -36,7 +36,7 @@ class ZygoteRunner:
         run_first_times(self.runner.shell)
         self._folders = home_folders()
         self._set_threads = find_thread_setters()
-        settle()
+        freeze_objects()
 
     def serve(self, channel: Channel) -> None:
         """Fork until the host is gone. Returns in no copy: those serve until their own host is gone."""
@@ -224,7 +224,7 @@ def find_thread_setters() -> "list[SetThreads]":
     return found
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Nothing that is here now is ever looked at by the garbage collector again: copies share it unread."""
     # What modules printed would be printed once more by every copy.
     for stream in (sys.stdout, sys.stderr):

@@ -58,7 +58,7 @@ class Children:
                 os.waitpid(pid, 0)
             os.close(self._children.pop(pid))
 
-    def end(self, pids: "Iterable[int]") -> None:
+    def kill_and_reap(self, pids: "Iterable[int]") -> None:
         """Kill these, as far as they are children, and reap them."""
         known = [pid for pid in pids if pid in self._children]
         for pid in known:
@@ -68,7 +68,7 @@ class Children:
 
     def end_all_but(self, kept: "set[int]") -> None:
         """Kill the others, and reap them."""
-        self.end([*self._children.keys() - kept])
+        self.kill_and_reap([*self._children.keys() - kept])
 
     def end_strangers(self) -> bool:
         """Those whose parents have ended are ours by now, and nobody's: kill and reap them. Whether there were any.

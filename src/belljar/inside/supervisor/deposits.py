@@ -49,7 +49,7 @@ class Deposits:
         """The control groups of all."""
         return [Path(folder) for deposit in self._deposits.values() for folder in deposit.folders]
 
-    def keep(self, request: "dict[str, Any]", descriptors: "list[int]") -> None:
+    def store(self, request: "dict[str, Any]", descriptors: "list[int]") -> None:
         """Keep something under a key, in place of what was there."""
         deposit = StoredDeposit(request, descriptors)
         self.drop(request["key"])

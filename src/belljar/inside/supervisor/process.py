@@ -39,4 +39,4 @@ def main(descriptor: str, folder: str) -> None:
         with contextlib.suppress(OSError):
             (Path(folder) / SOCKET).unlink()
         listener.close()
-        supervisor.end()
+        supervisor.shut_down()

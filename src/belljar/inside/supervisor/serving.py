@@ -154,7 +154,7 @@ class SupervisorProcess:
 
     def _on_keep(self, request: "dict[str, Any]", descriptors: "list[int]") -> Answer:
         """Keep something under a key, in place of what was there."""
-        self._deposits.keep(request, descriptors)
+        self._deposits.store(request, descriptors)
         return {}, []
 
     def _on_take(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
@@ -166,10 +166,10 @@ class SupervisorProcess:
         """Keep it no longer; on demand its children end with it."""
         children = self._deposits.drop(request["key"])
         if request["ends"]:
-            self._children.end(children)
+            self._children.kill_and_reap(children)
         return {}, []
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Kill everyone, and leave no control group behind. What runs in their namespaces ends with them."""
         self._children.end_all_but(set())
         deadline = time.monotonic() + _END_S

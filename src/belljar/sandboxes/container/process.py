@@ -152,7 +152,7 @@ class ContainerProcess:
         await self._has_ended.wait()
         return self._status
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         """Kill everybody in it, and return when they are gone; may be called twice."""
         if self._visitor is None:
             await self._abort()

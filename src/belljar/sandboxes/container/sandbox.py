@@ -94,7 +94,7 @@ class ContainerSandbox:
         async with self._ending:
             while self._processes:
                 process = self._processes[-1]
-                await process.end()
+                await process.kill_all()
                 self._processes.remove(process)
 
     async def aclose(self) -> None:

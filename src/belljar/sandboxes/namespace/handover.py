@@ -52,7 +52,7 @@ class NamespaceHandover:
         if not sandbox.key:
             sandbox.key = f"{PREFIX}{secrets.token_hex(8)}"
             sandbox.when_closed(lambda: self._supervisor.drop(sandbox.key))
-        self._supervisor.keep(sandbox.key, _deposit(sandbox, origin))
+        self._supervisor.store(sandbox.key, _deposit(sandbox, origin))
         return sandbox.key
 
     def key_of(self, sandbox: Sandbox) -> str:
@@ -62,7 +62,7 @@ class NamespaceHandover:
     def detach(self, sandbox: Sandbox) -> None:
         """See `SandboxHandover`."""
         if isinstance(sandbox, NamespaceSandbox):
-            sandbox.leave()
+            sandbox.detach()
 
     # What an earlier server has left
 
@@ -80,7 +80,7 @@ class NamespaceHandover:
                 await self._restore(key).aclose()
             except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
                 self._supervisor.drop(key, ends=True)
-        self._enforcer.groups.settle()
+        self._enforcer.groups.remove_unclaimed()
 
     def _restore(self, key: str) -> NamespaceSandbox:
         """Return a sandbox with those it was branched from; their users are taken for as long as they live."""
@@ -98,7 +98,7 @@ class NamespaceHandover:
         origin = self._restore(words["origin"]) if words["origin"] else None
         processes = [self._process_of(told, descriptors) for told in words["processes"]]
         user, levels = Identity(*words["user"]), words["levels"]
-        enforcement = self._enforcer.readopt(words["enforcement"], spec.limits)
+        enforcement = self._enforcer.restore(words["enforcement"], spec.limits)
         if origin is not None:
             place = NamespaceLevel(user, origin.place.stage, levels)
             sandbox = NestedSandbox(tools, spec, enforcement, place=place, origin=origin)
@@ -114,7 +114,7 @@ class NamespaceHandover:
             # A trunk's user is its own; the others' is their session's, which may have another sandbox after this one.
             if origin is None and levels:
                 sandbox.when_closed(release)
-        sandbox.readopt(processes)
+        sandbox.restored(processes)
         return sandbox
 
     def _process_of(self, told: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
@@ -122,7 +122,7 @@ class NamespaceHandover:
         process = NamespaceProcess(child, hops=told["hops"])
         process.command = tuple(told["command"])
         alone, command_pid = told["is_left_alone"], told["command_pid"]
-        process.readopt(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
+        process.restored(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
         return process
 
 
@@ -141,7 +141,7 @@ class _Gone:
     def release(self) -> None:
         pass
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         pass
 
 

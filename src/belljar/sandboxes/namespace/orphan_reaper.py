@@ -40,14 +40,14 @@ class OrphanReaper:
         self._line: int | None = None
         self._lock = threading.Lock()
 
-    def name(self, pid: int) -> None:
+    def register(self, pid: int) -> None:
         """A process is to be killed, or a process group, as a negative number."""
         with self._lock:
             if pid not in self._named:
                 self._named.add(pid)
                 self._say(f"name {pid}\n")
 
-    def strike(self, pid: int) -> None:
+    def unregister(self, pid: int) -> None:
         """It has ended; may be called twice."""
         with self._lock:
             if pid in self._named:

@@ -41,7 +41,7 @@ class NamespaceProcess:
         self._is_held = False
         self._will = will
         if will is not None:
-            will.name(-child.pid)
+            will.register(-child.pid)
         self._gate: int | None = None
         self._info = bytearray()
         self._is_told = asyncio.Event()
@@ -114,16 +114,16 @@ class NamespaceProcess:
         """How many processes are between the one that was started and bubblewrap."""
         return self._hops
 
-    def readopt(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
+    def restored(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
         """It was told and let in when another server had it; the descriptor is its own now."""
         self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
         self._is_told.set()
         if is_left_alone:
             self._watch(first)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Look at it no longer and let it live; may be called twice."""
-        self._child.leave()
+        self._child.detach()
         if self.first is not None:
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
@@ -162,7 +162,7 @@ class NamespaceProcess:
         # bubblewrap tells of a signal as shells do.
         return 128 - status if status - 128 in signal.valid_signals() else status
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         """Kill the namespaces' first process, which takes all others along, then bubblewrap; may be called twice."""
         # bubblewrap tells or dies at once; killed before, it would leave its child to the host's init.
         await self._is_told.wait()
@@ -187,7 +187,7 @@ class NamespaceProcess:
         await self._child.wait()
         self._release()
         if self._will is not None:
-            self._will.strike(self.first_pid)
+            self._will.unregister(self.first_pid)
         self._close_gate()
         self._close_maker()
         self._close_threshold()
@@ -204,7 +204,7 @@ class NamespaceProcess:
     def _release(self) -> None:
         # First: from then on its number may be a stranger's.
         if self._will is not None:
-            self._will.strike(-self.pid)
+            self._will.unregister(-self.pid)
         self._child.release()
 
     def _close_threshold(self) -> None:
@@ -249,7 +249,7 @@ class NamespaceProcess:
         self.first = _open_child(first, of=parent)
         self._is_held = self.first is not None
         if self._will is not None and self.first is not None:
-            self._will.name(first)
+            self._will.register(first)
         if not first:
             # It lives, and cannot be found: nothing would ever end it.
             self._child.kill_group()

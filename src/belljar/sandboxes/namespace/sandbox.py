@@ -89,7 +89,7 @@ class NamespaceSandbox:
                 mapper.start()
             if process not in self._processes:
                 # Closed while it was started: whoever did that knew nothing of this one.
-                await process.end()
+                await process.kill_all()
                 self._check_open()
             await self._let_in(process, ground, mapper)
             return process
@@ -210,7 +210,7 @@ class NamespaceSandbox:
     async def _end_all(self) -> None:
         while self._processes:
             process = self._processes[-1]
-            await process.end()
+            await process.kill_all()
             self._processes.remove(process)
 
     async def _finish(self) -> None:
@@ -253,7 +253,7 @@ class NamespaceSandbox:
         """Its limits."""
         return self._enforcement
 
-    def readopt(self, processes: Sequence[NamespaceProcess]) -> None:
+    def restored(self, processes: Sequence[NamespaceProcess]) -> None:
         """It was an earlier server's, with these commands. Closed but for its branches, until someone claims it."""
         self._processes = [*processes]
         self._is_closed = True
@@ -262,11 +262,11 @@ class NamespaceSandbox:
         """Somebody uses it again."""
         self._is_closed = False
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Let go of it and let it live, with those it was branched from; may be called twice."""
         for process in self._processes:
-            process.leave()
-        self._enforcement.leave()
+            process.detach()
+        self._enforcement.detach()
 
     def adopt(self, branch: "NamespaceSandbox") -> None:
         """Stay until the branch is over."""

@@ -335,7 +335,7 @@ async def _keep_output(bench: ProgramRunner, name: str, end: ProgramEnd) -> str:
     kept = f"{name.removesuffix('.py')}.output.txt"
     text = end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else "")
     try:
-        await asyncio.to_thread(bench.storage.keep, kept, text)
+        await asyncio.to_thread(bench.storage.write, kept, text)
     except BelljarError as error:
         return f"not kept: {error}"
     return bench.storage.path(kept)

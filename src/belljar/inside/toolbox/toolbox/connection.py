@@ -219,7 +219,7 @@ class HostConnection:
         number = int(answer.get("id", 0))
         waiter = self._pending.get(number)
         if waiter is not None:
-            waiter.settle(answer)
+            waiter.resolve(answer)
             # Only now: whom an interrupt keeps from being told is told that the connection failed.
             self._pending.pop(number, None)
 
@@ -230,7 +230,7 @@ class HostConnection:
             self._close()
             pending, self._pending = self._pending, {}
         for waiter in pending.values():
-            waiter.settle({}, ToolError(reason))
+            waiter.resolve({}, ToolError(reason))
 
     def _close(self) -> None:
         wire, self._wire = self._wire, None
@@ -244,7 +244,7 @@ class HostConnection:
         for waiter in self._pending.values():
             if isinstance(waiter, LoopWaiter):
                 with contextlib.suppress(RuntimeError):
-                    waiter.settle({}, ToolError("the process was copied while the call was under way"))
+                    waiter.resolve({}, ToolError("the process was copied while the call was under way"))
 
 
 def _connect(sock: socket.socket, place: str) -> None:

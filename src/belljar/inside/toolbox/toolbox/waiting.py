@@ -36,7 +36,7 @@ class Waiter:
         with contextlib.suppress(RuntimeError):  # it is awake
             self._asleep.release()
 
-    def settle(self, answer: Answer, error: Exception | None = None) -> None:
+    def resolve(self, answer: Answer, error: Exception | None = None) -> None:
         """It has come, or never will; only the first time counts."""
         if not self.is_done:
             self.answer, self.error, self.is_done = answer, error, True
@@ -53,7 +53,7 @@ class LoopWaiter:
         self._thread = threading.get_ident()
         self.future: asyncio.Future[Answer] = self._loop.create_future()
 
-    def settle(self, answer: Answer, error: Exception | None = None) -> None:
+    def resolve(self, answer: Answer, error: Exception | None = None) -> None:
         """It has come, or never will."""
         if threading.get_ident() == self._thread:
             self._set(answer, error)
