@@ -9,6 +9,6 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 RUNNER = FOLDER / "runner"
 COMMANDS = FOLDER / "commands"
-"""`pip` and `uv` as sessions find them first on their PATH."""
+"""The folder of the `pip` and `uv` commands that come first on a session's PATH."""
 MODULES = FOLDER / "modules"
-"""What every session can import of ours: `workspace_state`."""
+"""The folder of the modules of ours that every session can import: `workspace_state`."""

@@ -1,8 +1,8 @@
-"""The program that runs another one and ends with its caller, however that ends: `guard.py DESCRIPTOR COMMAND…`.
+"""Run a command that must not outlive its caller: `child_guard.py DESCRIPTOR COMMAND…`.
 
-The descriptor is the end of a pipe whose other end only the caller has. When it closes, everything in this process
-group is killed: the command, and what the command started. A signal at the parent's death would come when the thread
-ends that started us, and reach the command alone. It imports nothing of ours.
+DESCRIPTOR is one end of a pipe whose other end only the caller has. When the caller dies, the pipe closes, and this
+script kills its whole process group: the command and everything that the command started. PR_SET_PDEATHSIG is not
+enough, because it fires when the thread ends that started us, and because its signal reaches the command alone.
 """
 
 import os
@@ -12,15 +12,15 @@ import threading
 
 
 def main(lifeline: int, command: "list[str]") -> None:
-    """Run the command to its end, and end as it did."""
+    """Run the command until it exits, and exit with its status."""
     os.set_inheritable(lifeline, False)
-    threading.Thread(target=_end_with_caller, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_kill_group_with_caller, args=(lifeline,), daemon=True).start()
     pid = os.posix_spawn(command[0], command, os.environ)
     _, status = os.waitpid(pid, 0)
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
 
-def _end_with_caller(lifeline: int) -> None:
+def _kill_group_with_caller(lifeline: int) -> None:
     while os.read(lifeline, 1):
         pass
     os.killpg(0, signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""The first process of a container: takes what the server hands it, starts the command with that, and stays.
+"""The init process of a container: it receives an order from the server, starts the command, and stays as PID 1.
 
-Runs inside on whichever Python is there (3.9 or newer) and imports nothing of ours. Engines pass no descriptors, and
-show the environment of a command to everyone who may ask them; so both come through a socket, which is gone before
-the command starts. This process reaps whoever is orphaned, tells the server the command's status, and ends when the
-server closes its end or is dead: that ends the container, because it is its first process.
+Descriptors and environment come through a socket, because container engines pass no descriptors and show a command's
+environment to everyone who may ask them. The server stops listening and removes the socket's path before the command
+starts. This process reaps orphans, sends the command's exit status to the server, and exits when the server closes the
+connection or dies, which ends the container.
 
-Code of the session cannot get at the socket: signals from inside do not reach the first process, and it is not
-dumpable, so its descriptors and its memory are closed to its own user too.
+Code of the session cannot reach the connection: signals from inside do not reach PID 1, and PID 1 is not dumpable, so
+its descriptors and its memory are closed to processes of the same user.
 """
 
 import base64
@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-_MOST_DESCRIPTORS = 253  # what Linux passes at once
+_MOST_DESCRIPTORS = 253  # the most that Linux passes in one message
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
@@ -37,7 +37,7 @@ class _Program(ctypes.Structure):
 
 
 def main() -> None:
-    """Serve one command; never returns."""
+    """Connect to the server, run one command for it and exit; never returns."""
     with contextlib.suppress(OSError):
         server = socket.socket(socket.AF_UNIX)
         server.connect(sys.argv[1])
@@ -51,29 +51,29 @@ def main() -> None:
 def _serve(server: socket.socket, received: "list[int]") -> None:
     with open(received[0], "rb", closefd=False) as file:
         order = json.load(file)
-    # Python's own handler would let the session end us.
+    # With Python's own handler, a SIGINT from the session would end this process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    waking, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _on_child)
     command = os.fork()
     if command == 0:
-        _become(order, received[1:])
+        _execute(order, received[1:])
     for descriptor in received:
         os.close(descriptor)
     while True:
-        ready, _, _ = select.select([server, waking], [], [])
+        ready, _, _ = select.select([server, wakeup_read], [], [])
         if server in ready:
             return
-        os.read(waking, 4096)
+        os.read(wakeup_read, 4096)
         for pid, status in _ended():
             if pid == command:
                 server.sendall(b"%d" % os.waitstatus_to_exitcode(status))
 
 
 def _on_child(_number: int, _frame: object) -> None:
-    """Nothing: that there is a handler wakes us."""
+    """Do nothing; a handler has to be there for SIGCHLD to write to the wakeup descriptor."""
 
 
 def _ended() -> "list[tuple[int, int]]":
@@ -87,7 +87,7 @@ def _ended() -> "list[tuple[int, int]]":
     return ended
 
 
-def _become(order: "dict[str, Any]", descriptors: "list[int]") -> None:
+def _execute(order: "dict[str, Any]", descriptors: "list[int]") -> None:
     command, environment = order["command"], order["environment"]
     try:
         signal.set_wakeup_fd(-1)
@@ -96,9 +96,9 @@ def _become(order: "dict[str, Any]", descriptors: "list[int]") -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(order["folder"])
-        # After the descriptors: their numbers may be beyond what may be opened from now on.
-        for kind, most in order["limits"].items():
-            _limit(int(kind), most)
+        # Set limits after the descriptors are in place, because their numbers may be above RLIMIT_NOFILE.
+        for kind, limit in order["limits"].items():
+            _limit(int(kind), limit)
         _filter(base64.b64decode(order["filter"]))
         os.execvpe(command[0], command, environment)
     except FileNotFoundError as error:
@@ -108,31 +108,31 @@ def _become(order: "dict[str, Any]", descriptors: "list[int]") -> None:
 
 
 def _place(descriptors: "list[int]", numbers: "list[int]") -> None:
-    """The command's descriptors at their numbers, an input at its end, and nothing else."""
+    """Put the command's descriptors at their numbers, an empty input at 0, and close everything else."""
     above = max(numbers) + 1
     held = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
     os.closerange(0, above)
-    nothing, end = os.pipe()  # the lowest numbers are free: 0 and 1
+    empty_input, end = os.pipe()  # gets the lowest free numbers, 0 and 1
     os.close(end)
-    os.set_inheritable(nothing, True)
+    os.set_inheritable(empty_input, True)
     for descriptor, number in zip(held, numbers):  # noqa: B905 - `strict` is Python 3.10's
         os.dup2(descriptor, number)
 
 
-def _limit(kind: int, most: int) -> None:
+def _limit(kind: int, limit: int) -> None:
     _, hard = resource.getrlimit(kind)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (most, most))
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _filter(program: bytes) -> None:
-    """Refuse the system calls that the server wants refused, beside what the engine refuses."""
+    """Install the server's seccomp filter, in addition to the engine's own."""
     if not program:
         return
     buffer = ctypes.create_string_buffer(program, len(program))
-    filling = _Program(len(program) // _BYTES_PER_INSTRUCTION, ctypes.addressof(buffer))
+    filter_program = _Program(len(program) // _BYTES_PER_INSTRUCTION, ctypes.addressof(buffer))
     _control(_PR_SET_NO_NEW_PRIVS, 1)
-    _control(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filling))
+    _control(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_program))
 
 
 def _control(option: int, *values: int) -> None:

@@ -1,6 +1,7 @@
-"""The program that becomes another one which can write in some folders only: `walls.py FOLDER… -- COMMAND…`.
+"""Run a command that can write below the given folders only: `landlock.py FOLDER… -- COMMAND…`.
 
-By Landlock, which Linux has for every user. It imports nothing of ours. What the command reads is not limited.
+The script restricts itself with Landlock, which Linux offers to every user, and then replaces itself by the command.
+Reading is not limited.
 """
 
 import ctypes
@@ -13,17 +14,17 @@ _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _NO_NEW_PRIVILEGES = 38
 _WRITE_FILE = 1 << 1
-# From `remove a folder` to `make a symbolic link`.
+# The rights 4 to 12 of linux/landlock.h, from REMOVE_DIR to MAKE_SYM.
 _CHANGE_FOLDERS = sum(1 << right for right in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 
 
-def main(words: list[str]) -> None:
-    """Build the walls, then be the command."""
-    middle = words.index("--")
-    _confine(words[:middle])
-    command = words[middle + 1 :]
-    os.execv(command[0], command)  # what it is for
+def main(arguments: list[str]) -> None:
+    """Restrict this process, then execute the command."""
+    separator = arguments.index("--")
+    _confine(arguments[:separator])
+    command = arguments[separator + 1 :]
+    os.execv(command[0], command)
 
 
 def _confine(folders: list[str]) -> None:
@@ -41,11 +42,11 @@ def _confine(folders: list[str]) -> None:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        _system(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+        _system(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _system(number: int, *values: object) -> int:

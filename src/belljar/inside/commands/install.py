@@ -1,7 +1,8 @@
-"""`pip install` and `uv pip install` in a session: the session has no network, so the host is asked to install.
+"""`pip install` and `uv pip install` in a session: ask the host to install, because the session has no network.
 
-Only requirements by name go to the host, which checks them again. Whatever else pip and uv can do is left to the
-environment's own, where it has them. The commands in `bin` run it, and `startup/sitecustomize.py` for `python -m`.
+Only requirements by name go to the host, which checks them again. Everything else that pip and uv can do is left to
+the environment's own pip and uv, where it has them. The commands in `bin` run this file, and so does
+`startup/sitecustomize.py` for `python -m pip` and `python -m uv`.
 """
 
 import importlib.machinery
@@ -40,7 +41,7 @@ _HARMLESS = {
     *("--root-user-action=ignore", "--progress-bar=off", "--no-warn-conflicts"),
 }
 _UPGRADES = {"-U", "--upgrade"}
-# What these ask for does not touch the session's packages: pip and uv may try it themselves.
+# With these options pip and uv do not change the session's packages, so they may run themselves.
 _NOT_OURS = {"-h", "--help", "-t", "--target", "--prefix", "--root", "--dry-run"}
 _IMPORTS = """
 import importlib, json, sys
@@ -55,37 +56,37 @@ sys.stderr.write("\\n" + json.dumps(told))
 
 
 class InstallRefused(Exception):
-    """What cannot be asked of the host."""
+    """The request cannot be passed to the host, or the host did not answer."""
 
 
 def main(program: str, arguments: Sequence[str]) -> int:
-    """Install, or let the real program do what it was asked."""
-    wanted = _installation(program, arguments)
+    """Ask the host to install, or execute the environment's own program; return the exit status."""
+    wanted = _install_arguments(program, arguments)
     if wanted is None or not is_for_host(program, arguments):
-        return _step_aside(program, arguments)
+        return _run_real_program(program, arguments)
     try:
-        return _show(_ask(list(_requirements(wanted))))
+        return _print_answer(_ask(list(_requirements(wanted))))
     except InstallRefused as refusal:
         print(f"{program}: {refusal}", file=sys.stderr)
         return 2
 
 
 def is_for_host(program: str, arguments: Sequence[str]) -> bool:
-    """Whether the call would change the session's packages, which the host does."""
-    if VARIABLE not in os.environ or _installation(program, arguments) is None:
+    """Return whether the call would change the session's packages, which only the host does."""
+    if VARIABLE not in os.environ or _install_arguments(program, arguments) is None:
         return False
-    # uv installs into the virtual environment that is active; pip there is another program.
+    # uv installs into the active virtual environment. pip needs no such test: a virtual environment has its own pip.
     active = os.environ.get("VIRTUAL_ENV") if program == "uv" else None
     return not active or os.path.realpath(active) == os.path.realpath(os.environ.get(PREFIX, ""))
 
 
-def _installation(program: str, arguments: Sequence[str]) -> "Sequence[str] | None":
-    """What follows `install`; None when the call is another, or has nothing to do with the session's packages."""
+def _install_arguments(program: str, arguments: Sequence[str]) -> "Sequence[str] | None":
+    """Return the arguments after `install`; None when it is another call, or leaves the session's packages alone."""
     words = [word for word in arguments if word not in _HARMLESS] if program == "pip" else list(arguments)
-    lead = ["install"] if program == "pip" else ["pip", "install"]
-    if words[: len(lead)] != lead or any(word.partition("=")[0] in _NOT_OURS for word in words):
+    subcommand = ["install"] if program == "pip" else ["pip", "install"]
+    if words[: len(subcommand)] != subcommand or any(word.partition("=")[0] in _NOT_OURS for word in words):
         return None
-    return words[len(lead) :]
+    return words[len(subcommand) :]
 
 
 def _requirements(words: Sequence[str]) -> Iterator[str]:
@@ -127,7 +128,7 @@ def _ask(requirements: "list[str]") -> "dict[str, Any]":
     here = os.open(".", os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX) as sock:
-            os.chdir(folder)  # a socket's address holds 107 bytes, and the folder's name may be longer
+            os.chdir(folder)  # because a UNIX socket's address holds 107 bytes, and the folder's path may be longer
             sock.connect(name)
             os.fchdir(here)
             sock.sendall(json.dumps({"requirements": requirements}).encode() + b"\n")
@@ -139,7 +140,7 @@ def _ask(requirements: "list[str]") -> "dict[str, Any]":
         os.close(here)
 
 
-def _show(answer: "dict[str, Any]") -> int:
+def _print_answer(answer: "dict[str, Any]") -> int:
     modules: list[str] = answer["modules"]
     for line in answer["lines"]:
         print(line)
@@ -152,16 +153,16 @@ def _show(answer: "dict[str, Any]") -> int:
 
 
 def _import(modules: "list[str]") -> "dict[str, str]":
-    """Import them in a fresh process beside the kernel, and tell what went wrong."""
+    """Import the modules in a process of their own beside the kernel, and return the errors by module."""
     command = [sys.executable, "-c", _IMPORTS, *modules]
-    told = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     try:
-        return json.loads(told.stderr.rpartition(b"\n")[2])
+        return json.loads(process.stderr.rpartition(b"\n")[2])
     except ValueError:
-        return {", ".join(modules): f"the interpreter ended with status {told.returncode}"}
+        return {", ".join(modules): f"the interpreter ended with status {process.returncode}"}
 
 
-def _step_aside(program: str, arguments: Sequence[str]) -> int:
+def _run_real_program(program: str, arguments: Sequence[str]) -> int:
     command = _real_pip() if program == "pip" else _real_uv()
     if command:
         os.execv(command[0], [*command, *arguments])

@@ -31,7 +31,7 @@ __all__ = [
     "save_text",
 ]
 
-# The folder of the session, whatever the cell's working directory is by the time it saves something.
+# Resolved at import, because a cell may have changed its working directory by the time it saves something.
 _FOLDER = Path.cwd() / "workspace"
 _TEXT = (".txt", ".md", ".log", ".html", ".xml", ".yaml", ".yml", ".toml")
 _MISSING: Any = object()
@@ -116,7 +116,7 @@ def load_binary(name: str) -> bytes:
 
 
 def names() -> "list[str]":
-    """What is there, sorted."""
+    """List the files in `workspace/`, sorted."""
     return sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*") if path.is_file())
 
 
@@ -141,7 +141,7 @@ def _write(name: str, data: bytes) -> Path:
 
 
 class _replacing:  # noqa: N801  - reads as what it does
-    """A file that takes the place of another in one step, when all of it is written."""
+    """A temporary file that replaces another in one step when all of it is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,1 +1,4 @@
-"""The supervisor's own process. It is run by Python alone, under a name of its own, and imports nothing of ours."""
+"""The supervisor's process, which keeps kernels alive between two servers.
+
+It is loaded by path, under a package name of its own, and needs nothing but Python's standard library.
+"""

@@ -1,6 +1,6 @@
-"""What a server and a supervisor say to each other with: packets of JSON that carry descriptors, over a UNIX socket.
+"""The wire between a server and a supervisor: packets of JSON that carry descriptors, over a UNIX socket.
 
-Both ends use this one file, so it imports nothing of belljar's: the supervisor runs on Python's own library.
+Both ends use this one file, so it imports nothing of belljar, because the supervisor has only the standard library.
 """
 
 import array
@@ -9,21 +9,24 @@ import os
 import socket
 
 FORM = 1
-"""Of requests and answers. Raised when an earlier or later server could not make sense of them."""
+"""The version of requests and answers. Increase it when an earlier or later server could not understand them."""
 PACKET_BYTES = 196_608
 BUFFER_BYTES = 1_048_576
 WELCOME, TAKEN = b"welcome", b"taken"
 LOG = "log"
-"""What it complains of, in its folder; it has a lock on the file."""
+"""The name of the log in the supervisor's folder; a running supervisor holds a lock on this file."""
 SOCKET = "socket"
-"""Where it listens, in its folder."""
+"""The name of the listening socket in the supervisor's folder."""
 MOST_DESCRIPTORS = 253
-"""In one packet, as Linux has it."""
+"""The most descriptors that Linux passes in one packet."""
 _NUMBERS = array.array("i")
 
 
 class Unreceived(OSError):
-    """Not all of a packet is there: EMFILE, its descriptors have no room here; EMSGSIZE, its words have none."""
+    """A packet that arrived incompletely.
+
+    EMFILE: this process has no room for its descriptors. EMSGSIZE: its text is longer than `PACKET_BYTES`.
+    """
 
     def __init__(self, number: int, packet: bytes) -> None:
         super().__init__(number, os.strerror(number))
@@ -31,7 +34,7 @@ class Unreceived(OSError):
 
 
 def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
-    """One packet with its descriptors, which no exec passes on; Unreceived when not all of it is there."""
+    """Return one packet with its descriptors, which are close-on-exec; raise Unreceived when it is incomplete."""
     space = socket.CMSG_SPACE(MOST_DESCRIPTORS * _NUMBERS.itemsize)
     packet, ancillary, found, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
@@ -39,7 +42,7 @@ def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             whole = len(data) - len(data) % _NUMBERS.itemsize
             descriptors += array.array("i", data[:whole])
-    # Linux leaves out the descriptors that this process has no room for, and says nothing else about it.
+    # Linux drops the descriptors that this process has no room for; the flag is the only sign of it.
     for flag, number in ((socket.MSG_CTRUNC, errno.EMFILE), (socket.MSG_TRUNC, errno.EMSGSIZE)):
         if found & flag:
             for descriptor in descriptors:
@@ -49,6 +52,6 @@ def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
 
 
 def widen(sock: socket.socket) -> None:
-    """Make room for whole packets."""
+    """Enlarge the socket's buffers so that they hold whole packets."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""The supervisor's process: it leaves the server that started it, serves, and ends with nothing left of it."""
+"""The entry point of the supervisor's process: detach from the server that started it, serve, clean up."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ import socket
 import traceback
 from pathlib import Path
 
-from .children import make_room
+from .children import raise_descriptor_limit
 from .packets import LOG, SOCKET
 from .serving import SupervisorProcess
 
@@ -16,13 +16,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(descriptor: str, folder: str) -> None:
-    """Leave the server that started it, and serve at a listening socket."""
+    """Detach from the server that started this process, and serve at the listening socket `descriptor`."""
     if os.fork():
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    make_room()
-    # For as long as it lives; others may look whether somebody has it.
+    raise_descriptor_limit()
+    # Held until this process ends, because others test this lock to find out whether a supervisor runs.
     fcntl.flock(os.open(Path(folder) / LOG, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
@@ -35,7 +35,8 @@ def main(descriptor: str, folder: str) -> None:
         traceback.print_exc()
         raise
     finally:
-        # In this order: who finds nobody here makes a socket of its own under that name, which must stay.
+        # Unlink before closing, because whoever finds nobody listening makes a socket of its own under that name,
+        # and that one must not be unlinked.
         with contextlib.suppress(OSError):
             (Path(folder) / SOCKET).unlink()
         listener.close()

@@ -1,8 +1,8 @@
-"""The supervisor at work: one server at a time, a packet a request and one an answer, in their order.
+"""The supervisor's main loop: it serves one server at a time, with one answer packet for each request packet, in order.
 
-When its server is gone it ends what is in nobody's deposit, waits so long as it was told for another server, and then
-ends everything. It starts nothing by itself and reads no file of a session's; what it holds of memory it does not look
-into.
+When its server is gone, it kills the children that are in no deposit, waits for another server for as long as the last
+one asked for, and then kills the rest. It starts nothing by itself, reads no file of a session, and does not look into
+the memory that it holds for sessions.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _RETRY_S = 0.01
 
 
 class SupervisorProcess:
-    """One for a data directory, as long as there is something to keep or a server to serve."""
+    """The supervisor of one data directory; it runs while there is something to keep or a server to serve."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -37,9 +37,9 @@ class SupervisorProcess:
         self._is_over = False
 
     def serve(self) -> None:
-        """Until there is nothing to keep and nobody to serve."""
-        bell, ringing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(ringing, warn_on_full_buffer=False)
+        """Serve until there is nothing to keep and nobody to serve."""
+        wakeup_read, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGTERM, self._on_end)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -47,17 +47,17 @@ class SupervisorProcess:
         while not self._is_over:
             poll = select.poll()
             sockets = [self._listener, *([self._server] if self._server else [])]
-            for descriptor in (bell, *(sock.fileno() for sock in sockets)):
+            for descriptor in (wakeup_read, *(sock.fileno() for sock in sockets)):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(self._wait_ms())}
-            if bell in ready:
+            if wakeup_read in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(bell, 4096)
-                self._children.end_strangers()
+                    os.read(wakeup_read, 4096)
+                self._children.kill_orphans()
             if self._server is not None and self._server.fileno() in ready:
-                self._hear(self._server)
+                self._handle_request(self._server)
             if self._listener.fileno() in ready:
-                self._meet()
+                self._accept_server()
             if self._server is None and time.monotonic() >= self._deadline:
                 self._is_over = True
 
@@ -69,18 +69,19 @@ class SupervisorProcess:
 
     # Servers
 
-    def _meet(self) -> None:
+    def _accept_server(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has thought better of it
+        except OSError:  # the server has hung up already
             return
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        # The server that there was may have gone, and what it said last is not heard yet.
-        while self._server is not None and _has_word(self._server):
-            self._hear(self._server)
+        # Read what the previous server sent last, because it may be gone already.
+        while self._server is not None and _is_readable(self._server):
+            self._handle_request(self._server)
         is_welcome = uid == os.geteuid() and self._server is None
         with contextlib.suppress(OSError):
-            # Said first: a line that is closed on somebody's words is reset, and ours would not be read.
+            # Send before closing, because closing a socket with unread data in it resets the connection, and then
+            # the peer could not read our answer.
             sock.send(WELCOME if is_welcome else TAKEN)
         if not is_welcome:
             sock.close()
@@ -88,8 +89,8 @@ class SupervisorProcess:
         widen(sock)
         self._server = sock
 
-    def _lose(self) -> None:
-        """The server is gone: what it did not deposit ends now, the rest when nobody comes for it."""
+    def _drop_server(self) -> None:
+        """Kill what the server that is gone did not deposit, and wait for another server to come for the rest."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -99,88 +100,89 @@ class SupervisorProcess:
         self._children.end_all_but(self._deposits.children)
         self._deadline = time.monotonic() + self._patience_s
 
-    def _hear(self, server: socket.socket) -> None:
-        answered: Answer
+    def _handle_request(self, server: socket.socket) -> None:
+        answer: Answer
         descriptors: list[int] = []
         try:
             packet, descriptors = receive(server, socket.MSG_DONTWAIT)
             if not packet:
-                self._lose()
+                self._drop_server()
                 return
             request = json.loads(packet)
-            answered = getattr(self, f"_on_{request['op']}")(request, descriptors)
+            answer = getattr(self, f"_on_{request['op']}")(request, descriptors)
         except (BlockingIOError, ConnectionResetError):
-            # Reset: it went without hearing us out. What it had said before is there still, and then its end.
+            # Reset: the server left without reading our last answer. What it sent before can still be read, and then
+            # comes the end of the stream.
             return
         except ConnectionError:
-            self._lose()
+            self._drop_server()
             return
         except Exception as error:
-            answered = {"error": f"{type(error).__name__}: {error}"}, []
-        # Whoever has use for them has taken them out.
+            answer = {"error": f"{type(error).__name__}: {error}"}, []
+        # A handler that uses descriptors has removed them from the list.
         for descriptor in descriptors:
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # it is gone: the next look tells
-            socket.send_fds(server, [json.dumps(answered[0]).encode()], answered[1])
+        with contextlib.suppress(OSError):  # the server is gone; the next poll reports it
+            socket.send_fds(server, [json.dumps(answer[0]).encode()], answer[1])
 
-    # What a server asks for
+    # Requests: `op` names the handler
 
     def _on_attend(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """A server introduces itself, or looks whether anybody is there; it is told what there is."""
+        """Answer a server that introduces itself, or tests whether we are here, with the keys of the deposits."""
         self._patience_s = float(request["patience_s"])
         return {"keys": self._deposits.keys, "pid": os.getpid(), "form": FORM}, []
 
     def _on_start(self, request: "dict[str, Any]", descriptors: "list[int]") -> Answer:
-        """Start a command; the descriptors are to have the numbers that `targets` says."""
+        """Start a command, which gets the descriptors under the numbers in `targets`."""
         return self._children.start(request, descriptors)
 
     def _on_find(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """A descriptor of a child."""
+        """Answer with the pidfd of a child."""
         return self._children.find(request["pid"])
 
     def _on_ask(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """How a child ended."""
+        """Answer with how a child ended, or None while it runs."""
         return {"status": self._children.status(request["pid"])}, []
 
     def _on_kill(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """End a child and its process group."""
+        """Kill a child and its process group."""
         self._children.kill(request["pid"])
         return {}, []
 
     def _on_forget(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """A child has ended and nobody asks about it any more."""
+        """Reap a child that has ended and that the server will not ask about any more."""
         self._children.forget(request["pid"])
         return {}, []
 
     def _on_keep(self, request: "dict[str, Any]", descriptors: "list[int]") -> Answer:
-        """Keep something under a key, in place of what was there."""
+        """Store a deposit under a key, in place of what was there."""
         self._deposits.store(request, descriptors)
         return {}, []
 
     def _on_take(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """Copies of what is kept under a key, which stays there."""
+        """Answer with copies of what a key holds; the deposit stays."""
         deposit = self._deposits.find(request["key"])
         return ({"words": deposit.words}, deposit.descriptors) if deposit else ({"words": None}, [])
 
     def _on_drop(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """Keep it no longer; on demand its children end with it."""
+        """Remove a deposit and, if the request says so, kill its children."""
         children = self._deposits.drop(request["key"])
         if request["ends"]:
             self._children.kill_and_reap(children)
         return {}, []
 
     def shut_down(self) -> None:
-        """Kill everyone, and leave no control group behind. What runs in their namespaces ends with them."""
+        """Kill all children and remove all control groups. What runs in the children's namespaces ends with them."""
         self._children.end_all_but(set())
         deadline = time.monotonic() + _END_S
         while (
-            self._children.end_strangers() or not all([*map(is_removed, self._deposits.folders)])
+            self._children.kill_orphans() or not all([*map(is_removed, self._deposits.folders)])
         ) and time.monotonic() < deadline:
-            time.sleep(_RETRY_S)  # nothing tells when the kernel has taken the last of them apart
+            time.sleep(_RETRY_S)  # no event reports when the kernel has removed the last process from a group
 
 
-def _has_word(sock: socket.socket) -> bool:
-    """Whether there is something to hear, be it the end."""
+def _is_readable(sock: socket.socket) -> bool:
+    """Return whether the socket has data or has ended."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))

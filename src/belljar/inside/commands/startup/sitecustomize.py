@@ -1,7 +1,7 @@
-"""Python imports this when it starts in a session: `python -m pip install` goes to the host, like the command `pip`.
+"""Send `python -m pip install` to the host, like the command `pip`. Python imports this whenever it starts.
 
-It is neither pip nor in the way of it: `import pip`, and pip in a virtual environment of the session's own, are
-theirs. What the environment has under this module's name runs as if this one were not here.
+It does not replace pip: `import pip`, and pip in a virtual environment that the session made, work as usual. If the
+environment has a `sitecustomize` of its own, that one is run too.
 """
 
 import os
@@ -13,8 +13,8 @@ _PREFIX = "BELLJAR_PREFIX"
 _WITH_VALUE = "WX"
 
 
-def _words() -> "list[str]":
-    """What this Python was started with: `sys.orig_argv` came with Python 3.10."""
+def _command_line() -> "list[str]":
+    """Return the arguments that this Python was started with; Python 3.9 has no `sys.orig_argv`."""
     words = getattr(sys, "orig_argv", None)
     if words is not None:
         return words[1:]
@@ -25,8 +25,8 @@ def _words() -> "list[str]":
         return []
 
 
-def _module(words: "list[str]") -> "list[str]":
-    """The module of `-m` and its arguments; nothing when Python was given something else to run."""
+def _module_arguments(words: "list[str]") -> "list[str]":
+    """Return the module of `-m` and its arguments; nothing when Python was given something else to run."""
     left = iter(words)
     for word in left:
         if word == "--check-hash-based-pycs":
@@ -36,13 +36,13 @@ def _module(words: "list[str]") -> "list[str]":
             return []
         if word.startswith("--"):
             continue
-        for place, letter in enumerate(word[1:], 2):
+        for end, letter in enumerate(word[1:], 2):
             if letter == "c":
                 return []
             if letter == "m":
-                return [*filter(None, [word[place:] or next(left, "")]), *left]
+                return [*filter(None, [word[end:] or next(left, "")]), *left]
             if letter in _WITH_VALUE:
-                if not word[place:]:
+                if not word[end:]:
                     next(left, "")
                 break
     return []
@@ -50,11 +50,11 @@ def _module(words: "list[str]") -> "list[str]":
 
 def _catch_installation() -> None:
     prefix = os.environ.get(_PREFIX)
-    module = _module(_words()) if prefix else []
+    module = _module_arguments(_command_line()) if prefix else []
     if not prefix or not module or module[0] not in ("pip", "uv"):
         return
     if os.path.realpath(sys.prefix) != os.path.realpath(prefix):
-        return  # a virtual environment of the session's own
+        return  # in a virtual environment that the session made
     sys.path.insert(0, os.path.dirname(_HERE))  # noqa: PTH120
     from importlib import import_module
     from typing import Any
@@ -68,11 +68,11 @@ def _catch_installation() -> None:
         except BaseException:
             sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
             status = 1
-        os._exit(status)  # Python takes SystemExit at this point for a fault of its installation
+        os._exit(status)  # not SystemExit, because Python would report it as an error in sitecustomize
     del sys.modules["install"]
 
 
-def _step_aside() -> None:
+def _run_environments_own() -> None:
     """Run the environment's own module of this name, if it has one."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -86,4 +86,4 @@ def _step_aside() -> None:
 
 
 _catch_installation()
-_step_aside()
+_run_environments_own()

@@ -1,7 +1,7 @@
 """Tools of other servers, called from a session: `from servers.SERVER import TOOL`, or `toolbox.search("what for")`.
 
-Runs in whatever Python the session has, 3.9 or later, on the standard library alone. What leaves the session is the
-name of a server, the name of a tool, and arguments; everything else is the host's.
+Runs in whatever Python the session has, 3.9 or later, on the standard library alone. Only the name of a server, the
+name of a tool, and arguments leave the session; the host makes the call.
 """
 
 from .cells import watch_cells

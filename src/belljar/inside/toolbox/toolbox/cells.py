@@ -1,4 +1,4 @@
-"""Between two cells: let go of the connection, and forget generated modules that there are newer ones of."""
+"""Hooks between two cells: close the idle connection, and unload generated modules that have a newer version."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ TREE = "servers"
 
 
 def watch_cells() -> None:
-    """Where there are cells."""
+    """Register the hooks with IPython, where this process is an IPython shell."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None:
-        shell.events.register("pre_run_cell", _before)
-        shell.events.register("post_run_cell", _after)
+        shell.events.register("pre_run_cell", _unload_outdated)
+        shell.events.register("post_run_cell", _close_connection)
 
 
-def _before(*_: Any) -> None:
+def _unload_outdated(*_: Any) -> None:
     module = sys.modules.get(TREE)
     loaded = getattr(module, "CATALOGUE", None)
     if module is None or not isinstance(loaded, str):
-        return  # not imported, or the session's own
-    # The folder of a version is named after it; what leads there is a link.
+        return  # not imported, or a module of the session's own with the same name
+    # `servers` is reached through a link to the newest version's folder, which has the version as its name.
     if Path(str(module.__file__)).resolve().parent.parent.name == loaded:
         return
     for name in [name for name in sys.modules if name == TREE or name.startswith(f"{TREE}.")]:
@@ -34,5 +34,5 @@ def _before(*_: Any) -> None:
     importlib.invalidate_caches()
 
 
-def _after(*_: Any) -> None:
-    own().rest()
+def _close_connection(*_: Any) -> None:
+    own().close_if_idle()

@@ -1,8 +1,9 @@
-"""One socket to the host for all threads and event loops of this process, with many questions in flight.
+"""One socket to the host for all threads and event loops of this process, with many requests in flight.
 
-Who waits for an answer reads for everyone, and an event loop reads when there is something: no thread stays behind
-between two cells, where it would keep the session from being copied whole. An interrupt may come between any two steps
-in here, and leaves nothing locked: so locks are taken by `with` alone, which a Condition's Python code is not safe for.
+There is no reader thread, because one that stayed between two cells would be missing in a forked copy of the session.
+Instead, one of the threads that wait reads for all, and an event loop reads when the socket is readable. An interrupt
+may come between any two steps and must leave nothing locked. So locks are taken by `with` only, and there is no
+Condition, because its Python code is not safe for that.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
 class HostConnection:
-    """Opened with the first question, and again after a fork or when the host has gone."""
+    """The connection of this process. It opens with the first request, and again after a fork or when it was closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,26 +40,26 @@ class HostConnection:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Waiter | LoopWaiter] = {}
         self._reader = 0
-        """The thread that reads now."""
+        """The id of the thread that reads now; 0 when none does."""
         self._wire: HostSocket | None = None
 
     def ask(self, message: dict[str, Any]) -> Answer:
-        """The host's answer. An interrupt while waiting takes the question back."""
+        """Send a request and wait for the host's answer. An interrupt while waiting cancels the request."""
         __tracebackhide__ = True
         waiter = Waiter()
         number = next(self._numbers)
         try:
             self._wait(self._send(number, message, waiter), waiter)
         except BaseException:
-            self._leave()
-            self._take_back(number)
+            self._stop_reading()
+            self._cancel(number)
             raise
         if waiter.error is not None:
             raise waiter.error
         return waiter.answer
 
     async def ask_in_loop(self, message: dict[str, Any]) -> Answer:
-        """The same for coroutines. Cancelling the task takes the question back."""
+        """Do what `ask` does, for coroutines. Cancelling the task cancels the request."""
         __tracebackhide__ = True
         waiter = LoopWaiter()
         number = next(self._numbers)
@@ -71,12 +72,12 @@ class HostConnection:
             finally:
                 wire.unwatch()
         except BaseException:
-            self._leave()
-            self._take_back(number)
+            self._stop_reading()
+            self._cancel(number)
             raise
 
-    def rest(self) -> None:
-        """Nothing runs: hold nothing that a copy of this process would lack."""
+    def close_if_idle(self) -> None:
+        """Close the socket if no request is pending, because a forked copy of this process would lack it."""
         with self._lock:
             if not self._pending and not self._reader:
                 self._close()
@@ -116,35 +117,38 @@ class HostConnection:
                     try:
                         left = left[wire.sock.send(left, socket.MSG_DONTWAIT) :]
                     except BlockingIOError:
-                        self._make_way(wire)
+                        self._read_while_full(wire)
         except OSError:
             raise
         except BaseException:
-            # Half a line may be out: nothing after it could be understood.
+            # Half a line may have been sent, and the host could not understand anything after it.
             self._fail(wire, "the connection was interrupted")
             raise
 
-    def _make_way(self, wire: HostSocket) -> None:
-        """The host takes no more until its answers are fetched, and it may be that nobody else does that now."""
+    def _read_while_full(self, wire: HostSocket) -> None:
+        """Read answers while the socket is full, because the host takes no more until they are read.
+
+        Nobody else reads them if no other thread waits for an answer.
+        """
         poll = select.poll()
         poll.register(wire.sock, select.POLLIN | select.POLLOUT)
         if any(events & select.POLLIN for _, events in poll.poll(_FULL_MS)):
             self._on_readable(wire)
 
     def _open(self) -> HostSocket:
-        place = os.environ.get(VARIABLE, "")
-        if not place:
+        path = os.environ.get(VARIABLE, "")
+        if not path:
             raise ToolError("no toolbox is configured for this session")
         sock = socket.socket(socket.AF_UNIX)
         try:
-            _connect(sock, place)
+            _connect(sock, path)
         except OSError as error:
             sock.close()
             raise ToolError(f"the host does not answer: {error.strerror}") from None
         self._wire = HostSocket(sock)
         return self._wire
 
-    def _take_back(self, number: int) -> None:
+    def _cancel(self, number: int) -> None:
         with self._lock:
             is_pending = self._pending.pop(number, None) is not None
             wire = self._wire
@@ -155,18 +159,18 @@ class HostConnection:
     # Reading
 
     def _wait(self, wire: HostSocket, waiter: Waiter) -> None:
-        """Read for everyone, or sleep while another does, until there is what this one waits for."""
+        """Read for all waiters, or sleep while another thread reads, until this waiter has its answer."""
         __tracebackhide__ = True
         while not waiter.is_done:
             if not self._may_read():
                 waiter.sleep()
             elif waiter.is_done:
-                self._leave()
+                self._stop_reading()
             else:
                 self._read(wire)
 
     def _on_readable(self, wire: HostSocket) -> None:
-        """Read what there is, unless another does."""
+        """Read what has arrived, unless another thread reads."""
         if self._may_read():
             self._read(wire, socket.MSG_DONTWAIT)
 
@@ -178,13 +182,13 @@ class HostConnection:
     def _may_read(self) -> bool:
         own = threading.get_ident()
         with self._lock:
-            # Its own already where an interrupt has kept it from leaving.
+            # It is ours already where an interrupt kept this thread from `_stop_reading`.
             if self._reader in (0, own):
                 self._reader = own
             return self._reader == own
 
-    def _leave(self) -> None:
-        """This thread does not read any more: another may."""
+    def _stop_reading(self) -> None:
+        """Give up the right to read, and wake another thread that waits, so that it reads."""
         with self._lock:
             if self._reader == threading.get_ident():
                 self._reader = 0
@@ -209,18 +213,18 @@ class HostConnection:
         except RecursionError:
             self._fail(wire, "a result is nested too deeply to be read")
         except BaseException:
-            # What was read may be lost with the interrupt.
+            # Bytes that were read may be lost with the interrupt.
             self._fail(wire, "the connection was interrupted")
             raise
         finally:
-            self._leave()
+            self._stop_reading()
 
     def _deliver(self, answer: Answer) -> None:
         number = int(answer.get("id", 0))
         waiter = self._pending.get(number)
         if waiter is not None:
             waiter.resolve(answer)
-            # Only now: whom an interrupt keeps from being told is told that the connection failed.
+            # Remove it only now: if an interrupt comes before `resolve`, `_fail` still finds and resolves the waiter.
             self._pending.pop(number, None)
 
     def _fail(self, wire: HostSocket, reason: str) -> None:
@@ -238,7 +242,10 @@ class HostConnection:
             wire.shut()
 
     def abandon(self) -> None:
-        """After a fork: the socket is the other process's. What a coroutine waits for will not come to this one."""
+        """Drop everything in a forked child. The socket belongs to the parent, and so do the answers.
+
+        Coroutines that wait for one get an error.
+        """
         if self._wire is not None:
             self._wire.sock.close()
         for waiter in self._pending.values():
@@ -247,12 +254,12 @@ class HostConnection:
                     waiter.resolve({}, ToolError("the process was copied while the call was under way"))
 
 
-def _connect(sock: socket.socket, place: str) -> None:
-    """An address holds 107 bytes, and the folder's name may be longer."""
-    if len(place.encode()) < 100:
-        sock.connect(place)
+def _connect(sock: socket.socket, path: str) -> None:
+    """Connect, through the folder's descriptor where the path is too long for an address, which holds 107 bytes."""
+    if len(path.encode()) < 100:
+        sock.connect(path)
         return
-    folder, name = os.path.split(place)
+    folder, name = os.path.split(path)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sock.connect(f"/proc/self/fd/{descriptor}/{name}")
@@ -264,12 +271,12 @@ _own = HostConnection()
 
 
 def own() -> HostConnection:
-    """This process's."""
+    """Return the connection of this process."""
     return _own
 
 
 def _renew() -> None:
-    global _own  # one process has one
+    global _own  # one connection for each process
     _own.abandon()
     _own = HostConnection()
 

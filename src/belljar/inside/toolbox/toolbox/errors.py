@@ -1,4 +1,4 @@
-"""What can go wrong with a call, for the author of the code that made it."""
+"""The errors that a tool call or an import of a server raises in the session's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_LISTED = 20
 
 
 class ToolError(Exception):
-    """A call that has no result: whose it was, why, and what the tool takes."""
+    """A call failed: which tool of which server, why, and which parameters the tool takes."""
 
     def __init__(self, message: str, server: str = "", tool: str = "", parameters: list[str] | None = None) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class ToolError(Exception):
 
 
 class ArgumentError(ToolError, TypeError):
-    """The call never left: its arguments are not the tool's."""
+    """The call was not made, because its arguments do not fit the tool's parameters."""
 
 
 class ToolMissing(ToolError, ImportError):
@@ -36,11 +36,11 @@ class ToolMissing(ToolError, ImportError):
 
 
 class ToolRefused(ToolError):
-    """The policy or the person said no."""
+    """The policy or the user refused the call."""
 
 
 def error_from(answer: dict[str, Any]) -> ToolError:
-    """The error that the host tells of."""
+    """Return the error that the host's answer describes."""
     kinds: dict[str, type[ToolError]] = {
         "arguments": ArgumentError,
         "refused": ToolRefused,
@@ -56,7 +56,7 @@ def error_from(answer: dict[str, Any]) -> ToolError:
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """What a name that nobody has may have been meant for, to be said behind it: one that is like it, or all."""
+    """Return the end of an error message about an unknown name: the known name most like it, or all known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:
         return f": did you mean {near[0]!r}?"

@@ -1,4 +1,4 @@
-"""Importing a server or a tool that is not there: it is waited for while it connects, else said why it is not there."""
+"""Imports of servers and tools that are not there: wait while a server connects, or raise why it is missing."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ _MARK = "from toolbox import connect\n"
 
 
 def connect(server: str, name: str) -> None:
-    """Called by the package of a server that was still connecting: wait for it, and make the package what it is now."""
+    """Wait for a server, then run its package's source again, which the host has rewritten meanwhile.
+
+    The generated package of a server that was still connecting calls this.
+    """
     __tracebackhide__ = True
     if not patience.waits:
         raise ToolMissing(f"the server {server!r} is still connecting")
     answer = own().ask({"op": "join", "server": server})
     if answer.get("outcome") != "joined":
-        told = error_from(answer)
-        raise ToolMissing(told.message.replace("the server ", f"the server {server!r} ", 1))
+        error = error_from(answer)
+        raise ToolMissing(error.message.replace("the server ", f"the server {server!r} ", 1))
     importlib.invalidate_caches()
     module = sys.modules[name]
-    place = str(module.__file__)
-    source = Path(place).read_text(encoding="utf-8")
+    path = str(module.__file__)
+    source = Path(path).read_text(encoding="utf-8")
     if _MARK in source:
         raise ToolMissing(f"the server {server!r} is still connecting")
-    exec(compile(source, place, "exec"), vars(module))  # the file that Python would have run
+    exec(compile(source, path, "exec"), vars(module))
 
 
 class _MissingModule:
-    """The last of the finders: what it is asked for, none of the others has found."""
+    """The last finder on `sys.meta_path`, so that it is asked only for modules that no other finder has found."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Say why a part of the tree is not there; other names are none of its business."""
+        """Raise why a module below `servers` is missing; ignore other names."""
         __tracebackhide__ = True
         tree, _, rest = name.partition(".")
         root = sys.modules.get(tree)
@@ -56,6 +59,6 @@ class _MissingModule:
 
 
 def explain_imports() -> None:
-    """From now on."""
+    """Append the finder that explains missing modules to `sys.meta_path`, once."""
     if not any(isinstance(finder, _MissingModule) for finder in sys.meta_path):
-        sys.meta_path.append(_MissingModule())  # pyright: ignore[reportArgumentType]  # what it never finds it need not load
+        sys.meta_path.append(_MissingModule())  # pyright: ignore[reportArgumentType]  # it never returns a spec to load

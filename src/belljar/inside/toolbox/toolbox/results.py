@@ -1,4 +1,4 @@
-"""What calls return beside plain JSON: pictures, sounds, resources, and results too large to pass on."""
+"""What calls return besides plain JSON: images, audio, resources, and results that are too large to pass on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = ("image/", "audio/", "video/")
 
 
 class Media:
-    """A picture, a sound, a resource, or a link to one."""
+    """An image, audio, a resource, or a link to one."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.kind = str(fields.get("kind", ""))
@@ -28,7 +28,7 @@ class Media:
 
     @property
     def data(self) -> bytes:
-        """Its bytes."""
+        """Return its bytes."""
         if self._text is not None:
             return self._text.encode()
         if self._data is not None:
@@ -39,11 +39,11 @@ class Media:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """Return its text."""
         return self._text if self._text is not None else self.data.decode()
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, and give the file's path; a path without a suffix gets one."""
+        """Write it to a file and return the file's path; a path without a suffix gets one."""
         target = Path(path)
         if not target.suffix:
             target = target.with_suffix(mimetypes.guess_extension(self.mime) or "")
@@ -62,7 +62,7 @@ class Media:
         return self.forms()
 
     def forms(self) -> dict[str, Any]:
-        """What it is shown as, by media type."""
+        """Return the representations that IPython displays, by media type."""
         shown: dict[str, Any] = {"text/plain": repr(self)}
         if self.mime == "image/svg+xml":
             shown[self.mime] = self.text
@@ -80,7 +80,7 @@ class LargeResult:
         self.is_json = is_json
 
     def load(self) -> Any:
-        """The whole of it."""
+        """Read all of it: the value if it is JSON, else text."""
         text = self.path.read_text(encoding="utf-8")
         return json.loads(text) if self.is_json else text
 
@@ -109,18 +109,18 @@ class Parts(list):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 h
 
 
 def _all_shown(media: list[Media]) -> dict[str, Any]:
-    """The last of what can be seen or heard as the result's own form, those before it as displays of their own."""
+    """Return the representations of the last media that can be displayed, and display the ones before it."""
     *before, last = [{}, *(forms for each in media if len(forms := each.forms()) > 1)]
     ipython: Any = sys.modules.get("IPython")
     if ipython is not None:
         for forms in filter(None, before):
             ipython.display.display(forms, raw=True)
-    # How it reads is the result's own matter.
+    # Without text, because the text of a result is its own repr.
     return {mime: form for mime, form in last.items() if mime != "text/plain"}
 
 
 def value_from(answer: dict[str, Any]) -> Any:
-    """What a call returns, or the error that it raises."""
+    """Return the value in the host's answer to a call, or raise its error."""
     __tracebackhide__ = True
     if answer.get("outcome") != "value":
         raise error_from(answer)

@@ -1,4 +1,4 @@
-"""Tools as functions: what is passed to them goes to the host under the names that the server has for it."""
+"""Tools as Python functions: bind the arguments, rename them to the server's names, and ask the host to call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .results import value_from
 
 
 class Patience(threading.local):
-    """Whether this thread waits for a server that is still connecting when it imports it."""
+    """Whether an import in this thread waits for a server that is still connecting."""
 
     waits = True
 
@@ -33,29 +33,29 @@ class Tool:
         self.tool = tool
         self._names = dict(names or {})
         self.place: tuple[str, str] = ("", "")
-        """Where its signature is to be found, for one that was kept without it."""
+        """Module and function name to get the signature from, for a tool that was restored without one."""
         if function is not None:
             functools.update_wrapper(self, function)
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature | None:
-        """Found out when it is needed: a server may have hundreds of tools, and a cell calls a few."""
+        """Return the signature, computed when needed: a server may have hundreds of tools, and a cell calls a few."""
         function = getattr(self, "__wrapped__", None)
         if function is None and self.place[1]:
-            # Kept with a session, and its server was still connecting when the session woke.
-            found = _imported(*self.place)
+            # Restored with a session while its server was still connecting.
+            found = _find_tool(*self.place)
             self.place = ("", "")
             if found is not None:
                 self._names, function = found._names, getattr(found, "__wrapped__", None)
         return inspect.signature(function) if function is not None else None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait."""
+        """Call the tool and wait for its result."""
         __tracebackhide__ = True
         return value_from(_ask(self, self._arguments(args, kwargs)))
 
     async def aio(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it, and let other tasks run meanwhile."""
+        """Call the tool, and let other tasks run meanwhile."""
         __tracebackhide__ = True
         request = _request(self, self._arguments(args, kwargs))
         try:
@@ -66,14 +66,14 @@ class Tool:
 
     @functools.cached_property
     def _by_name(self) -> tuple[set[str], set[str]]:
-        """The parameters that can be passed by name, and those of them that must be."""
+        """Return the parameters that can be passed by name, and those of them that have no default."""
         signature = self.__signature__
         known = signature.parameters.values() if signature is not None else ()
         named = [one for one in known if one.kind is not inspect.Parameter.VAR_KEYWORD]
         return {one.name for one in named}, {one.name for one in named if one.default is inspect.Parameter.empty}
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """By the server's names, and only what was passed."""
+        """Return the arguments that were passed, under the server's names for them."""
         __tracebackhide__ = True
         known, needed = self._by_name
         if not args and known.issuperset(kwargs) and needed.issubset(kwargs):
@@ -82,7 +82,7 @@ class Tool:
         return self._bound(args, kwargs)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The same as Python does it, with its errors."""
+        """Bind the arguments with `inspect`, for calls by position, by the server's names, or with an error."""
         __tracebackhide__ = True
         signature = self.__signature__
         if signature is None:
@@ -95,8 +95,8 @@ class Tool:
         try:
             bound = signature.bind(*args, **named)
         except TypeError as error:
-            misfit = _misfit(args, named, known) or str(error)
-            raise ArgumentError(misfit, self.server, self.tool, [*map(_told, known.values())]) from None
+            fault = _argument_fault(args, named, known) or str(error)
+            raise ArgumentError(fault, self.server, self.tool, [*map(_parameter_source, known.values())]) from None
         arguments: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             if known[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -107,7 +107,7 @@ class Tool:
 
     def __repr__(self) -> str:
         signature = self.__signature__
-        taken = ", ".join(map(_told, signature.parameters.values())) if signature else "**arguments"
+        taken = ", ".join(map(_parameter_source, signature.parameters.values())) if signature else "**arguments"
         return f"<tool {self.server}.{self.tool}({taken})>"
 
     def __reduce__(self) -> Any:
@@ -121,11 +121,11 @@ class Tool:
 
 
 def _again(server: str, name: str, module: str, function: str) -> Tool:
-    """A tool that was kept with the session; one whose file is gone takes arguments by name."""
-    # A session that wakes waits for no server.
+    """Return a tool that was pickled with the session; one whose file is gone takes arguments by name only."""
+    # Do not wait, because a server that hangs would keep the session from being restored.
     patience.waits = False
     try:
-        found = _imported(module, function)
+        found = _find_tool(module, function)
     finally:
         patience.waits = True
     if found is None:
@@ -134,7 +134,7 @@ def _again(server: str, name: str, module: str, function: str) -> Tool:
     return found
 
 
-def _imported(module: str, function: str) -> Tool | None:
+def _find_tool(module: str, function: str) -> Tool | None:
     try:
         found = getattr(importlib.import_module(module), function) if function else None
     except (ImportError, AttributeError):
@@ -143,17 +143,17 @@ def _imported(module: str, function: str) -> Tool | None:
 
 
 def tool(server: str, name: str, *, names: Mapping[str, str] | None = None) -> Callable[[Any], Tool]:
-    """Makes a tool of its signature; `names` are those that the server has for arguments that are called otherwise."""
+    """Turn a function's signature into a tool; `names` maps parameters to the server's names where they differ."""
     return lambda function: Tool(server, name, function, names)
 
 
 def get(server: str, name: str) -> Tool:
-    """A tool by the names that its server uses; arguments are passed by theirs."""
+    """Return a tool by the names that its server uses; its arguments go by the server's names too."""
     return Tool(server, name)
 
 
 class Found(list):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 has no other way to say it
-    """What a search found: `server`, `tool`, `import` and `description` of each; printed, what a model reads."""
+    """The tools that a search found, as dicts of `server`, `tool`, `import` and `description`; its repr is text."""
 
     text: str = ""
 
@@ -162,7 +162,7 @@ class Found(list):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 h
 
 
 def search(query: str, *, detail: str = "signatures", limit: int = 5, server: str = "") -> Found:
-    """Tools for something, best first; detail is `names`, `signatures` or `source`."""
+    """Find tools for a purpose, best first; detail is `names`, `signatures` or `source`."""
     __tracebackhide__ = True
     answer = own().ask({"op": "search", "query": query, "detail": detail, "limit": limit, "server": server})
     if answer.get("outcome") != "found":
@@ -172,16 +172,16 @@ def search(query: str, *, detail: str = "signatures", limit: int = 5, server: st
     return found
 
 
-def _told(parameter: inspect.Parameter) -> str:
-    """A parameter as its source has it; annotations are text there."""
+def _parameter_source(parameter: inspect.Parameter) -> str:
+    """Return a parameter as its source has it; annotations are text in generated modules."""
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         return f"**{parameter.name}"
     default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
     return f"{parameter.name}: {parameter.annotation}{default}"
 
 
-def _misfit(args: tuple[Any, ...], named: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> str:
-    """What is wrong with arguments, where Python would name a consequence of it; empty where it names that itself."""
+def _argument_fault(args: tuple[Any, ...], named: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> str:
+    """Return what is wrong with the arguments; empty where Python's own message says it as well."""
     by_position = [one for one in known.values() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_position):
         return f"{len(args)} arguments are passed by position, {len(by_position)} can be: pass the others by name"
@@ -206,12 +206,12 @@ def _ask(called: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_json(called: Tool, error: Exception) -> ArgumentError:
-    said = error.message if isinstance(error, ArgumentError) else f"an argument is nothing that JSON has: {error}"
-    return ArgumentError(said, called.server, called.tool)
+    message = error.message if isinstance(error, ArgumentError) else f"an argument is nothing that JSON has: {error}"
+    return ArgumentError(message, called.server, called.tool)
 
 
 def _plain(value: Any) -> Any:
-    """Paths, dates and numpy's numbers as the JSON that is meant."""
+    """Convert paths, dates and numpy's numbers to the JSON that stands for them."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}  # pyright: ignore
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Who waits for an answer, a thread or a coroutine, and the open socket that it comes over."""
+"""The waiters for an answer, a thread or a coroutine, and the open socket that answers come from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class Waiter:
-    """A thread, which looks itself whether its answer has come."""
+    """A thread that waits for an answer; it checks `is_done` itself."""
 
     __slots__ = ("_asleep", "answer", "error", "is_done")
 
@@ -28,23 +28,23 @@ class Waiter:
         self._asleep.acquire()
 
     def sleep(self) -> None:
-        """Until it is woken, which may have been before."""
+        """Block until `wake` is called; return at once if it was called before."""
         self._asleep.acquire()
 
     def wake(self) -> None:
-        """Its answer has come, or nobody reads."""
-        with contextlib.suppress(RuntimeError):  # it is awake
+        """Wake the thread, because its answer has come or because no thread reads now."""
+        with contextlib.suppress(RuntimeError):  # it is awake already
             self._asleep.release()
 
     def resolve(self, answer: Answer, error: Exception | None = None) -> None:
-        """It has come, or never will; only the first time counts."""
+        """Set the answer or the error, and wake the thread; only the first call counts."""
         if not self.is_done:
             self.answer, self.error, self.is_done = answer, error, True
         self.wake()
 
 
 class LoopWaiter:
-    """A coroutine, in the thread that made this."""
+    """A coroutine that waits for an answer, in the thread that made this object."""
 
     __slots__ = ("_loop", "_thread", "future")
 
@@ -54,11 +54,11 @@ class LoopWaiter:
         self.future: asyncio.Future[Answer] = self._loop.create_future()
 
     def resolve(self, answer: Answer, error: Exception | None = None) -> None:
-        """It has come, or never will."""
+        """Set the answer or the error, from any thread."""
         if threading.get_ident() == self._thread:
             self._set(answer, error)
         else:
-            with contextlib.suppress(RuntimeError):  # a loop that is closed waits for nothing
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
                 self._loop.call_soon_threadsafe(self._set, answer, error)
 
     def _set(self, answer: Answer, error: Exception | None) -> None:
@@ -71,7 +71,7 @@ class LoopWaiter:
 
 
 class HostSocket:
-    """One open socket. It is closed when no event loop watches it any more: the number could be another's next."""
+    """One open socket. It stays open while an event loop watches it, because its number could be reused otherwise."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -81,11 +81,11 @@ class HostSocket:
 
     @property
     def has_part(self) -> bool:
-        """Whether an answer has come in part."""
+        """Return whether the beginning of an answer has arrived."""
         return bool(self._buffer)
 
     def read(self, flags: int = 0) -> list[Answer]:
-        """The answers that are complete after the next piece. Raises OSError when there is none."""
+        """Receive once, and return the answers that are complete now. Raise OSError when the host has hung up."""
         piece = self.sock.recv(_CHUNK_BYTES, flags)
         if not piece:
             raise OSError("closed")
@@ -97,7 +97,7 @@ class HostSocket:
         return [json.loads(line) for line in lines]
 
     def watch(self, on_readable: Callable[[HostSocket], None]) -> None:
-        """Tell the loop that runs; as often as this, `unwatch` is called in it."""
+        """Add the socket to the running loop's readers. Each call needs one call of `unwatch` in the same loop."""
         if self._is_shut:
             return
         loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class HostSocket:
             loop.add_reader(self.sock.fileno(), on_readable, self)
 
     def unwatch(self) -> None:
-        """One coroutine of this loop does not wait any more."""
+        """Undo one `watch` of the running loop, because a coroutine in it waits no longer."""
         loop = asyncio.get_running_loop()
         count = self._loops.pop(loop, 0) - 1
         if count > 0:
@@ -118,9 +118,9 @@ class HostSocket:
             self.shut()
 
     def shut(self) -> None:
-        """Nothing goes over it any more; may be called twice."""
+        """End the connection; may be called twice."""
         self._is_shut = True
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # a thread that reads hears of it, which it would not of the closing
+            self.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads, which closing alone does not
         if not self._loops:
             self.sock.close()
