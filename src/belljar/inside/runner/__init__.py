@@ -1,6 +1,6 @@
-"""What runs inside the sandbox: IPython's shell behind one socket and two pipes.
+"""The runner: IPython's shell in the sandbox, connected to the host by one socket and two pipes.
 
-It imports nothing of belljar, so that it runs in any environment that has IPython; the host loads it by path. It is
-single-threaded and makes no event loop, socket or lock before `Runner.attach`, so that a process can build the shell
-once and fork sessions from it.
+It imports nothing of belljar, so that it runs in any environment that has IPython; the host loads it by path, as the
+package `belljar_runner`. It is single-threaded and makes no event loop, socket or lock before `Runner.attach`, so that
+a zygote can build the shell once and fork kernels from it.
 """

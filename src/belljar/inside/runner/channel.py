@@ -1,9 +1,9 @@
 """Messages to and from the host: a 4-byte length and a JSON object, over one UNIX socket.
 
-A socket of packets is for a host that may be replaced: each says whether a message begins with it, so that what is left
-of one that was broken off is never taken for the next.
+Where the host may be replaced while we run, it is a socket of packets: the first byte of each says whether a message
+begins with it, so that the rest of a message that was broken off is never taken for the next one.
 
-Owns framing and nothing else; the host's side of the same form is `kernels/wire.py`.
+Owns framing and nothing else; the host's side of the same format is `kernels/wire.py`.
 """
 
 import array
@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
-# The host reads some more, and takes what is deeper still for no message at all.
+# The host accepts slightly deeper nesting, and treats what is deeper still as an invalid message.
 MAX_DEPTH = 150
 PACKET_BYTES = 65_536
 _CONTAINERS: "tuple[Any, ...]" = (dict, list, tuple)
@@ -33,11 +33,11 @@ _MOST_DESCRIPTORS = socket.CMSG_SPACE(8 * _DESCRIPTORS.itemsize)
 
 
 class Channel:
-    """One peer, the host. Sending is safe from any thread; receiving is for the main thread."""
+    """The connection to the host. Sending is safe from any thread; only the main thread may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        # Programs that the session starts have no part in this; and held open by one, it would outlive the runner.
+        # Programs that the session starts must not inherit it, because they would keep it open after the runner's end.
         sock.set_inheritable(False)
         self._in_packets = sock.type == socket.SOCK_SEQPACKET
         self._buffer = bytearray()
@@ -50,28 +50,28 @@ class Channel:
         self._is_receiving = False
 
     def is_forked(self) -> bool:
-        """Whether this process is a child of the one that speaks here. Asked of the system: C can fork too."""
+        """Return whether this process is a forked child of the runner. Ask the system, because C code can fork too."""
         return os.getpid() != self._pid
 
     def is_owner(self) -> bool:
-        """Whether the caller may wait for an answer: not a forked child of the cell's, not one of its threads.
+        """Return whether the caller may wait for an answer: it is the main thread, and not in a child forked by a cell.
 
-        Nor a finaliser that runs in the middle of a message: a progress bar's says its last word wherever it is.
+        A finaliser that runs in the middle of a message may not either; a progress bar's prints wherever it runs.
         """
         is_inside = self._is_receiving or self._sender == self._thread
         return not self.is_forked() and threading.get_ident() == self._thread and not is_inside
 
     def send(self, *messages: dict[str, Any], if_room: bool = False) -> None:
-        """Send messages at once; a forked child of the cell's has no voice here.
+        """Send messages, one directly after the other; in a child forked by a cell, send nothing.
 
-        `if_room`: while nobody may be reading, it is better to lose them than to wait.
+        `if_room`: drop them rather than wait when the socket is full, because the host may not be reading.
         """
         if self.is_forked():
             return
         frames = [*map(_frame, messages)]
         packets = [packet for frame in frames for packet in _packets(frame)] if self._in_packets else [b"".join(frames)]
         if self._sender == threading.get_ident():
-            self._later += packets  # from a finaliser; its message follows the one it runs in the middle of
+            self._later += packets  # from a finaliser that runs while a message is sent; sent after that message
             return
         with self._lock:
             self._sender = threading.get_ident()
@@ -86,7 +86,7 @@ class Channel:
                 self._sender = 0
 
     def _has_room(self, size: int) -> bool:
-        """Whether the socket takes so much at once. What waits in it is counted with what the system adds to it."""
+        """Return whether the socket takes that many bytes without blocking, counting the system's own overhead."""
         try:
             waiting = fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0")
         except OSError:
@@ -95,7 +95,7 @@ class Channel:
         return 2 * size + _SYSTEMS_SHARE < room
 
     def receive(self) -> dict[str, Any]:
-        """Wait for one message; EOFError when the host is gone."""
+        """Wait for one message and return it; raise EOFError when the host is gone."""
         self._is_receiving = True
         try:
             return self._receive()
@@ -131,34 +131,34 @@ class Channel:
         return chunk
 
     def _give_up_message(self) -> None:
-        """Another one begins: whoever sent the first half of this one is gone."""
+        """Drop a half-received message when another one begins, because the host that sent its first half is gone."""
         if self._buffer:
             self._buffer.clear()
             for descriptor in self.take_descriptors():
                 os.close(descriptor)
 
     def take_descriptors(self, count: "int | None" = None) -> "list[int]":
-        """Those that came with the last message: all there are, or so many when another one may be here as well."""
+        """Return the descriptors that came with the last message: all, or `count` if a later message may be here."""
         taken, self._descriptors = self._descriptors[:count], self._descriptors[len(self._descriptors[:count]) :]
         return taken
 
     def close(self) -> None:
-        """Hang up. For a copy of the process, whose host is another one."""
+        """Close the socket, in a forked copy of the process, which has another connection or none."""
         self._sock.close()
 
     def fileno(self) -> int:
-        """For selecting on."""
+        """Return the socket's descriptor, for polling."""
         return self._sock.fileno()
 
     def has_message(self) -> bool:
-        """Whether bytes of a message are here or in the socket, without waiting for any."""
-        # Not `select`: a server with many sessions hands on descriptors beyond the 1,024 that it can look at.
+        """Return whether bytes of a message are buffered or in the socket, without waiting for any."""
+        # Not `select`, because a server with many sessions passes on descriptors above the 1,024 that it can handle.
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return self.has_buffered() or bool(poll.poll(0))
 
     def has_buffered(self) -> bool:
-        """Whether bytes of a message are already here, so that selecting on the socket would miss them."""
+        """Return whether bytes of a message are buffered, so that polling the socket would miss them."""
         return bool(self._buffer)
 
 
@@ -166,7 +166,7 @@ def _frame(message: dict[str, Any]) -> bytes:
     content = _encoded(message)
     if len(content) > MAX_FRAME_BYTES:
         if message["type"] == "comm":
-            # Half of it would be worse than nothing for the views.
+            # Do not shorten it, because half a message would be worse than none for the front ends.
             raise ValueError(f"a comm's message of {len(content):,} bytes is over the limit of {MAX_FRAME_BYTES:,}")
         content = _encoded(_shortened(message, len(content)))
     return _LENGTH.pack(len(content)) + content
@@ -178,21 +178,21 @@ def _packets(frame: bytes) -> "list[bytes]":
 
 
 def _encoded(message: dict[str, Any]) -> bytes:
-    # Lone surrogates have no UTF-8 form; a question mark for one is better than a message the host must refuse.
+    # Lone surrogates have no UTF-8 form; replace them by question marks, because the host would refuse the message.
     return _ENCODER.encode(message).encode("utf-8", "replace")
 
 
 def _shortened(message: dict[str, Any], size: int) -> dict[str, Any]:
-    """The same message without its data: what is too large to send is said, not dropped."""
+    """Return the message with a notice in place of its data, so that a large output is not dropped silently."""
     notice = f"<output of {size:,} bytes is over the limit of {MAX_FRAME_BYTES:,} and was left out>"
     return {**message, "data": {"text/plain": notice}, "message": notice, "traceback": [notice]}
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether containers stand inside each other more often than a message can have them."""
+    """Return whether containers are nested deeper than a message may be."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        # Each once: those that hold themselves twice would be ever more.
+        # Each container once, because one that contains itself twice would double the level with every step.
         level = [*{id(inner): inner for outer in level for inner in _containers_in(outer)}.values()]
         if not level:
             return False

@@ -1,7 +1,7 @@
 """Comms: messages between objects of the session, such as widgets, and their views in Jupyter's front ends.
 
-The package `comm` is where libraries look for a way out. It is given one whenever a cell imports it; a session whose
-environment lacks it has no comms. Knows neither front ends nor whether there are any.
+Libraries send them through the package `comm`, which is connected to the host whenever a cell imports it; a session
+whose environment lacks the package has no comms. Does not know the front ends, nor whether there are any.
 """
 
 # `comm` belongs to the session's environment, and may not be there.
@@ -15,44 +15,44 @@ from typing import Any
 
 from .channel import MAX_DEPTH, is_too_deep
 
-# What the host and the frames allow; said to the code that goes beyond it, rather than ending its session.
+# The limits of the host and of a frame. Code that exceeds them gets an error here; the host would end its session.
 MAX_BUFFERS_BYTES = 16 * 1024 * 1024
 MAX_BUFFERS = 1_000
 MAX_NAME = 200
 MAX_OPEN = 10_000
-# In place of the id of the front end's request, which every front end has its own for.
+# Stands for the id of the front end's request, because each front end has an id of its own for it.
 THIS_REQUEST = "belljar:this-request"
 
 Emit = Callable[[dict[str, Any]], None]
 
 
 _claiming: set[str] = set()
-"""Comms of `Output` widgets inside of which the request's outputs are shown."""
+"""The comms of `Output` widgets that show the outputs of the current request."""
 
 
 def reset_claims() -> None:
-    """A new request: nothing claims its outputs yet."""
+    """Forget all claims, because no widget claims the outputs of a new request yet."""
     _claiming.clear()
 
 
 def is_claimed() -> bool:
-    """Whether what is shown now is shown inside a widget."""
+    """Return whether a widget shows the current outputs."""
     return bool(_claiming)
 
 
 class CommKernelStub:
-    """What `get_ipython().kernel` is: pandas looks whether there is one, `Output` widgets ask it for the request."""
+    """The object at `get_ipython().kernel`; pandas tests whether it exists, `Output` widgets ask it for the request."""
 
     def __init__(self) -> None:
         self.language_info = {"name": "python", "version": sys.version.split()[0], "mimetype": "text/x-python"}
 
     def get_parent(self, *_: Any) -> dict[str, Any]:
-        """The request that is being answered."""
+        """Return the current request, as Jupyter's parent message."""
         return {"header": {"msg_id": THIS_REQUEST}}
 
 
 class _Finder:
-    """On `sys.meta_path`: finds `comm` where it is, and connects it once it has been imported."""
+    """A finder on `sys.meta_path` that connects the package `comm` when it is imported."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -77,7 +77,7 @@ class _Finder:
 
 
 def install(emit: Emit) -> None:
-    """From now on comms of the session speak through `emit`."""
+    """Send the messages of the session's comms through `emit` from now on."""
     sys.meta_path.insert(0, _Finder(emit))  # type: ignore[arg-type]
     if "comm" in sys.modules:
         _connect(sys.modules["comm"], emit)
@@ -86,10 +86,10 @@ def install(emit: Emit) -> None:
 def _connect(module: Any, emit: Emit) -> None:
     base = getattr(getattr(module, "base_comm", None), "BaseComm", None)
     if base is None:
-        return  # a module of the session's own that has the same name
+        return  # a module of the session with the same name
 
     class Comm(base):
-        """One that the host carries."""
+        """A comm whose messages go to the host."""
 
         kernel = CommKernelStub()
 
@@ -142,7 +142,7 @@ def _encoded(buffers: Any) -> "list[str]":
 
 
 def deliver(message: dict[str, Any], emit: Emit) -> None:
-    """Hand a front end's message to the comm it is for; one that nobody here knows is closed again."""
+    """Pass a front end's message to its comm; answer the opening of an unknown target with a close."""
     content, kind = message["content"], message["kind"]
     manager = _manager()
     known: Any = () if manager is None else manager.targets if kind == "comm_open" else manager.comms
@@ -150,17 +150,17 @@ def deliver(message: dict[str, Any], emit: Emit) -> None:
         if kind == "comm_open":
             emit({"type": "comm", "kind": "comm_close", "comm_id": _name(content["comm_id"]), "data": {}})
         return
-    told = {
+    jupyter_message = {
         "header": {"msg_id": THIS_REQUEST, "msg_type": kind},
         "content": content,
         "metadata": message["metadata"],
         "buffers": [memoryview(base64.b64decode(buffer)) for buffer in message["buffers"]],
     }
-    getattr(manager, kind)(None, None, told)
+    getattr(manager, kind)(None, None, jupyter_message)
 
 
 def opened() -> dict[str, str]:
-    """Targets of the comms that are open, by their ids."""
+    """Return the targets of the open comms by comm id."""
     manager = _manager()
     comms = list(manager.comms.items()) if manager is not None else []
     return {
@@ -171,6 +171,6 @@ def opened() -> dict[str, str]:
 
 
 def _manager() -> Any:
-    """Of the session's comms; None while nothing has imported them."""
+    """Return the manager of the session's comms; None while nothing has imported `comm`."""
     module: Any = sys.modules.get("comm")
     return module.get_comm_manager() if hasattr(module, "get_comm_manager") else None

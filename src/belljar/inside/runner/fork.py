@@ -1,7 +1,7 @@
-"""Copies of this process by fork: a kernel in a sandbox of its own, or one that sleeps beside us until it is needed.
+"""Copies of this process by fork: a kernel, or a snapshot, which runs nothing until a kernel is forked from it.
 
-Where Linux does not tell the host how a copy ended, which is no child of its own, the copy has a keeper: a process of
-ours that forked it, waits for it, and writes that into a pipe.
+A copy is not the host's child. Where Linux does not tell the host how such a process ended, the copy has a keeper: the
+process that forked it stays, waits for it, and writes its exit status into a pipe.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from typing import Any
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
-"""The descriptors that come with a request, in this order; a sleeping copy gets the first alone."""
+"""The order of the descriptors that come with a request; a request for a snapshot brings only the first."""
 MOST = STATUS + 1
 
-# Their threads hold locks that nobody would ever release in a copy.
+# Libraries whose threads hold locks; a copy has no such threads, so nothing would ever release those locks in it.
 _HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch", "libcuda": "CUDA"}
 _KEEPER = """
 import os, sys
@@ -35,74 +35,79 @@ kernel, status = map(int, sys.argv[1:])
 _, code = os.waitpid(kernel, 0)
 os.write(status, b'{"status": %d}' % os.waitstatus_to_exitcode(code))
 """
-_SOFTLY = 1  # of omp_pause_resource_all: settings stay, threads end
+_SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
 _PATIENCE_S = 0.5
 
 
-def divide(
+def fork_kernel(
     descriptors: list[int], *, is_elsewhere: bool, is_hidden: bool, has_keeper: bool, is_session: bool = True
 ) -> bool:
-    """Fork a kernel: True in the copy, False here. Hidden: no child that `os.wait()` of this process could see."""
+    """Fork a kernel; return True in the copy and False in this process.
+
+    `is_elsewhere`: the copy enters another sandbox. `is_hidden`: the copy is no child of this process, so that a cell's
+    `os.wait()` does not see it. `has_keeper`: a process stays that reports how the copy ended. `is_session`: this
+    process is a live session, so its keeper must not hold on to the session's memory.
+    """
     first = _fork()
     if first:
         if is_hidden:
             _check(_wait_for(first))
         return False
     if is_hidden:
-        _step_aside()
+        _reparent()
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if is_elsewhere:
-            _move(descriptors[SOCKET])
+            _enter_sandbox(descriptors[SOCKET])
         kernel = _fork()
     except BaseException as error:
         refuse(descriptors, error)
         os._exit(1)
     if kernel == 0:
-        _begin()
+        _start_copy()
         return True
     if not has_keeper:
         os._exit(0)
-    _keep(kernel, descriptors[STATUS], is_light=not is_session)
+    _run_keeper(kernel, descriptors[STATUS], is_light=not is_session)
     raise AssertionError("a keeper never returns")
 
 
-def _move(descriptor: int) -> None:
-    """Go where the host says, once that place is made. It comes by the socket that is the kernel's later."""
+def _enter_sandbox(descriptor: int) -> None:
+    """Wait until the host has made the sandbox, and enter it. The order comes over the kernel's future socket."""
     sock = socket.socket(fileno=descriptor)
     channel = Channel(sock)
     try:
-        place = channel.receive()
+        sandbox = channel.receive()
     except EOFError:
-        os._exit(0)  # there will be none
+        os._exit(0)  # the host could not make one
     sock.detach()
     holder, *groups = channel.take_descriptors()
     for group in groups:
-        with contextlib.suppress(OSError):  # the host will do it, and need longer
+        with contextlib.suppress(OSError):  # then the host moves this process into the group, which takes longer
             os.write(group, b"0")
         os.close(group)
     from .namespaces import enter
 
-    enter(holder, place["flags"], place["uid"], place["gid"])
+    enter(holder, sandbox["flags"], sandbox["uid"], sandbox["gid"])
     os.close(holder)
 
 
-def divide_asleep() -> bool:
-    """Fork a copy that runs nothing: True in it, False here. It has no keeper and is nobody's child."""
+def fork_snapshot() -> bool:
+    """Fork a snapshot; return True in it and False in this process. It has no keeper, and is not our child."""
     first = _fork()
     if first:
         _check(_wait_for(first))
         return False
-    _step_aside()
-    _begin()
+    _reparent()
+    _start_copy()
     return True
 
 
-def _step_aside() -> None:
-    """Fork once more and go on as the child alone: nobody's, once this process has ended.
+def _reparent() -> None:
+    """Fork once more and continue in the child, which is orphaned and so is not a child of the origin.
 
-    Whatever happens, this process ends here. It is no copy yet and no longer the origin, whose socket it has.
+    The calling process exits in any case, because it is not a copy yet and still has the origin's socket.
     """
     try:
         child = _fork()
@@ -115,20 +120,20 @@ def _step_aside() -> None:
 
 
 def _check(status: int) -> None:
-    """Say why the process that should have stepped aside did not."""
+    """Raise the error that `_reparent` exited with, if any."""
     if status:
         raise OSError(status, os.strerror(status))
 
 
 def reason_of(error: OSError) -> str:
-    """Why a fork failed, in words for a person."""
+    """Return why a fork failed, as text for a person."""
     if error.errno == errno.EAGAIN:
         return "its limit of processes and threads leaves no room for a copy"
     return str(error)
 
 
-def _begin() -> None:
-    """A copy is a process of its own, also to the main thread, which up to Python 3.12 keeps the origin's number."""
+def _start_copy() -> None:
+    """Give the copy a session id of its own, and its main thread its id, which stays the origin's up to Python 3.12."""
     os.setsid()
     thread = threading.main_thread()
     if hasattr(thread, "_set_native_id"):
@@ -137,13 +142,13 @@ def _begin() -> None:
 
 def _fork() -> int:
     with warnings.catch_warnings(), _copying():
-        # Python 3.12 warns of threads that do not come along: the host is told which they are.
+        # Python 3.12 warns about threads that a fork does not copy; the host gets their names from `uncloneable`.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 _copied_by: set[int] = set()
-"""The thread that forks a copy right now."""
+"""The ids of threads that are forking a copy right now."""
 
 
 @contextlib.contextmanager
@@ -157,19 +162,19 @@ def _copying() -> Generator[None, None, None]:
 
 
 def is_copying() -> bool:
-    """Whether the fork that is under way is a copy of ours, not a child of the session's. For hooks of forks."""
+    """Return whether the fork under way makes a copy of the kernel and not a child of the session. For fork hooks."""
     return threading.get_ident() in _copied_by
 
 
 def _wait_for(child: int) -> int:
-    """How it ended; 0 when somebody else was told."""
-    with contextlib.suppress(ChildProcessError):  # a session that ignores SIGCHLD, or waits in a thread for anyone's
+    """Return the exit status of a child; 0 when somebody else has reaped it."""
+    with contextlib.suppress(ChildProcessError):  # the session ignores SIGCHLD, or a thread of it waits for any child
         _, status = os.waitpid(child, 0)
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EINTR
     return 0
 
 
-def _keep(kernel: int, status: int, *, is_light: bool) -> None:
+def _run_keeper(kernel: int, status: int, *, is_light: bool) -> None:
     gc.disable()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _close_all_but({status})
@@ -181,14 +186,14 @@ def _keep(kernel: int, status: int, *, is_light: bool) -> None:
 
 
 def _shed_memory(kernel: int, status: int) -> None:
-    """Go on keeping as a program without the session's data, which would be held after everyone else had let go."""
+    """Continue as keeper in a new program, because this copy of the session's memory would stay allocated otherwise."""
     os.set_inheritable(status, True)
     with contextlib.suppress(OSError):
         os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", _KEEPER, str(kernel), str(status)], {})
 
 
 def refuse(descriptors: "list[int]", error: BaseException) -> None:
-    """Tell the host why there is no copy."""
+    """Tell the host why it gets no copy."""
     _tell(descriptors[STATUS], {"error": f"{type(error).__name__}: {error}"})
 
 
@@ -197,17 +202,17 @@ def _tell(status: int, message: "dict[str, Any]") -> None:
         os.write(status, json.dumps(message).encode())
 
 
-def _close_all_but(kept: "set[int]") -> None:
+def _close_all_but(excepted: "set[int]") -> None:
     edge = 0
-    for descriptor in sorted(kept):
-        if edge < descriptor:  # an empty range at 0 closes everything there is
+    for descriptor in sorted(excepted):
+        if edge < descriptor:  # because closerange(0, 0) closes everything
             os.closerange(edge, descriptor)
         edge = descriptor + 1
     os.closerange(edge, os.sysconf("SC_OPEN_MAX"))
 
 
 def reap() -> None:
-    """Forget keepers that have ended."""
+    """Reap keepers that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -217,27 +222,27 @@ def reap() -> None:
 
 
 def take_streams(descriptors: list[int]) -> socket.socket:
-    """Put the copy's own pipes at 1 and 2, an end of input at 0, and return its socket to the host."""
+    """Put the copy's own pipes at 1 and 2 and an empty input at 0, and return its socket to the host."""
     for descriptor, number in ((descriptors[STDOUT], 1), (descriptors[STDERR], 2)):
         os.dup2(descriptor, number)
-    # The origin's pipe is the same for all its copies: they could talk to each other through it.
+    # Not the origin's input, because it is the same pipe in all copies, and they could communicate through it.
     reading, writing = os.pipe()
     os.close(writing)
-    if reading != 0:  # a cell may have closed it
+    if reading != 0:  # it is 0 when a cell has closed the old input
         os.dup2(reading, 0)
         os.close(reading)
     return socket.socket(fileno=descriptors[SOCKET])
 
 
 def own_proc_entry() -> None:
-    """See `entering`: it is imported only where something is entered."""
+    """Call `namespaces.own_proc_entry`; the module is imported only where it is needed."""
     from .namespaces import own_proc_entry
 
     own_proc_entry()
 
 
 def silence_streams() -> None:
-    """Put nothing at 1 and 2: a copy asleep has no output."""
+    """Put a pipe without a reader at 1 and 2, because a snapshot has no output."""
     reading, writing = os.pipe()
     os.close(reading)
     for number in (1, 2):
@@ -245,14 +250,18 @@ def silence_streams() -> None:
     os.close(writing)
 
 
-def close_inherited(kept: "Iterable[int]") -> None:
-    """Close every descriptor but these and the standard ones. For copies of a zygote, which own nothing else."""
-    _close_all_but({0, 1, 2, *kept})
+def close_inherited(excepted: "Iterable[int]") -> None:
+    """Close every descriptor except these and the standard ones. For copies of a zygote, which own nothing else."""
+    _close_all_but({0, 1, 2, *excepted})
 
 
-def detach_inherited(kept: "Iterable[int]") -> None:
-    """For copies of a live session: own offsets for open files; what cannot be had twice answers as closed."""
-    own = {0, 1, 2, *kept}
+def detach_inherited(excepted: "Iterable[int]") -> None:
+    """Detach a copy of a live session from the origin's descriptors.
+
+    Open files are reopened, so that the copy has its own offsets. Sockets and pipes cannot be shared; in the copy they
+    behave as if the peer had closed them.
+    """
+    own = {0, 1, 2, *excepted}
     dead = -1
     for descriptor in _open_descriptors():
         if descriptor in own:
@@ -274,7 +283,7 @@ def detach_inherited(kept: "Iterable[int]") -> None:
 
 
 def _reopen(descriptor: int) -> None:
-    """A description of our own for the same file; by its name, which in another sandbox is that sandbox's copy."""
+    """Reopen a file by its path, which in another sandbox leads to that sandbox's copy of the file."""
     import fcntl
 
     link = f"/proc/self/fd/{descriptor}"
@@ -290,7 +299,7 @@ def _reopen(descriptor: int) -> None:
 
 
 def reseed() -> None:
-    """Randomness of its own: what libraries seeded before the fork is the same in every copy."""
+    """Seed all random generators anew, because what libraries seeded before the fork is the same in every copy."""
     random.seed()
     stir_random()
     numpy = sys.modules.get("numpy")
@@ -305,17 +314,17 @@ def reseed() -> None:
 
 
 def stir_random() -> None:
-    """OpenSSL tells copies apart by their pid alone, and in namespaces of their own those are the same."""
+    """Add entropy to OpenSSL, because it tells forks apart by pid only, and in pid namespaces those can be the same."""
     ssl = sys.modules.get("ssl")
     if ssl is not None:
         ssl.RAND_add(os.urandom(32), 32.0)
 
 
-# What a copy would lack
+# What a copy would lack, and whether it would work
 
 
 def uncloneable(own: "Iterable[int]") -> "list[str]":
-    """What does not come along, in words for a person."""
+    """Return what a fork does not copy, as text for a person: threads, child processes, sockets not in `own`."""
     lost = [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
     lost += [f"process {_name_of(pid)} ({pid})" for pid in _children()]
     sockets = 0
@@ -329,11 +338,11 @@ def uncloneable(own: "Iterable[int]") -> "list[str]":
 
 
 def left_behind() -> "list[str]":
-    """What a copy in another sandbox does not find there: folders of the sandbox's own are not the session's."""
+    """Return what a copy in another sandbox does not find there: files in TMPDIR, which belongs to the sandbox."""
     temporary = os.environ.get("TMPDIR", "")
     try:
         shown = [f"{line.split()[4]}/" for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        # What leads to a tree that the sandbox shows there is no file of the session's.
+        # Folders on the way to a mount of the sandbox are not files of the session.
         own = [one for one in Path(temporary or "/").iterdir() if not any(tree.startswith(f"{one}/") for tree in shown)]
     except OSError:
         return []
@@ -341,7 +350,7 @@ def left_behind() -> "list[str]":
 
 
 def obstacle() -> str:
-    """Why a copy would hang; empty when it would not."""
+    """End the threads of known libraries, and return why a copy would hang; empty when it would not."""
     if not _native_threads():
         return ""
     maps = Path("/proc/self/maps").read_text(errors="replace")
@@ -362,13 +371,13 @@ def _native_threads() -> int:
 
 
 def _end_pools(maps: str) -> None:
-    """End the threads of libraries that start them again when they have work for them: OpenMP's and OpenBLAS's."""
+    """End the threads of OpenMP and OpenBLAS, which start new ones when they have work for them."""
     import ctypes
 
     for path in {"/" + line.partition("/")[2] for line in maps.splitlines() if "libgomp" in line}:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(path).omp_pause_resource_all(_SOFTLY)
-    # OpenBLAS ends its own when the process forks. Not Python's fork: the session's hooks are none of this one's.
+    # OpenBLAS ends its threads when the process forks. Call C's fork, so that the session's fork hooks do not run.
     child = ctypes.PyDLL(None).fork()
     if child == 0:
         os._exit(0)
@@ -377,7 +386,7 @@ def _end_pools(maps: str) -> None:
 
 
 def thread_count() -> int:
-    """All threads of this process, Python's and those of libraries."""
+    """Return the number of threads of this process, Python's and those of libraries."""
     return len([*Path("/proc/self/task").iterdir()])
 
 

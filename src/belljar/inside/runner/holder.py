@@ -1,9 +1,10 @@
-"""Start a kernel as nobody's child, and hold its sandbox open in its place.
+"""Start a kernel beside a process that keeps the sandbox open.
 
-`holding.py STATUS SOCKET WORD KEEPS SHELL FLAG SCRIPT COMMAND…`: a sandbox ends with the process it was started with.
-Were that the kernel, every sleeping copy of it would end when it does. So this process becomes the shell's script,
-which waits for ever, and the command is started beside it. WORD, in hexadecimal, goes into the socket first: who sends
-it is known to the host from then on. With KEEPS a process stays that tells on STATUS how the kernel ended.
+`holder.py STATUS SOCKET WORD KEEPS SHELL FLAG SCRIPT COMMAND…`: a sandbox ends with its first process. If that were the
+kernel, every snapshot of it would end with it. So this first process becomes the shell's script, which waits for ever,
+and starts the command as a process that is not its child. The kernel's process writes WORD, given in hexadecimal, into
+SOCKET first, so that the host knows who its peer is. If KEEPS is 1, a keeper process stays behind that waits for the
+kernel and writes its exit status to STATUS.
 """
 
 import os
@@ -12,11 +13,11 @@ from typing import NoReturn
 
 
 def _start(status: int, channel: int, word: str, command: "list[str]", *, keeps: bool) -> NoReturn:
-    """In a child of the holder's: fork once more, so that the kernel is no child of the holder."""
+    """Fork the kernel, in a child of the holder, so that the kernel is not the holder's own child."""
     kernel = os.fork()
     if kernel == 0:
         os.close(status)
-        os.setsid()  # what a cell sends to its process group is not for the holder
+        os.setsid()  # so that signals which a cell sends to its process group do not reach the holder
         os.write(channel, bytes.fromhex(word))
         os.execv(command[0], command)
     if keeps:
@@ -38,7 +39,7 @@ def _main() -> NoReturn:
             os._exit(127)
     if keeps != "1":
         os.waitpid(starter, 0)
-    # Nothing of the kernel's stays open here: its end would not be seen.
+    # Close everything, because the host would not see the kernel's end while its pipes and socket are open here.
     os.closerange(0, os.sysconf("SC_OPEN_MAX"))
     os.execve(shell, [shell, flag, script], {"PATH": "/usr/bin:/bin"})
 

@@ -1,7 +1,7 @@
-"""What a session has changed around its variables: folder, paths, environment, random states, options, history.
+"""The interpreter's state besides variables: folder, paths, environment, random states, library options, history.
 
-Each is taken as something that can be pickled and given back in a new process. Libraries that were not imported are
-left alone. Does not know the file.
+For each part, `_take_*` returns what the session has changed, as a value that can be pickled, and `_give_*` sets it in
+a new process. Libraries that were not imported are left alone. Does not know the file that the values go into.
 """
 
 # IPython and the libraries are typed in part only, and may not be there at all.
@@ -51,20 +51,20 @@ _start: _Start | None = None
 
 
 def remember_start(shell: Any) -> None:
-    """Before the first cell: what is there now is not the session's. Later calls, in a copy of it, change nothing."""
-    global _start  # one process has one beginning
+    """Record the state before the first cell, to know later what the session has changed; only the first call counts."""
+    global _start  # one for each process; a copy of a session keeps that of the origin
     if _start is None:
         _start = _Start(dict(shell.user_ns), dict(os.environ), list(sys.path), list(warnings.filters))
 
 
 def move_start(environment: dict[str, str]) -> None:
-    """A copy that runs elsewhere was told other variables: they are no more the session's doing than the first."""
+    """Record the environment variables that a copy was started with, because the session has not set them itself."""
     if _start is not None:
         _start.environment.update(environment)
 
 
 def variables(shell: Any) -> dict[str, Any]:
-    """What the session has under names, without what IPython put there."""
+    """Return the session's variables, without those of IPython and those from before the first cell."""
     start = _started().names
     return {
         name: value
@@ -181,7 +181,7 @@ def _give_numpy(_shell: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> No
 def _take_pandas(_shell: Any) -> Any:
     if "pandas" not in sys.modules:
         return None
-    # There is no public way to ask for the defaults but to read them out of help texts.
+    # Use private names, because the only public way to the defaults is to parse help texts.
     from pandas._config import config
 
     options: Any = vars(config)["_registered_options"]
@@ -203,7 +203,7 @@ def _take_matplotlib(_shell: Any) -> Any:
     if matplotlib is None:
         return None
     now, then = matplotlib.rcParams, matplotlib.rcParamsOrig
-    # Asking for the backend would choose one.
+    # Skip the backend, because reading it would choose one.
     return {name: now[name] for name in now if not name.startswith("backend") and now[name] != then.get(name)} or None
 
 
@@ -217,7 +217,7 @@ def _give_matplotlib(_shell: Any, changed: dict[str, Any]) -> None:
 
 
 def _take_history(shell: Any) -> Any:
-    """Inputs, and the cells' sources: tracebacks and `inspect` show the code of functions from earlier cells."""
+    """Return inputs and cells' sources; tracebacks and `inspect` need the sources of functions from earlier cells."""
     cells: dict[str, str] = getattr(shell.compile, "_filename_map", {})
     sources = {name: entry for name, entry in linecache.cache.items() if name in cells and len(entry) == 4}
     inputs = list(shell.history_manager.input_hist_parsed)
@@ -236,13 +236,14 @@ def _give_history(shell: Any, state: dict[str, Any]) -> None:
 
 
 class InterpreterPart(NamedTuple):
-    """One thing around the variables."""
+    """One part of the interpreter's state."""
 
     name: str
-    """As a program would say it; reports name it when it could not be kept."""
+    """The expression for it in Python; reports use it when the part could not be saved or loaded."""
     take: Callable[[Any], Any]
-    """From the shell's process; None when there is nothing to keep."""
+    """Returns the part's state in this process; None when there is nothing to save."""
     give: Callable[[Any, Any], None]
+    """Sets the part's state in this process."""
 
 
 BEFORE_VARIABLES = (
@@ -250,7 +251,8 @@ BEFORE_VARIABLES = (
     InterpreterPart("sys.path", _take_path, _give_path),
     InterpreterPart("os.environ", _take_environment, _give_environment),
 )
-# Loading variables runs code: it must not use up random numbers or meet a filter that makes errors of warnings.
+# After the variables, because loading them runs code, which must not use up random numbers or meet a warnings filter
+# that raises errors.
 AFTER_VARIABLES = (
     InterpreterPart("random.getstate()", _take_random, _give_random),
     InterpreterPart("numpy.random.get_state()", _take_numpy_random, _give_numpy_random),

@@ -1,4 +1,4 @@
-"""SIGINT: raises in the cell, waits while a message is half sent, and is nothing between cells."""
+"""SIGINT: it raises in a running cell, is delayed while a message is half sent, and is ignored between cells."""
 
 import signal
 from collections.abc import Generator
@@ -16,7 +16,7 @@ class Interrupts:
         self._is_pending = False
 
     def install(self) -> None:
-        """Take over SIGINT, also from a cell that took it."""
+        """Install the handler, also over one that a cell has installed."""
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: "FrameType | None") -> None:
@@ -30,9 +30,9 @@ class Interrupts:
 
     @contextmanager
     def cell(self) -> Generator[None, None, None]:
-        """While a cell runs, an interrupt raises in it: from `begin` on.
+        """Let interrupts raise in the block, from `enable` on.
 
-        Before its code begins IPython runs callbacks, and swallows whatever is raised in them.
+        Not before, because IPython runs callbacks before the cell's code and swallows whatever is raised in them.
         """
         self.install()
         self._is_pending = False
@@ -44,7 +44,10 @@ class Interrupts:
             self._is_cell = self._is_preparing = False
 
     def enable(self) -> bool:
-        """The cell's own code begins, and an interrupt that came before it raises now; False when it had begun."""
+        """Let interrupts raise from now on, because the cell's own code begins; raise one that came before.
+
+        Return False when it was called before for the same cell.
+        """
         if not self._is_preparing:
             return False
         self._is_preparing = False
@@ -53,7 +56,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """The protocol is never left half way: an interrupt waits until the block is over."""
+        """Delay interrupts until the block is over, so that no message is left half sent."""
         self._held += 1
         try:
             yield

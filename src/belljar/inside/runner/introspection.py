@@ -1,4 +1,4 @@
-"""What a person who types wants to know of a name or of half a cell. Knows IPython; does not know the protocol."""
+"""Completion, inspection and completeness of code, for a person who types. Knows IPython, not the protocol."""
 
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -18,18 +18,18 @@ NOTHING_FOUND: dict[str, Any] = {"type": "inspection", "data": {}}
 
 
 def no_completion(cursor: int) -> dict[str, Any]:
-    """Nothing fits."""
+    """Return the answer for when nothing fits."""
     return {"type": "completion", "matches": [], "start": cursor, "end": cursor}
 
 
 def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
-    """Names that fit at the cursor, all of them in the place of the same span."""
+    """Return the names that fit at the cursor; all of them replace the same span."""
     try:
         with provisionalcompleter():
             found = rectify_completions(code, shell.Completer.completions(code, cursor))
             matches = list(itertools.islice(found, MOST_MATCHES))
     except Exception:
-        return no_completion(cursor)  # a property or a completer of the session's own
+        return no_completion(cursor)  # a property or a completer of the session raised
     if not matches:
         return no_completion(cursor)
     texts = [match.text for match in matches if len(match.text) <= LONGEST_MATCH]
@@ -37,17 +37,17 @@ def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
 
 
 def inspect(shell: Any, code: str, cursor: int, detail: int) -> dict[str, Any]:
-    """What the name at the cursor is."""
+    """Return what the name at the cursor is."""
     try:
         name = token_at_cursor(code, cursor)
         data = rich_output.prepared(shell.object_inspect_mime(name, detail_level=detail)) if name else {}
     except Exception:
-        return NOTHING_FOUND  # a KeyError for what is not there, and whatever an object of the session's own raises
+        return NOTHING_FOUND  # a KeyError for an unknown name, or whatever an object of the session raises
     forms = {mime: form[:LONGEST_FORM] for mime, form in data.items() if isinstance(form, str)}
     return {"type": "inspection", "data": forms}
 
 
 def check(shell: Any, code: str) -> dict[str, Any]:
-    """Whether code could be run as it stands."""
+    """Return whether code is complete, incomplete or invalid, and the indentation of the next line."""
     status, indent = shell.input_transformer_manager.check_complete(code)
     return {"type": "checked", "status": status, "indent": " " * min(indent or 0, LONGEST_MATCH)}

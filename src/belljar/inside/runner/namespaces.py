@@ -1,7 +1,7 @@
-"""Entering another sandbox with this process's memory: its namespaces, its user, and none of its privileges.
+"""Moving this process, with its memory, into another sandbox: into its namespaces, as its user, without capabilities.
 
-The sandbox's user namespace is a child of ours and owned by our user, which is what lets a process without any
-capability in. What is gained on the way in is given up before anything else runs.
+A process without any capability may enter, because the sandbox's user namespace is a child of ours and owned by our
+user. The capabilities that entering grants are given up before anything else runs.
 """
 
 import ctypes
@@ -17,10 +17,13 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(holder: int, flags: int, uid: int, gid: int) -> None:
-    """Join the namespaces of the process behind a pidfd and become a user there; children are in its pid namespace."""
+    """Join the namespaces of the process behind the pidfd `holder`, and change to a user there.
+
+    Only children of this process are in the new pid namespace.
+    """
     _check(_libc.setns(holder, flags), "setns")
     os.setresgid(gid, gid, gid)
-    # Before the user changes: the set that bounds all later ones can be lowered only with a capability.
+    # Drop the bounding set before the user changes, because that needs a capability.
     for capability in range(_MOST_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
@@ -31,7 +34,10 @@ def enter(holder: int, flags: int, uid: int, gid: int) -> None:
 
 
 def own_proc_entry() -> None:
-    """After a change of user /proc/self belongs to root, and debuggers and samplers of the session's would fail."""
+    """Make this process dumpable again, because /proc/self belongs to root after a change of user.
+
+    Debuggers and profilers of the session would fail otherwise.
+    """
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 

@@ -1,6 +1,9 @@
-"""Which part of a value it is that cannot be pickled, and why, in words. Knows pickling only as what fails."""
+"""Finding the part of a value that cannot be pickled, and why, as text.
 
-# What is looked at may be anything.
+Does not know how values are pickled: the caller passes a function that tries it.
+"""
+
+# Values may have any type.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -40,16 +43,16 @@ _KNOWN = {
 
 
 def reason_for(name: str, value: Any, error: BaseException, fails: Fails) -> str:
-    """Why a variable cannot be kept. A part of it that is to blame is named by its path."""
-    path, culprit, error = _deepest(name, value, error, fails)
-    reason = _known_reason(culprit) or said(error)
+    """Return why a variable cannot be pickled. If a part of it is the reason, that part is named by its path."""
+    path, culprit, error = _deepest_fault(name, value, error, fails)
+    reason = _known_reason(culprit) or error_line(error)
     if path != name:
         reason = f"{path} is a {type_name(culprit)}: {reason}"
     return reason[: 2 * MAX_REASON]
 
 
 def type_name(value: Any) -> str:
-    """`module.Class`, or `class` for what is built in."""
+    """Return the name of a value's type: `module.Class`, or `class` for builtins."""
     return _class_name(type(value))
 
 
@@ -66,8 +69,8 @@ def _class_name(kind: Any) -> str:
     return (name if module == "builtins" else f"{module}.{name}")[:MAX_REASON]
 
 
-def said(error: BaseException) -> str:
-    """An error in a line."""
+def error_line(error: BaseException) -> str:
+    """Return an error as one line of text."""
     try:
         text = " ".join(str(error).split())
     except Exception:
@@ -78,7 +81,7 @@ def said(error: BaseException) -> str:
     return (f"{name}: {text}" if text else name)[:MAX_REASON]
 
 
-def _deepest(path: str, value: Any, error: BaseException, fails: Fails) -> tuple[str, Any, BaseException]:
+def _deepest_fault(path: str, value: Any, error: BaseException, fails: Fails) -> tuple[str, Any, BaseException]:
     seen = {id(value)}
     for _ in range(MAX_DEPTH):
         if _known_reason(value):

@@ -1,4 +1,4 @@
-"""Cells that are no session's: what they leave in the shell is taken back, so that the first cell finds it new."""
+"""Undo what a warm-up cell leaves in the shell, so that the session's first cell finds it unused."""
 
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -18,7 +18,7 @@ _LAST_ERRORS = ("last_type", "last_value", "last_traceback", "last_exc")
 
 @contextmanager
 def no_traces(shell: Shell) -> Generator[None, None, None]:
-    """Names, `Out`, remembered results, sources and errors are as before when the block is over."""
+    """Restore names, `Out`, remembered results, sources and errors after the block."""
     hook: Any = shell.displayhook
     sources: dict[str, int] = getattr(shell.compile, "_filename_map", {})
     shown: dict[int, str] = getattr(shell.history_manager, "output_hist_reprs", {})
@@ -40,7 +40,7 @@ def no_traces(shell: Shell) -> Generator[None, None, None]:
 
 
 def _restore(mapping: Any, content: "dict[Any, Any]") -> None:
-    """In place: others hold the same mapping."""
+    """Restore a mapping in place, because others hold the same object."""
     for name in [name for name in mapping if name not in content]:
         del mapping[name]
     mapping.update(content)

@@ -1,8 +1,8 @@
-"""Run a program whose text was settled beforehand, as if Python had been given its file.
+"""Run a program from a read-only copy, as if Python had been given the original file: `program.py TEXT NAME`.
 
-`program.py TEXT NAME`: the text is that of a file which nobody in the sandbox can change, NAME is where the program
-believes to be. So what runs is what was looked at, whatever has happened to the file of that name meanwhile, and no
-line in it says that it is to be read in another encoding.
+TEXT is a file that nobody in the sandbox can change; NAME is the path that the program sees as its own. So the code
+that runs is the code that was checked, whatever has happened to the file NAME meanwhile. It is always read as UTF-8; a
+coding line in it is ignored.
 """
 
 import os
@@ -10,9 +10,9 @@ import sys
 from types import TracebackType
 
 
-def _begin() -> None:
-    settled, name = sys.argv[1:]
-    with open(settled, encoding="utf-8-sig", newline="") as file:  # noqa: PTH123 - pathlib is 10 ms of every start
+def _run() -> None:
+    text_file, name = sys.argv[1:]
+    with open(text_file, encoding="utf-8-sig", newline="") as file:  # noqa: PTH123 - pathlib is 10 ms of every start
         text = file.read()
     path = os.path.abspath(name)  # noqa: PTH100
     sys.argv[:] = [name]
@@ -26,16 +26,16 @@ def _begin() -> None:
 
 
 def _hide_from_tracebacks() -> None:
-    """The program's own lines come first, as they would have without us."""
-    said = sys.excepthook
+    """Remove this script's two frames from tracebacks, so that they begin with the program's own lines."""
+    previous_hook = sys.excepthook
 
-    def say(kind: type[BaseException], error: BaseException, trace: "TracebackType | None") -> None:
-        ours = 2
-        while trace is not None and ours:
-            trace, ours = trace.tb_next, ours - 1
-        said(kind, error.with_traceback(trace), trace)
+    def show(kind: type[BaseException], error: BaseException, trace: "TracebackType | None") -> None:
+        own_frames = 2
+        while trace is not None and own_frames:
+            trace, own_frames = trace.tb_next, own_frames - 1
+        previous_hook(kind, error.with_traceback(trace), trace)
 
-    sys.excepthook = say
+    sys.excepthook = show
 
 
-_begin()
+_run()

@@ -1,7 +1,7 @@
-"""Joins 127.0.0.1 inside the sandbox to the host's proxy, then becomes the command it was given.
+"""Connect 127.0.0.1 inside the sandbox to the host's proxy, then execute a command: `relay.py SOCKET COMMAND…`.
 
-Run as a script: `relay.py SOCKET COMMAND…`. The relay is a grandchild, so that no cell's `os.wait` meets it; it holds
-none of the session's descriptors and ends with the namespaces. What it carries is the proxy's to judge, not its own.
+The relay is a grandchild of the command's process, so that a cell's `os.wait` does not see it. It holds none of the
+session's descriptors and ends with the sandbox's namespaces. It forwards bytes and decides nothing; the proxy does.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ Connect = Callable[[], socket.socket]
 
 
 class _Side:
-    """One socket of a pair: what it reads goes to the other, and no more is read until the other has taken it."""
+    """One socket of a pair. What it reads goes to the other, and no more is read until the other has sent it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -34,20 +34,20 @@ class _Side:
 
 
 class Relay:
-    """All connections, in one thread: threads would count against the session's processes."""
+    """All connections, in one thread, because threads would count against the session's limit of processes."""
 
-    def __init__(self, doors: Mapping[socket.socket, Connect]) -> None:
-        self._doors = doors
+    def __init__(self, routes: Mapping[socket.socket, Connect]) -> None:
+        self._routes = routes
         self._selector = selectors.DefaultSelector()
-        for listener in doors:
+        for listener in routes:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """For ever."""
+        """Accept and forward connections for ever."""
         while True:
             for key, events in self._selector.select():
                 if key.data is None:
-                    self._accept(next(door for door in self._doors if door is key.fileobj))
+                    self._accept(next(listener for listener in self._routes if listener is key.fileobj))
                 elif not key.data.is_shut or key.data.sock.fileno() >= 0:
                     self._move(key.data, events)
 
@@ -57,7 +57,7 @@ class Relay:
         except OSError:
             return
         try:
-            far = self._doors[listener]()
+            far = self._routes[listener]()
         except OSError:
             near.close()
             return
@@ -68,7 +68,7 @@ class Relay:
             self._selector.register(side.sock, selectors.EVENT_READ, side)
 
     def _move(self, side: _Side, events: int) -> None:
-        if side.sock.fileno() < 0:  # closed with its other half, earlier in this round
+        if side.sock.fileno() < 0:  # closed together with the other side, earlier in this round
             return
         try:
             if events & selectors.EVENT_WRITE:
@@ -116,7 +116,7 @@ class Relay:
 
 def _connect_to(path: str) -> Connect:
     folder, name = os.path.split(path)
-    os.chdir(folder)  # a socket's address holds 107 bytes, and the folder's name may be longer
+    os.chdir(folder)  # because a UNIX socket's address holds 107 bytes, and the folder's path may be longer
 
     def connect() -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
@@ -130,8 +130,8 @@ def _connect_to(path: str) -> Connect:
     return connect
 
 
-def _let_go(kept: Iterable[int]) -> None:
-    """Hold nothing of the session's: not its pipes, whose end the host waits for, and not the runner's socket."""
+def _close_all_but(kept: Iterable[int]) -> None:
+    """Close the session's descriptors: its pipes, because the host waits for their end, and the runner's socket."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
@@ -143,36 +143,36 @@ def _let_go(kept: Iterable[int]) -> None:
     os.closerange(lowest, min(highest, 65_536) if highest > 0 else 65_536)
 
 
-def _serve(listeners: "list[socket.socket]", open_doors: "Callable[[], Mapping[socket.socket, Connect]]") -> None:
+def _serve(listeners: "list[socket.socket]", open_routes: "Callable[[], Mapping[socket.socket, Connect]]") -> None:
     try:
-        _let_go(listener.fileno() for listener in listeners)
-        Relay(open_doors()).serve()
+        _close_all_but(listener.fileno() for listener in listeners)
+        Relay(open_routes()).serve()
     finally:
         os._exit(1)
 
 
 def become(
-    command: "list[str]", listeners: "list[socket.socket]", open_doors: "Callable[[], Mapping[socket.socket, Connect]]"
+    command: "list[str]", listeners: "list[socket.socket]", open_routes: "Callable[[], Mapping[socket.socket, Connect]]"
 ) -> None:
-    """Leave a relay behind that answers at these listeners, then become the command."""
+    """Start a relay that accepts at these listeners, then execute the command."""
     child = os.fork()
     if child == 0:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         if os.fork() == 0:
-            _serve(listeners, open_doors)
+            _serve(listeners, open_routes)
         os._exit(0)
     os.waitpid(child, 0)
     for listener in listeners:
         listener.close()
-    # Python ignores SIGPIPE, and an ignored signal crosses an exec.
+    # Python ignores SIGPIPE, and an ignored signal stays ignored after an exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(command[0], command)
 
 
 def main(path: str, command: "list[str]") -> None:
-    """Listen for what the session's programs have to say to the proxy, and become the command."""
+    """Listen for the connections of the session's programs to the proxy, and execute the command."""
     listener = socket.create_server(("127.0.0.1", PORT), backlog=128)
     become(command, [listener], lambda: {listener: _connect_to(path)})
 

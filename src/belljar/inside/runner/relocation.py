@@ -1,6 +1,6 @@
-"""What a copy of a live session must make its own: places that moved, and the event loop."""
+"""What a forked copy of a live session must change: paths of folders that are elsewhere for it, and its event loop."""
 
-# The event loop's own parts have no public names; what is not there is made anew instead.
+# The parts of an event loop have no public names; where one is missing, a new loop is made instead.
 # pyright: reportPrivateUsage=false
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 
 def move_modules(old: str, new: str) -> None:
-    """A folder of packages is elsewhere for this copy: modules that are loaded find their other halves there."""
+    """Replace a package folder by another in paths and loaded modules, so that modules find their files there."""
     sys.path[:] = [_moved(path, old, new) for path in sys.path]
     sys.path_importer_cache.clear()
     for module in list(sys.modules.values()):
@@ -38,17 +38,17 @@ def _set(module: Any, name: str, value: str) -> None:
         if getattr(module, name) != value:
             setattr(module, name, value)
     except Exception:
-        return  # an object in sys.modules that is no module and refuses
+        return  # an object in `sys.modules` may be no module, and may refuse
 
 
 def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-    """The same loop with its tasks, on a selector of its own: the old one's registrations are the origin's too."""
+    """Return the loop with its tasks on a new selector, because the old one's registrations are the origin's too."""
     given: Any = loop
     if loop.is_closed():
         return loop
     if not all(hasattr(given, name) for name in ("_selector", "_make_self_pipe", "_ssock", "_csock", "_internal_fds")):
         return asyncio.new_event_loop()
-    # Never unregistered or closed in an orderly way: that would reach into the origin's selector.
+    # Do not unregister from or close the old selector, because that would change the origin's.
     given._selector = selectors.DefaultSelector()
     given._internal_fds = 0
     given._make_self_pipe()
@@ -57,6 +57,6 @@ def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
 
 
 def loop_descriptors(loop: asyncio.AbstractEventLoop) -> "set[int]":
-    """The event loop's own sockets, which a copy replaces."""
+    """Return the event loop's own sockets, which a copy replaces."""
     ends = (getattr(loop, "_ssock", None), getattr(loop, "_csock", None))
     return {end.fileno() for end in ends if end is not None}

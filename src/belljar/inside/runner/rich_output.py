@@ -1,7 +1,8 @@
-"""What a rich output is turned into before it leaves: JSON-able values, and Plotly figures as a page and a picture.
+"""Preparing rich outputs for the host: values that JSON can hold, and Plotly figures as a page and a picture.
 
-Plotly hands out its own JSON, which only a notebook front end can draw. The page is self-contained: it opens with no
-network. The picture needs kaleido and a browser it can start; without one there is none, and that is found out once.
+Plotly's own JSON can be drawn by notebook front ends only. The page is self-contained and opens without a network. The
+picture needs kaleido and a browser that it can start; after the first failure no more pictures are tried. Also decides
+quickly whether a value has text as its only representation.
 """
 
 import base64
@@ -17,9 +18,9 @@ _state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
 
 def prepared(data: dict[str, Any]) -> dict[str, Any]:
-    """The bundle as it goes to the host."""
+    """Return the bundle as it goes to the host."""
     if PLOTLY in data:
-        data = {**data, **_drawn(data[PLOTLY])}
+        data = {**data, **_draw_plotly(data[PLOTLY])}
         del data[PLOTLY]
     return {mime: _encoded(value) for mime, value in data.items()}
 
@@ -30,20 +31,20 @@ def _encoded(value: Any) -> Any:
     return base64.b64encode(value).decode("ascii") if isinstance(value, (bytes, bytearray)) else value
 
 
-def _drawn(figure: dict[str, Any]) -> dict[str, Any]:
+def _draw_plotly(figure: dict[str, Any]) -> dict[str, Any]:
     io = importlib.import_module("plotly.io")
     figure = {key: figure[key] for key in ("data", "layout", "frames") if key in figure}
-    # `chart.show()` and then `chart`: the same figure must give the same bytes, or it would be shown twice.
+    # The same figure must give the same bytes, because it would be shown twice after `chart.show()` and then `chart`.
     digest = hashlib.sha256(json.dumps(figure, sort_keys=True, default=str).encode()).hexdigest()[:32]
     page = io.to_html(figure, include_plotlyjs=True, full_html=True, validate=False, div_id=f"plot-{digest}")
     drawn: dict[str, Any] = {"text/html": page}
-    if _state["has_picture"] and (picture := _pictured(io, figure, digest)) is not None:
+    if _state["has_picture"] and (picture := _draw_png(io, figure, digest)) is not None:
         drawn["image/png"] = picture
     return drawn
 
 
-def _pictured(io: Any, figure: dict[str, Any], digest: str) -> Any:
-    """The figure as PNG; the last one is kept, because drawing takes a browser and seconds."""
+def _draw_png(io: Any, figure: dict[str, Any], digest: str) -> Any:
+    """Return the figure as PNG. The last one is kept, because drawing needs a browser and takes seconds."""
     if _state["pictured"] != digest:
         try:
             _state["picture"] = io.to_image(figure, format="png", validate=False)
@@ -54,18 +55,18 @@ def _pictured(io: Any, figure: dict[str, Any], digest: str) -> Any:
     return _state["picture"]
 
 
-# Whether a value has any form but text. IPython asks each of its dozen formatters, which takes 0.1 ms; for values of
-# Python's own types the answer is known, unless somebody has given such a type another form.
+# Values that have text only. IPython asks each of its dozen formatters, which takes 0.1 ms; for values of builtin types
+# the answer is known, unless the session has registered a formatter for such a type.
 
-_OURS = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
-# With the types that they inherit from: what somebody gives to `object`, all of them have.
+_BUILTIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+# With the types that they inherit from, because a formatter that is registered for `object` applies to all.
 _INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
-    kind: [(parent, (parent.__module__, parent.__name__)) for parent in kind.__mro__] for kind in _OURS
+    kind: [(parent, (parent.__module__, parent.__name__)) for parent in kind.__mro__] for kind in _BUILTIN_TYPES
 }
 
 
 def is_text_alone(value: object, display_formatter: Any) -> bool:
-    """Whether text is the one form that a shell's formatters would find; False where that is not certain."""
+    """Return whether the shell's formatters would find text only; False where that is not certain."""
     inherited = _INHERITED.get(type(value))
     if inherited is None or not _is_ipythons(display_formatter) or "format" in vars(display_formatter):
         return False

@@ -1,4 +1,8 @@
-"""The runner's life: attach to a host, run what it asks, one thing at a time, until it is gone."""
+"""The runner's main loop: attach to a host and do what it asks, one request at a time, until it is gone.
+
+Owns the protocol's requests (`_on_*`), the order of outputs, `input()`, background tasks between cells, and what
+happens in a process that was forked from the runner.
+"""
 
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -44,7 +48,7 @@ LONGEST_NAME = 200
 
 
 class Runner:
-    """One shell and, once attached, one host."""
+    """One IPython shell and, after `attach`, the connection to one host."""
 
     channel: Channel
     streams: Streams
@@ -57,13 +61,13 @@ class Runner:
         self._execution: Any = None
         self._allow_input = False
         self._awaits_go = False
-        self.is_asleep = False
+        self.is_snapshot = False
         self._held: dict[str, Any] | None = None
         self._finished: dict[str, Any] | None = None
         self._waiting: deque[dict[str, Any]] = deque()
 
     def attach(self, sock: socket.socket) -> None:
-        """Meet the host. Everything that must not exist before a fork is made here."""
+        """Connect to the host. Everything that must not exist before a fork is made here."""
         self.channel = Channel(sock)
         self.streams = Streams(self._synchronise, self._is_held)
         self.interrupts.install()
@@ -71,9 +75,9 @@ class Runner:
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
         self.shell.on_begin = self._begin
-        self._called: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self.shell.is_forked = lambda: self.channel.is_forked()
-        os.register_at_fork(after_in_child=self._hang_up)
+        os.register_at_fork(after_in_child=self._close_in_child)
         os.environ.setdefault("SHELL", _SHELL if Path(_SHELL).exists() else "/bin/sh")
         builtins.input = self._input
         getpass.getpass = self._getpass
@@ -81,16 +85,16 @@ class Runner:
         self.channel.send({"type": "ready", "python": sys.version.split()[0]})
 
     def serve(self) -> None:
-        """Until the host closes the socket."""
+        """Serve requests until the host closes the socket."""
         while True:
-            # A child that a cell, a callback or a task forked comes here too when it has nothing left to do.
+            # A child that a cell, a callback or a task forked returns to this loop too when its work is done.
             if self.channel.is_forked():
                 self._end_child(0)
             try:
                 message = self._next()
             except EOFError:
-                if self.is_asleep:
-                    os._exit(0)  # its buffers and its exit functions are the origin's
+                if self.is_snapshot:
+                    os._exit(0)  # without flushing or exit functions, because these belong to the origin
                 return
             handler = getattr(self, "_on_" + str(message.get("op")), None)
             if handler is not None:
@@ -98,41 +102,41 @@ class Runner:
 
     # Children that the session forks
 
-    def _hang_up(self) -> None:
-        """In a child: let go of the socket, which would look open to the host when this process's parent has died."""
+    def _close_in_child(self) -> None:
+        """Close the socket in a forked child, because the host would take it for open after the runner's death."""
         if fork.is_copying():
             return
         self.channel.close()
-        if (called := self._called) is None:
+        if (wakeup := self._wakeup) is None:
             return
-        # Forked by a task between cells: nothing more is heard on the socket, so the child ends with that task. The
-        # selector is the parent's too, and what the child did to it would be done to the parent.
+        # A task forked this child between two cells. No request will come, so the child ends with that task. It needs
+        # an event loop with a selector of its own, because the old selector is shared with the parent.
         relocation.own_loop(self.loop)
         task = asyncio.current_task(self.loop)
         if task is None:
-            called.set_result(None)
+            wakeup.set_result(None)
         else:
-            task.add_done_callback(lambda _: called.done() or called.set_result(None))
+            task.add_done_callback(lambda _: wakeup.done() or wakeup.set_result(None))
 
     def _end_child(self, status: int) -> None:
-        """A child of the session's came to the end of its cell: it ends as a script's would, and serves nobody."""
+        """Exit in a child that a cell forked, as a forked child of a script would; it does not serve the host."""
         with contextlib.suppress(Exception):
             self.streams.flush()
         os._exit(status)
 
-    # Messages that wait for the host
+    # Outputs and questions, which wait for the host's answer
 
     def emit(self, message: dict[str, Any]) -> None:
-        """Send an output in its place: the host empties the pipes before it looks at it, then lets us go on.
+        """Send an output in order: the host reads the pipes empty before it handles the message, then acknowledges it.
 
-        A result is nearly always the cell's last word. It is held back until something follows it, so that it can
-        travel with the end of the cell and save a round trip.
+        A result is nearly always the last output of a cell. It is held back until something follows it, so that it can
+        be sent together with the end of the cell, which saves a round trip.
         """
         self.streams.flush()
         message = {**message, "id": self._execution}
         is_spare = self._execution is None and message["type"] == "comm"
         if is_spare or not self.channel.is_owner():
-            # Between cells there may be nobody to listen: a widget's word is not worth stopping its thread for.
+            # Between cells the host may not be reading, and a widget's message is not worth blocking its thread for.
             self.channel.send(message, if_room=is_spare)
             return
         self._send_held()
@@ -165,7 +169,7 @@ class Runner:
     def _input(self, prompt: object = "", /) -> str:
         __tracebackhide__ = True
         if not self._may_ask() and _is_debugger(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
-            # A debugger would take an end of input for a wish to quit, and the cell would end without a word.
+            # Not EOFError, because a debugger would take the end of input for `quit`, and the cell would end silently.
             raise StdinNotImplementedError(NO_DEBUGGER)
         return self._ask(str(prompt), is_password=False)
 
@@ -198,7 +202,7 @@ class Runner:
             if message.get("op") == op:
                 return message
             if message.get("op") == "attend":
-                # Another host has taken over: the one that heard the question cannot answer any more.
+                # Another server has taken over; the one that got the question cannot answer any more.
                 self.channel.send({"type": "resumed", "id": message["id"], "awaits": op, **question})
                 continue
             self._waiting.append(message)
@@ -207,10 +211,10 @@ class Runner:
         try:
             return self.channel.receive()
         except EOFError:
-            os._exit(0)  # the host is gone, and with it everyone who could see what the cell does next
+            os._exit(0)  # the host is gone, so nobody could see what the cell does next
 
     def _on_attend(self, message: dict[str, Any]) -> None:
-        """Another host has taken over, between two cells; it may have missed how the last one ended."""
+        """Answer a server that has taken over between two cells; it may have missed how the last cell ended."""
         self.channel.send({"type": "resumed", "id": message["id"], "last": self._finished})
 
     def _next(self) -> dict[str, Any]:
@@ -220,21 +224,21 @@ class Runner:
             self._run_background_tasks()
         return self.channel.receive()
 
-    # Tasks that outlive their cell go on while the runner waits for the next
+    # Tasks that outlive their cell run while the runner waits for the next request
 
     def _has_background_tasks(self) -> bool:
         return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
 
     def _run_background_tasks(self) -> None:
-        self._called = called = self.loop.create_future()
+        self._wakeup = wakeup = self.loop.create_future()
         descriptor = self.channel.fileno()
-        self.loop.add_reader(descriptor, lambda: called.done() or called.set_result(None))
+        self.loop.add_reader(descriptor, lambda: wakeup.done() or wakeup.set_result(None))
         try:
-            self.loop.run_until_complete(called)
+            self.loop.run_until_complete(wakeup)
             if self.channel.is_forked():
                 self._end_child(0)
         finally:
-            self._called = None
+            self._wakeup = None
             self.loop.remove_reader(descriptor)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -242,16 +246,16 @@ class Runner:
         try:
             return self.loop.run_until_complete(task)
         except KeyboardInterrupt:
-            # The cell's own finally blocks run, and no stray task stays behind.
+            # Cancel and run to the end, so that the cell's `finally` blocks run and no task stays behind.
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
                 self.loop.run_until_complete(task)
             raise
 
-    # Copies
+    # Copies: kernels and snapshots, see `fork`
 
     def _on_fork(self, message: dict[str, Any]) -> None:
-        """A copy of this session: one that runs, with pipes and a keeper of its own, or one that sleeps."""
+        """Fork a copy of this session: a kernel, which has pipes of its own, or a snapshot, which has a socket only."""
         descriptors = self.channel.take_descriptors()
         own = {self.channel.fileno(), *descriptors, *relocation.loop_descriptors(self.loop)}
         answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork.uncloneable(own)}
@@ -264,12 +268,12 @@ class Runner:
             numbers, folder = random.getstate(), _folder()
             try:
                 if len(descriptors) == 1:
-                    is_copy = fork.divide_asleep()
+                    is_copy = fork.fork_snapshot()
                 else:
-                    is_copy = fork.divide(
+                    is_copy = fork.fork_kernel(
                         descriptors,
                         is_elsewhere=message["is_elsewhere"],
-                        is_hidden=not self.is_asleep,
+                        is_hidden=not self.is_snapshot,
                         has_keeper=message["has_keeper"],
                     )
             except OSError as error:
@@ -281,12 +285,12 @@ class Runner:
         for descriptor in descriptors:
             os.close(descriptor)
         self.channel.send(answer)
-        if self.is_asleep:
+        if self.is_snapshot:
             fork.reap()
 
     def _become_copy(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
-        self.is_asleep = len(descriptors) == 1
-        if self.is_asleep:
+        self.is_snapshot = len(descriptors) == 1
+        if self.is_snapshot:
             fork.silence_streams()
             sock = socket.socket(fileno=descriptors[0])
         else:
@@ -294,24 +298,25 @@ class Runner:
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
             fork.own_proc_entry()
-        # The old channel's socket object closes its descriptor when it goes; that number must not be reused before.
+        # Close it now, because the old socket object closes its descriptor when it is collected, and another file may
+        # have that number by then.
         self.channel.close()
         self.channel = Channel(sock)
-        # A copy asleep too: held open by it, a pipe of the origin's would never end and a port never be free.
+        # In a snapshot too, because the origin's pipes would never end and its ports never be free while it has them.
         fork.detach_inherited({self.channel.fileno()})
-        if not self.is_asleep:
-            self._settle_in(message, folder)
+        if not self.is_snapshot:
+            self._adopt_identity(message, folder)
         self._waiting.clear()
         self._finished = None  # the origin's
         self.channel.send({"type": "ready", "python": sys.version.split()[0]})
 
-    def _settle_in(self, message: dict[str, Any], folder: str) -> None:
-        """A copy that runs is a session of its own: its files, its variables of the environment, its event loop."""
+    def _adopt_identity(self, message: dict[str, Any], folder: str) -> None:
+        """Give a copied kernel its own environment variables, package folders, working directory, loop and seeds."""
         os.environ.update(message["environment"])
         interpreter_state.move_start(message["environment"])
         for old, new in message["moved"].items():
             relocation.move_modules(old, new)
-        # Who enters another sandbox stands at its root.
+        # A process that has entered another sandbox has that sandbox's root as its working directory.
         for place in (folder, message["folder"]):
             with contextlib.suppress(OSError):
                 os.chdir(place)
@@ -321,16 +326,16 @@ class Runner:
         if message["reseed"]:
             fork.reseed()
 
-    # What the host asks
+    # Requests: `op` names the handler
 
     def _on_execute(self, message: dict[str, Any]) -> None:
         self._run(message, lambda: self._run_cell(message["code"]))
 
     def _on_comm(self, message: dict[str, Any]) -> None:
-        """A front end's word to a widget: its callbacks run, and what they show is shown, as in a cell without code."""
-        self._run(message, lambda: self._hear(message))
+        """Deliver a front end's message to a widget. Its callbacks run, and their outputs are sent, as in a cell."""
+        self._run(message, lambda: self._deliver_comm(message))
 
-    def _hear(self, message: dict[str, Any]) -> bool:
+    def _deliver_comm(self, message: dict[str, Any]) -> bool:
         self._begin()
         comms.deliver(message, self.emit)
         return True
@@ -356,7 +361,7 @@ class Runner:
         if self.channel.is_forked():
             self._end_child(0 if is_ok else 1)
         self._allow_input = False
-        self._awaits_go = False  # code that IPython could not read never came to wait for it
+        self._awaits_go = False  # still set after code that IPython could not parse
         self.streams.flush()
         held, self._held = self._held, None
         self._finished = {
@@ -372,10 +377,10 @@ class Runner:
 
     def _run_cell(self, code: str) -> bool:
         outcome = self.shell.run_cell(code, store_history=True)
-        left = outcome.error_in_exec
-        if isinstance(left, SystemExit) and self.channel.is_forked():
-            self._end_child(_exit_status(left))
-        return bool(outcome.success) or (isinstance(left, SystemExit) and left.code in (None, 0))
+        error = outcome.error_in_exec
+        if isinstance(error, SystemExit) and self.channel.is_forked():
+            self._end_child(_exit_status(error))
+        return bool(outcome.success) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
     def _guarded(self, work: Callable[[], bool]) -> bool:
         try:
@@ -383,7 +388,7 @@ class Runner:
                 return work()
         except KeyboardInterrupt:
             self.emit({"type": "error", "name": "KeyboardInterrupt", "message": "", "traceback": ["KeyboardInterrupt"]})
-        except BaseException as error:  # a hook or transformer of the user's own broke the shell itself
+        except BaseException as error:  # a hook or transformer of the session broke the shell itself
             lines = traceback.format_exc().splitlines()
             if self.channel.is_forked():
                 print(*lines, sep="\n", file=sys.stderr)
@@ -391,7 +396,10 @@ class Runner:
         return False
 
     def _begin(self) -> None:
-        """The cell's own code begins. An interrupt may have overtaken it: the signal is past, its message is here."""
+        """Let the cell's own code begin, unless it was interrupted before.
+
+        The signal of such an interrupt came too early to raise, so its message is looked for instead.
+        """
         if self._awaits_go:
             self._await_go()
         if not self.interrupts.enable():
@@ -404,7 +412,7 @@ class Runner:
             raise KeyboardInterrupt
 
     def _await_go(self) -> None:
-        """The host has something to finish before the cell runs; an interrupt waits as long."""
+        """Wait for the host's `go`, because it has something to finish before the cell runs. Interrupts wait too."""
         self._awaits_go = False
         go = {"op": "go", "id": self._execution}
         while go not in self._waiting:
@@ -412,7 +420,7 @@ class Runner:
         self._waiting.remove(go)
 
     def _variables(self) -> list[str]:
-        # First those that are hidden, in one step: IPython adds two of them with every cell.
+        # Filter the hidden names in C first, because IPython adds two of them with every cell.
         shown = itertools.filterfalse(self.shell.user_ns_hidden.__contains__, self.shell.user_ns)
         names = (name for name in shown if not name.startswith("_") and len(name) <= LONGEST_NAME)
         return list(itertools.islice(names, MAX_VARIABLES))
@@ -443,7 +451,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Generator[None, None, None]:
-        """While names are looked at: those of the session's own may run code of its own, and for ever."""
+        """Make the block interruptible, because looking at the session's names may run its code, and that may hang."""
         with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
             self.interrupts.enable()
             yield
@@ -463,13 +471,15 @@ class Runner:
         self.channel.send({"type": "imported", "id": message["id"], "loaded": loaded, "errors": failed})
 
     def _on_save(self, message: dict[str, Any]) -> None:
-        self._keep(message, StateSaver(self.shell, message["path"], message["limit_bytes"], message["limit_s"]))
+        self._transfer_state(
+            message, StateSaver(self.shell, message["path"], message["limit_bytes"], message["limit_s"])
+        )
 
     def _on_load(self, message: dict[str, Any]) -> None:
-        self._keep(message, StateLoader(self.shell, message["path"]))
+        self._transfer_state(message, StateLoader(self.shell, message["path"]))
 
-    def _keep(self, message: dict[str, Any], work: StateContext) -> None:
-        """Runs code of the session's, so it is a cell to everyone but the host: nothing it shows is shown."""
+    def _transfer_state(self, message: dict[str, Any], work: StateContext) -> None:
+        """Save or load state. That runs the session's code, so it is treated as a cell whose outputs are not shown."""
         self._execution = message["id"]
         self._allow_input = False
         self.streams.restore()
@@ -486,13 +496,13 @@ def _is_debugger(frame: FrameType) -> bool:
     return isinstance(frame.f_locals.get("self"), bdb.Bdb)
 
 
-def _exit_status(left: SystemExit) -> int:
-    """What Python makes of `sys.exit(…)`: a number is the status, None is success, anything else is said."""
-    if left.code is None:
+def _exit_status(error: SystemExit) -> int:
+    """Return the status that Python exits with after `sys.exit(…)`; print the argument if it is not a number."""
+    if error.code is None:
         return 0
-    if isinstance(left.code, int):
-        return left.code & 0xFF
-    print(left.code, file=sys.stderr)
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
     return 1
 
 
@@ -500,7 +510,7 @@ def _folder() -> str:
     try:
         return str(Path.cwd())
     except OSError:
-        return ""  # removed under our feet
+        return ""  # the folder has been removed
 
 
 def _import_error(name: str) -> str:
@@ -521,7 +531,7 @@ def _cpu_s() -> float:
 
 
 def main(descriptor: str) -> None:
-    """Cold start: build the shell, attach to the inherited socket, serve."""
+    """Start without a zygote: build the shell, attach to the inherited socket, serve."""
     runner = Runner()
     runner.attach(socket.socket(fileno=int(descriptor)))
     runner.serve()

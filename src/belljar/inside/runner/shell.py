@@ -1,4 +1,4 @@
-"""IPython's InteractiveShell with its outputs turned towards the host. Knows IPython; does not know the protocol."""
+"""IPython's InteractiveShell, with its outputs passed to an `emit` function. Knows IPython, not the protocol."""
 
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -30,23 +30,23 @@ from .rich_output import is_text_alone
 Emit = Callable[[dict[str, Any]], None]
 
 
-def _nobody(_message: dict[str, Any]) -> None:
-    """Before a host is attached, outputs go nowhere."""
+def _drop(_message: dict[str, Any]) -> None:
+    """Drop outputs, before a host is attached."""
 
 
-def _nothing() -> None:
-    """Before a host is attached, nobody wants to know."""
+def _do_nothing() -> None:
+    """Do nothing when a cell begins, before a host is attached."""
 
 
 def _never() -> bool:
-    """Before a host is attached, no cell has run that could have forked."""
+    """Return False, because no cell that could have forked has run before a host is attached."""
     return False
 
 
 class Publisher(DisplayPublisher):
-    """`display()`, `update_display()`, `clear_output()`."""
+    """What `display()`, `update_display()` and `clear_output()` call."""
 
-    emit: Emit = staticmethod(_nobody)
+    emit: Emit = staticmethod(_drop)
 
     def publish(self, data: Any, metadata: Any = None, *_: Any, transient: Any = None, update: bool = False, **__: Any):
         """Send one rich output."""
@@ -65,23 +65,23 @@ class Publisher(DisplayPublisher):
 
 
 class ResultHook(DisplayHook):
-    """The value of the last expression."""
+    """What IPython calls with the value of a cell's last expression."""
 
-    emit: Emit = staticmethod(_nobody)
+    emit: Emit = staticmethod(_drop)
 
     def start_displayhook(self) -> None:
-        """Nothing is printed here, so there is nothing to prepare."""
+        """Do nothing, because nothing is printed here."""
 
     def write_output_prompt(self) -> None:
-        """The count is the host's to show."""
+        """Do nothing, because the host shows the count."""
 
     @staticmethod
     def semicolon_at_end_of_expression(expression: str) -> Any:
-        """Whether the cell does not want its value shown; most have no semicolon that would have to be looked at."""
+        """Return whether the cell suppresses its value; do not ask IPython where there is no semicolon at all."""
         return ";" in expression and DisplayHook.semicolon_at_end_of_expression(expression)
 
     def compute_format_data(self, result: Any) -> Any:
-        """The value in all the forms it has."""
+        """Return the value's representations by media type, with a short cut for values that have text only."""
         shell: Any = self.shell
         formatter = shell.display_formatter
         if not is_text_alone(result, formatter):
@@ -90,45 +90,45 @@ class ResultHook(DisplayHook):
         return ({} if text is None else {"text/plain": text}), {}
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
-        """Send the value in all the forms it has."""
+        """Send the value in all its representations."""
         self.emit({"type": "result", "data": rich_output.prepared(format_dict)})
 
     def finish_displayhook(self) -> None:
-        """Sent already."""
+        """Do nothing, because the value is sent already."""
 
 
 class _Forgetful(defaultdict[int, list[Any]]):
-    """IPython 9 keeps every display of a session in `history_manager.outputs`: here it keeps none."""
+    """A dict that stores nothing, because IPython 9 would keep every display in `history_manager.outputs`."""
 
     def __missing__(self, key: int) -> list[Any]:
         return []
 
 
 class Shell(InteractiveShell):
-    """One per process."""
+    """The shell; one for each process."""
 
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(Publisher)
-    emit: Emit = staticmethod(_nobody)
-    on_begin: Callable[[], None] = staticmethod(_nothing)
+    emit: Emit = staticmethod(_drop)
+    on_begin: Callable[[], None] = staticmethod(_do_nothing)
     is_forked: Callable[[], bool] = staticmethod(_never)
-    """Whether this process is a child that a cell forked, which prints its errors as a script does."""
+    """Tells whether this process is a child that a cell forked, which prints its errors as a script does."""
     kernel = comms.CommKernelStub()
 
     def _tee(self, channel: Any) -> Any:
-        # IPython 9 copies every printed string into its history; memory would grow with output.
+        # Do not tee, because IPython 9 copies every printed string into its history, and memory would grow with output.
         return contextlib.nullcontext()
 
     def init_hooks(self) -> None:
-        """Pagers print their text instead of waiting for a key."""
+        """Install a pager that prints its text instead of waiting for a key."""
         super().init_hooks()
         self.set_hook("show_in_pager", _print_page, 99)
 
     def init_io(self) -> None:
-        """Streams are ours already."""
+        """Do nothing, because `streams` has replaced the streams already."""
 
     def enable_gui(self, gui: Any = None) -> None:
-        """There is no screen; `%matplotlib inline` asks all the same."""
+        """Do nothing, because there is no display; `%matplotlib inline` calls this all the same."""
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
         if isinstance(evalue, SystemExit) and evalue.code in (None, 0):
@@ -141,13 +141,13 @@ class Shell(InteractiveShell):
         self.emit({"type": "error", "name": _name(etype), "message": _text(evalue), "traceback": lines})
 
     def show_usage_error(self, exc: Any) -> None:
-        """Tell of a magic that does not exist or was called wrongly: as in ipykernel, a line and no traceback."""
+        """Report a magic that does not exist or was called wrongly: as in ipykernel, one line and no traceback."""
         print(f"UsageError: {_text(exc)}", file=sys.stderr)
         if not self.is_forked():
             self.emit({"type": "error", "name": "UsageError", "message": _text(exc), "traceback": []})
 
     def showtraceback(self, exc_tuple: Any = None, *words: Any, exception_only: bool = False, **options: Any) -> None:
-        """Show an exception. IPython prints groups of exceptions as text; here they are errors like any other."""
+        """Report an exception. IPython prints exception groups as text; here they are errors like any other."""
         try:
             kind, value, trace = self._get_exc_info(exc_tuple)
         except ValueError:
@@ -158,30 +158,29 @@ class Shell(InteractiveShell):
         self._showtraceback(kind, value, traceback.format_exception(kind, value, _from_the_cell(trace)))
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
-        """Run a part of the cell; all of IPython's own preparations are over."""
+        """Run a part of the cell; IPython has finished its own preparations by then."""
         self.on_begin()
         has_failed = await super().run_code(code_obj, result, async_=async_)
-        left = getattr(result, "error_in_exec", None)
-        if has_failed and isinstance(
-            left, bdb.BdbQuit
-        ):  # which IPython takes for the end of the cell, and says nothing
-            self.showtraceback((type(left), left, left.__traceback__))
+        error = getattr(result, "error_in_exec", None)
+        # Report it, because IPython takes BdbQuit for the end of the cell and shows nothing.
+        if has_failed and isinstance(error, bdb.BdbQuit):
+            self.showtraceback((type(error), error, error.__traceback__))
         return has_failed
 
     def _get_exc_info(self, exc_tuple: Any = None) -> Any:
         kind, value, trace = super()._get_exc_info(exc_tuple)
         _trim(value, trace)
-        # A call that is cancelled raises in the cell too, and the interrupt may come while that is being handled.
+        # Contexts too, because a cancelled call raises in the cell, and the interrupt may come while that is handled.
         for before in _contexts(value):
             _trim(before, before.__traceback__)
         return kind, value, trace
 
     def system(self, cmd: str) -> None:
-        """`!command` and `%pip`: the child writes straight to descriptors 1 and 2."""
+        """Run `!command` and `%pip`; the child writes straight to descriptors 1 and 2."""
         sys.stdout.flush()
         sys.stderr.flush()
         command = self.var_expand(cmd, depth=1)
-        # The user's shell, as in ipykernel; what is none any more must not take every command with it.
+        # The user's shell, as in ipykernel. If SHELL is not a program any more, commands still run with /bin/sh.
         executable = shutil.which(os.environ.get("SHELL", "sh")) or "/bin/sh"
         with subprocess.Popen(
             command, shell=True, executable=executable, stdin=subprocess.DEVNULL, start_new_session=True
@@ -198,15 +197,15 @@ class Shell(InteractiveShell):
 
 
 def _has_group(value: Any) -> bool:
-    """Whether an exception, or one that it was raised after, is a group; Python knows those from 3.11 on."""
+    """Return whether an exception, or one in its context, is a group; Python has groups from 3.11 on."""
     group = getattr(builtins, "BaseExceptionGroup", ())
     return isinstance(value, group) or any(isinstance(before, group) for before in _contexts(value))
 
 
 def _contexts(value: Any) -> "list[BaseException]":
-    """The exceptions that one was raised after."""
+    """Return the exceptions in the `__context__` chain of one."""
     found: list[BaseException] = []
-    seen = {id(value)}  # a session can make a circle of them
+    seen = {id(value)}  # a session can make the chain a cycle
     before = getattr(value, "__context__", None)
     while before is not None and id(before) not in seen:
         seen.add(id(before))
@@ -216,17 +215,17 @@ def _contexts(value: Any) -> "list[BaseException]":
 
 
 def _trim(value: Any, trace: Any) -> None:
-    """End the traceback of an exception at the cell where our own code raised it."""
+    """Cut our own frames off the end of an exception's traceback, so that it ends in the cell."""
     if isinstance(value, (KeyboardInterrupt, StdinNotImplementedError)):
         _end_at_the_cell(trace, f"{__package__}.")
-    # What went wrong is in the call, or took too long there, and not in the code that passes it on.
+    # The fault is in the tool call, or the call took too long; it is not in the toolbox code that passes it on.
     if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
         _end_at_the_cell(trace, "toolbox.")
     _end_at_the_cell(trace, "workspace_state")
 
 
 def _from_the_cell(trace: Any) -> Any:
-    """A traceback without IPython's frames above the cell."""
+    """Return the traceback without IPython's frames before the cell."""
     first = trace
     while first is not None and "IPython" in str(first.tb_frame.f_globals.get("__name__")):
         first = first.tb_next
@@ -234,7 +233,7 @@ def _from_the_cell(trace: Any) -> Any:
 
 
 def _end_at_the_cell(trace: Any, ours: str) -> None:
-    """A traceback ends where the cell was, not in our own code that raised it there."""
+    """Cut the traceback before the first frame of a module whose name starts with `ours`."""
     while trace is not None and trace.tb_next is not None:
         if str(trace.tb_next.tb_frame.f_globals.get("__name__")).startswith(ours):
             trace.tb_next = None
@@ -257,7 +256,7 @@ def _text(evalue: Any) -> str:
 
 
 def build_shell() -> Shell:
-    """The shell, with nothing in it that a fork could not share."""
+    """Build the shell, with nothing in it that a fork could not share."""
     config = Config()
     config.HistoryManager.enabled = False
     config.Completer.use_jedi = False
@@ -266,7 +265,7 @@ def build_shell() -> Shell:
     shell: Any = Shell.instance(config=config)
     if hasattr(shell.history_manager, "outputs"):
         shell.history_manager.outputs = _Forgetful()
-    # IPython's advice after sys.exit(): nobody here can press Ctrl-D.
+    # IPython's advice after sys.exit() does not help, because nobody here can press Ctrl-D.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
@@ -274,7 +273,7 @@ def build_shell() -> Shell:
 
 
 def direct_outputs(shell: Shell, emit: Emit) -> None:
-    """From now on, displays, results and errors go to `emit`."""
-    speakers: list[Any] = [shell, shell.display_pub, shell.displayhook]
-    for speaker in speakers:
-        speaker.emit = emit
+    """Send displays, results and errors to `emit` from now on."""
+    publishers: list[Any] = [shell, shell.display_pub, shell.displayhook]
+    for publisher in publishers:
+        publisher.emit = emit

@@ -1,8 +1,8 @@
-"""The file a session's variables sleep in: what is in it and that it is whole. Knows nothing of what the bytes mean.
+"""The file that holds a session's variables while no process does: its format, reader and writer, and the report.
 
-A magic line, then parts: a kind, a length, a checksum, the content. The pickle stream is cut into parts; large buffers
-are parts of their own, written straight from the memory they are in (`statewriter`) and read straight into the memory
-they will be in (`statereader`).
+The file is a magic line, then parts: a kind, a length, a checksum, the content. The pickle stream is cut into parts;
+large buffers are parts of their own, written straight from the memory that they are in and read straight into the
+memory that they will be in. What the pickled bytes mean is known to `state_save` and `state_load` only.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ PART = struct.Struct("!cQI")
 
 
 class Checksum:
-    """Of a content that comes in chunks. For a large one a thread counts while the next chunk is on its way.
+    """The checksum of a content that comes in chunks. For a large one, a thread computes it beside the transfer.
 
-    Counting takes as long as writing to the page cache, about 1 GB/s each.
+    Computing takes as long as writing to the page cache, about 1 GB/s each.
     """
 
     def __init__(self, size: int) -> None:
         self.value = 0
         self._chunks: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._count, daemon=True) if size > THREADED_BYTES else None
+        self._thread = threading.Thread(target=self._update, daemon=True) if size > THREADED_BYTES else None
 
     def __enter__(self) -> Checksum:
         if self._thread is not None:
             try:
                 self._thread.start()
-            except RuntimeError:  # a sandbox limits the number of its threads
+            except RuntimeError:  # the sandbox's limit of threads is reached
                 self._thread = None
         return self
 
@@ -57,27 +57,27 @@ class Checksum:
             self._thread.join()
 
     def add(self, chunk: memoryview) -> None:
-        """The next chunk; it must not change any more."""
+        """Add the next chunk, which must not change any more."""
         if self._thread is None:
             self.value = zlib.crc32(chunk, self.value)
         else:
             self._chunks.put(chunk)
 
-    def _count(self) -> None:
+    def _update(self) -> None:
         for chunk in iter(self._chunks.get, None):
             self.value = zlib.crc32(chunk, self.value)
 
 
-# What saving and loading a session's variables have in common: the entries of the stream, and the report.
-# Both happen inside the sandbox. What cannot be kept is named, with its type and the reason; nothing a variable does
-# when it is pickled or made again can do more than lose it. Both run the session's own code, so both can be
-# interrupted like a cell: `run` is the part that may be, `finish` the part that must not.
+# Common to saving and loading: the entries of the stream, and the report.
+# What cannot be saved or loaded is reported with its name, its type and the reason; whatever a variable does when it is
+# pickled or unpickled, only that variable is lost. Both run the session's own code, so both can be interrupted like a
+# cell: `run` is the part that may be interrupted, `finish` the part that must not.
 
-# What is kept may be anything.
+# Variables may have any type.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
-# The host refuses a report that is larger.
+# The host refuses larger reports.
 MAX_KEPT = 10_000
 MAX_LOST = 1_000
 MAX_NAME = 200
@@ -88,7 +88,7 @@ VARIABLE, IMPORTS, SURROUNDING = "variable", "imports", "surrounding"
 
 
 class VariableLoss(NamedTuple):
-    """Something that could not be kept."""
+    """A variable, or a part of the interpreter's state, that could not be saved or loaded."""
 
     name: str
     type: str
@@ -96,7 +96,7 @@ class VariableLoss(NamedTuple):
 
 
 class StateEntry(NamedTuple):
-    """One `dump` of the stream."""
+    """One object that is pickled by a `dump` of its own."""
 
     kind: str
     name: str
@@ -104,7 +104,7 @@ class StateEntry(NamedTuple):
 
 
 class StateReport:
-    """What became of every name."""
+    """Which variables were saved or loaded, and which were lost and why."""
 
     def __init__(self) -> None:
         self.kept: list[str] = []
@@ -112,7 +112,7 @@ class StateReport:
         self.size_bytes = 0
 
     def message(self) -> dict[str, Any]:
-        """For the host, within its limits."""
+        """Return the report as a message to the host, within the host's limits."""
         lost = [[one.name[:MAX_NAME], one.type[:MAX_NAME], one.reason[:MAX_REASON]] for one in self.lost]
         if len(lost) > MAX_LOST:
             lost[MAX_LOST - 1 :] = [[WHOLE_FILE, "", f"{len(lost) - MAX_LOST + 1:,} more could not be kept"]]
@@ -121,22 +121,22 @@ class StateReport:
 
 
 class StateContext(Protocol):
-    """Saving or loading, as the runner sees it."""
+    """One saving or loading, as the runner uses it."""
 
     report: StateReport
 
     def run(self) -> None:
-        """All but the last step. May be interrupted, and raises nothing else."""
+        """Do everything except the last step. It may be interrupted, and raises nothing but KeyboardInterrupt."""
         ...
 
     def finish(self) -> None:
-        """Settle what is done by now."""
+        """Commit what `run` has done so far, and complete the report."""
         ...
 
 
 @contextlib.contextmanager
 def undisturbed() -> Generator[None, None, None]:
-    """No warnings about what variables do when they are pickled, and no collector that looks at each new object."""
+    """Suppress warnings of variables that are pickled, and the garbage collector, which would scan each new object."""
     was_enabled = gc.isenabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -148,11 +148,10 @@ def undisturbed() -> Generator[None, None, None]:
                 gc.enable()
 
 
-# Reads the file of `stateparts`, which somebody may have changed.
-# The pickle stream is checked before anything is made of it: code objects out of damaged bytes could crash the
-# process.
+# Reading. The file may have been changed, so each part of the pickle stream is checked before it is unpickled, because
+# code objects made from damaged bytes could crash the process.
 
-# From here on a buffer gets pages of its own, which need not be zeroed first.
+# A buffer of at least this size gets pages of its own, which need not be zeroed first.
 OWN_PAGES_BYTES = 1024 * 1024
 
 
@@ -168,7 +167,7 @@ class _Part:
 
 
 class StateReader:
-    """An opened file, its header read and its parts found. Raises `Damaged` where there is nothing to go on with."""
+    """An open file whose header is read and whose parts are found. Raises StateDamaged where nothing can be read."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -178,7 +177,7 @@ class StateReader:
         self.size_bytes = 0
         self.header: dict[str, Any] = {}
         self.count: int | None = None
-        """How many entries were written; None when the file ends early."""
+        """The number of entries in the file; None when the file ends early."""
         self._stream: list[_Part] = []
         self._buffers: list[_Part] = []
         try:
@@ -188,19 +187,19 @@ class StateReader:
             raise
 
     def close(self) -> None:
-        """Buffers that were read stay valid."""
+        """Close the file; buffers that were read stay valid."""
         os.close(self._descriptor)
 
     def stream(self) -> StateStream:
-        """The pickle stream, from its beginning."""
+        """Return the pickle stream, from its beginning."""
         return StateStream(self, self._stream)
 
     def buffers(self) -> StateBuffers:
-        """The buffers, from the first one."""
+        """Return the buffers, from the first one."""
         return StateBuffers(self, self._buffers)
 
     def content(self, part: _Part) -> Any:
-        """A part's bytes, in memory that can be written to."""
+        """Return a part's bytes in writable memory, after comparing their checksum."""
         memory: Any = mmap.mmap(-1, part.length) if part.length >= OWN_PAGES_BYTES else bytearray(part.length)
         view, done = memoryview(memory), 0
         with Checksum(part.length) as checksum:
@@ -253,7 +252,7 @@ class StateReader:
 
 
 class StateStream:
-    """The file an unpickler reads."""
+    """The pickle stream as a file that an unpickler reads."""
 
     def __init__(self, reader: StateReader, parts: list[_Part]) -> None:
         self._reader = reader
@@ -261,13 +260,13 @@ class StateStream:
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """As a file does, but never less than asked for."""
+        """Read as a file does, but never less than asked for."""
         content = bytearray(size)
         self.readinto(content)
         return bytes(content)
 
     def readinto(self, target: Any) -> int:
-        """As a file does, but never less than asked for."""
+        """Read into a buffer as a file does, but never less than asked for."""
         with memoryview(target).cast("B") as view:
             done = 0
             while done < view.nbytes:
@@ -279,7 +278,7 @@ class StateStream:
             return done
 
     def readline(self) -> bytes:
-        """Only the oldest opcodes have lines."""
+        """Read a line, which only pickle's oldest opcodes have."""
         line = bytearray()
         while not line.endswith(b"\n"):
             line += self.read(1)
@@ -295,7 +294,7 @@ class StateStream:
 
 
 class StateBuffers:
-    """The buffers in order. One that is damaged is passed over when it is asked for."""
+    """An iterator over the buffers. One that is damaged raises StateDamaged, and the next call gets the next one."""
 
     def __init__(self, reader: StateReader, parts: list[_Part]) -> None:
         self._reader = reader
@@ -311,26 +310,26 @@ class StateBuffers:
         return self._reader.content(part)
 
 
-# Writes the file of `stateparts`, within a limit, so that a part of the variables is whole whatever happens.
+# Writing, within a limit, so that some of the variables are complete whatever happens
 
-# Smaller buffers travel in the stream: a part costs more than a copy.
+# Smaller buffers go into the stream, because a part of their own costs more than a copy.
 OUT_OF_BAND_BYTES = 64 * 1024
 GATHERED_BYTES = 256 * 1024
 _MODE = 0o600
 
 
 class StateTooLarge(Exception):
-    """One variable alone is over the limit: nothing else could be kept beside it."""
+    """One variable alone is over the limit, so that nothing else could be saved beside it."""
 
 
 class CannotWrite(Exception):
-    """The disk is full, or the folder does not take the file."""
+    """The file cannot be written, as when the disk is full."""
 
 
 class StateWriter:
-    """Writes under a temporary name until `commit`. A pickler's file, and the taker of its buffers.
+    """The file that a pickler writes to, and the receiver of its buffers; it has a temporary name until `commit`.
 
-    Past the limit it only counts, so that the sizes of all variables are known when it is chosen which to drop.
+    Past the limit it only counts, so that the sizes of all variables are known when `StateSaver` chooses which to drop.
     """
 
     def __init__(self, path: str, limit_bytes: int | None) -> None:
@@ -346,11 +345,11 @@ class StateWriter:
 
     @property
     def is_over(self) -> bool:
-        """Whether more was given than may be kept."""
+        """Return whether more was written than the limit allows."""
         return self._limit is not None and self.size_bytes > self._limit
 
     def restart(self, header: dict[str, Any]) -> None:
-        """Begin the file, again if need be."""
+        """Start the file with its header, again if necessary."""
         limit, self._limit = self._limit, None
         self._gathered.clear()
         self._put(0, memoryview(MAGIC))
@@ -373,7 +372,7 @@ class StateWriter:
         return view.nbytes
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """True has the pickler put the buffer into the stream."""
+        """Write a large buffer as a part and return False; return True to let the pickler put it into the stream."""
         with buffer.raw() as view:
             if view.nbytes < OUT_OF_BAND_BYTES:
                 return True
@@ -381,7 +380,7 @@ class StateWriter:
         return False
 
     def end_variable(self) -> int:
-        """What came since the last one is whole; its size is returned."""
+        """Note that a variable is complete, and return its size."""
         self._flush()
         size, self._border = self.size_bytes - self._border, self.size_bytes
         if not self.is_over:
@@ -390,7 +389,7 @@ class StateWriter:
         return size
 
     def commit(self) -> int:
-        """The file takes its name, with the `whole_count` variables that are whole. Its size is returned."""
+        """Move the file to its name, with the `whole_count` variables that are complete, and return its size."""
         self._gathered.clear()
         self._limit, self.size_bytes = None, self._whole_bytes
         self._part(END, memoryview(json.dumps({"count": self.whole_count}).encode()))
@@ -399,7 +398,7 @@ class StateWriter:
         return self.size_bytes
 
     def close(self) -> None:
-        """Nothing stays behind of a file that was not committed."""
+        """Close the file, and remove it if it was not committed."""
         os.close(self._descriptor)
         with contextlib.suppress(OSError):
             self._partial.unlink(missing_ok=True)
@@ -433,14 +432,14 @@ class StateWriter:
 
 
 class CountingSink:
-    """Takes what a pickler gives and keeps nothing: for finding out whether something can be pickled."""
+    """A pickler's file that keeps nothing, for finding out whether something can be pickled."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes
         self._size = 0
 
     def restart(self) -> None:
-        """For the next variable."""
+        """Count from zero again, for the next variable."""
         self._size = 0
 
     def write(self, data: Any) -> int:
@@ -450,7 +449,7 @@ class CountingSink:
         return size
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """As `StateWriter.take_buffer`, so that what fails there fails here."""
+        """Decide as `StateWriter.take_buffer` does, so that what fails there fails here."""
         with buffer.raw() as view:
             self._count(view.nbytes)
             return view.nbytes < OUT_OF_BAND_BYTES

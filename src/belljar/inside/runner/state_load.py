@@ -1,4 +1,10 @@
-"""Loading: what another process of the same environment saved comes back, as far as it can be made again."""
+"""Loading a session's variables from a file that another process of the same environment has saved.
+
+There are two unpicklers: a fast one, and a forgiving one for when that fails. In the stream every variable may refer to
+objects of earlier ones, so one that cannot be unpickled would cost all after it. The forgiving one puts a placeholder
+where something cannot be made, goes on, and tells which variables contain one. A half-made variable is never returned
+as if it were complete.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from . import interpreter_state
-from .pickle_faults import said
+from .pickle_faults import error_line
 from .picklers import function
 from .state_file import (
     IMPORTS,
@@ -28,7 +34,7 @@ from .state_file import (
     undisturbed,
 )
 
-# What is kept may be anything.
+# Variables may have any type.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
@@ -36,7 +42,7 @@ ENDS_EARLY = "the file ends early"
 
 
 class StateLoader:
-    """Brings variables back into a session that has none."""
+    """One loading of variables into a session that has none."""
 
     def __init__(self, shell: Any, path: str) -> None:
         self.report = StateReport()
@@ -50,11 +56,11 @@ class StateLoader:
         self._stopped = INTERRUPTED
 
     def run(self) -> None:
-        """Load everything; nothing is under its name yet."""
+        """Unpickle everything, without assigning names yet."""
         try:
             reader = StateReader(self._path)
         except StateDamaged as error:
-            self.report.lost.append(VariableLoss(WHOLE_FILE, "", said(error)))
+            self.report.lost.append(VariableLoss(WHOLE_FILE, "", error_line(error)))
             self._is_begun = True
             return
         self._is_begun = True
@@ -65,7 +71,7 @@ class StateLoader:
                 self._load_forgiving(reader, python)
 
     def finish(self) -> None:
-        """Put everything under its name."""
+        """Assign the loaded variables to their names, and complete the report."""
         if not self._is_begun:
             self.report.lost.append(VariableLoss(WHOLE_FILE, "", self._stopped))
         for name in self._order:
@@ -73,11 +79,11 @@ class StateLoader:
                 self._shell.user_ns[name] = self._loaded[name]
                 self.report.kept.append(name)
         for one, value in self._afterwards:
-            self._give(one, value)
+            self._restore_part(one, value)
         self.report.lost += [VariableLoss(entry.name, entry.value, self._stopped) for entry in self._left]
 
     def _read_header(self, reader: StateReader) -> str:
-        """The Python that wrote the file, if it is another one."""
+        """Read the header, and return the version of the Python that wrote the file if it differs from ours."""
         try:
             self._order = [str(name) for name in reader.header["order"]]
             entries = [StateEntry(str(kind), str(name), str(of)) for kind, name, of in reader.header["entries"]]
@@ -99,12 +105,12 @@ class StateLoader:
         unpickler = FastUnpickler(reader, self._loaded)
         try:
             while self._left:
-                self._take(self._left[0], unpickler.load())
+                self._add_entry(self._left[0], unpickler.load())
                 del self._left[0]
         except KeyboardInterrupt:
             raise
         except BaseException:
-            # What was loaded goes first: there may not be room for both.
+            # Free what was loaded before the second attempt, because there may not be memory for both.
             self._loaded.clear()
             self._afterwards.clear()
             self._left = entries
@@ -120,20 +126,20 @@ class StateLoader:
                 if unpickler.fault:
                     self.report.lost.append(VariableLoss(entry.name, entry.value, unpickler.fault))
                 else:
-                    self._take(entry, value)
+                    self._add_entry(entry, value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._stopped = said(error)
+            self._stopped = error_line(error)
 
-    def _take(self, entry: StateEntry, value: Any) -> None:
+    def _add_entry(self, entry: StateEntry, value: Any) -> None:
         if entry.kind == VARIABLE:
             self._loaded[entry.name] = value
         elif entry.kind == IMPORTS:
             self._import(*value)
         for one in interpreter_state.BEFORE_VARIABLES:
             if (entry.kind, entry.name) == (SURROUNDING, one.name):
-                self._give(one, value)
+                self._restore_part(one, value)
         for one in interpreter_state.AFTER_VARIABLES:
             if (entry.kind, entry.name) == (SURROUNDING, one.name):
                 self._afterwards.append((one, value))
@@ -145,35 +151,32 @@ class StateLoader:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                self.report.lost.append(VariableLoss(name, "module", said(error)))
+                self.report.lost.append(VariableLoss(name, "module", error_line(error)))
         for module in submodules:
             if module not in sys.modules:
                 with contextlib.suppress(Exception):
                     importlib.import_module(module)
 
-    def _give(self, one: interpreter_state.InterpreterPart, value: Any) -> None:
+    def _restore_part(self, one: interpreter_state.InterpreterPart, value: Any) -> None:
         try:
             one.give(self._shell, value)
         except BaseException as error:
-            self.report.lost.append(VariableLoss(one.name, "", said(error)))
+            self.report.lost.append(VariableLoss(one.name, "", error_line(error)))
 
 
-# Loading a stream of variables: fast where nothing is amiss, forgiving where something is.
-# In the stream every variable may refer to objects of earlier ones, so one that cannot be made would cost all after
-# it. The forgiving unpickler puts a placeholder where something cannot be made, goes on, and says which variables
-# have one in them; a half-made variable is never given back as if it were whole.
+# The unpicklers
 
-# The standard library's unpickler in Python has no types, and what is loaded may be anything.
+# The standard library's unpickler in Python has no types, and variables may have any type.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedBaseClass=false
 
 
 MAX_LOOKED_AT = 1_000_000
 SHARED = "it may share an object with another variable that could not be loaded"
-_Python: Any = vars(pickle)["_Unpickler"]  # the C one cannot be told what to do after an error
+_Python: Any = vars(pickle)["_Unpickler"]  # the one in C cannot continue after an error
 _ATOMS = (str, bytes, int, float, complex, type(None))
 _GLOBALS = (type, types.FunctionType, types.BuiltinFunctionType)
-# What makes functions out of bytecode: another Python would run it as something else, or crash.
+# Callables that make functions out of bytecode, which another version of Python would misread, or crash on.
 _BYTECODE = {
     (function.__module__, function.__name__),
     ("cloudpickle.cloudpickle", "_builtin_type"),
@@ -183,19 +186,19 @@ _BYTECODE = {
 
 
 class FastUnpickler(pickle.Unpickler):
-    """One `load` for each variable."""
+    """The fast unpickler, in C; call `load` once for each variable."""
 
     def __init__(self, reader: StateReader, loaded: dict[str, Any]) -> None:
         self._loaded = loaded
         super().__init__(reader.stream(), buffers=reader.buffers())
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Names of the session's own are among the variables so far."""
+        """Look up names in `__main__` among the variables that are loaded so far."""
         return _found(self._loaded, super().find_class, module_name, global_name)
 
 
 class _MissingObject:
-    """Stands where something could not be made, and makes more of its kind when it is called."""
+    """The placeholder for something that could not be made; calling it returns itself."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -205,12 +208,12 @@ class _MissingObject:
 
 
 class ForgivingUnpickler(_Python):
-    """One `load_entry` for each variable; `fault` is empty when all of it could be made."""
+    """The forgiving unpickler; call `load_entry` once for each variable. `fault` is empty if that one is complete."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Python.dispatch)
 
     def __init__(self, reader: StateReader, loaded: dict[str, Any], bytecode_of: str) -> None:
-        """`bytecode_of` names the Python that wrote the stream, when it is another one."""
+        """Set up; `bytecode_of` is the version of the Python that wrote the stream, if it differs from ours."""
         self._loaded = loaded
         self._bytecode_of = bytecode_of
         self._faulty: list[range] = []
@@ -219,7 +222,7 @@ class ForgivingUnpickler(_Python):
         super().__init__(reader.stream(), buffers=reader.buffers())
 
     def load_entry(self) -> Any:
-        """The next variable. Raises only when the stream cannot be read on."""
+        """Return the next variable. Raises only when the stream cannot be read any further."""
         self.fault = ""
         first = len(self.memo)
         value = self.load()
@@ -228,7 +231,7 @@ class ForgivingUnpickler(_Python):
         return value
 
     def find_class(self, module: str, name: str) -> Any:
-        """A placeholder for what is not there."""
+        """Look up a global name; return a placeholder if it is not there."""
         if self._bytecode_of and (module, name) in _BYTECODE:
             return self.blame(f"it has code of Python {self._bytecode_of} in it")
         try:
@@ -236,28 +239,28 @@ class ForgivingUnpickler(_Python):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return self.blame(said(error))
+            return self.blame(error_line(error))
 
     def blame(self, reason: str) -> _MissingObject:
-        """The first fault of a variable is the one to tell. What is returned stands for what is missing."""
+        """Note the fault, unless the variable has one already, and return a placeholder for what is missing."""
         self.fault = self.fault or reason
         return _MissingObject(reason)
 
     def spoil(self, value: Any, reason: str) -> None:
-        """The object is there, but not as it was."""
+        """Note that an object exists but is not as it was saved."""
         self._spoilt[id(value)] = (value, reason)
 
     def fault_of(self, value: Any) -> str:
-        """Why this very object is not as it was; empty when it is."""
+        """Return why this very object is not as it was saved; empty when it is."""
         return value.reason if type(value) is _MissingObject else self._spoilt.get(id(value), (None, ""))[1]
 
     def fault_among(self, given: list[Any]) -> str:
-        """The same for what something is made from: a callable and, last, its arguments."""
+        """Return the first fault among what an object is made from: a callable and, last, its arguments."""
         arguments = given[-1] if given and type(given[-1]) is tuple else ()
         return next(filter(None, map(self.fault_of, (*given, *arguments))), "")
 
     def recall(self, index: int) -> None:
-        """Push an object that the stream has made before."""
+        """Push an object from the memo, which an earlier part of the stream has made."""
         value = self.memo[index]
         if any(index in part for part in self._faulty) and (reason := self._fault_within(value)):
             self.blame(reason)
@@ -286,7 +289,7 @@ def _found(loaded: dict[str, Any], find: Callable[[str, str], Any], module: str,
 
 
 def _is_harmless(value: Any) -> bool:
-    """A name or a number is the same wherever it was seen first, and so is what modules have under its name."""
+    """Return whether a value is the same whichever variable it came from: an atom, a module, or a module's global."""
     if isinstance(value, (*_ATOMS, types.ModuleType)) or value is sys.modules["__main__"].__dict__:
         return True
     if not isinstance(value, _GLOBALS):
@@ -296,7 +299,10 @@ def _is_harmless(value: Any) -> bool:
 
 
 def _forgive_making(opcode: bytes, argument_count: int) -> None:
-    """For opcodes that take so many from the stack and leave what they made: after an error, a placeholder."""
+    """Replace an opcode that takes so many objects from the stack and pushes what it made.
+
+    After an error it pushes a placeholder.
+    """
     original = _Python.dispatch[opcode[0]]
 
     def load(unpickler: Any) -> None:
@@ -307,7 +313,7 @@ def _forgive_making(opcode: bytes, argument_count: int) -> None:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            unpickler.stack[depth:] = [unpickler.blame(unpickler.fault_among(given) or said(error))]
+            unpickler.stack[depth:] = [unpickler.blame(unpickler.fault_among(given) or error_line(error))]
             return
         if reason := unpickler.fault_among(given):
             unpickler.spoil(unpickler.stack[-1], reason)
@@ -316,7 +322,7 @@ def _forgive_making(opcode: bytes, argument_count: int) -> None:
 
 
 def _forgive_filling(opcode: bytes) -> None:
-    """For opcodes that put something into the object below: after an error it stays as far as it was filled."""
+    """Replace an opcode that fills an object on the stack; after an error, the object stays as far as it was filled."""
     original = _Python.dispatch[opcode[0]]
 
     def load(unpickler: Any) -> None:
@@ -325,8 +331,8 @@ def _forgive_filling(opcode: bytes) -> None:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            unpickler.blame(said(error))
-            unpickler.spoil(unpickler.stack[-1], said(error))
+            unpickler.blame(error_line(error))
+            unpickler.spoil(unpickler.stack[-1], error_line(error))
 
     ForgivingUnpickler.dispatch[opcode[0]] = load
 

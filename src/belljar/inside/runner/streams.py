@@ -1,7 +1,7 @@
-"""`sys.stdout` and `sys.stderr` on the real descriptors 1 and 2, in the order the cell wrote them.
+"""`sys.stdout` and `sys.stderr` on the real descriptors 1 and 2, in the order in which the cell wrote them.
 
-The descriptors are pipes read by the host, so output of C code, sub-processes and threads needs nothing here. Two pipes
-have no common order, so when the main thread turns from one stream to the other, the host is asked to empty both first.
+The descriptors are pipes that the host reads, so output of C code, subprocesses and threads needs nothing here. Two
+pipes have no common order, so when the main thread switches between them, the host first reads both empty.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Turning between streams costs a round trip of about 0.1 ms. A cell that alternates more often than this is a flood,
-# and its speed matters more than the exact order.
+# Switching between the streams costs a round trip of about 0.1 ms. For a cell that switches more often than this, speed
+# matters more than the exact order.
 MAX_TURNS = 2_000
 _LINE_BUFFERED = 1  # _IOLBF
 
 
 class Streams:
-    """The pair of streams and which of them was written last."""
+    """The two streams, and which of them was written to last."""
 
     def __init__(self, synchronise: Callable[[], bool], is_due: Callable[[], bool]) -> None:
         self._synchronise = synchronise
@@ -30,13 +30,14 @@ class Streams:
         self.install()
 
     def install(self) -> None:
-        """Put fresh text streams where programs look for them, unless ours are still there and open."""
+        """Put new text streams into `sys`, or the old ones if they are still open."""
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
             original = getattr(sys, f"__{name}__")
             if isinstance(original, io.TextIOWrapper) and original in self._kept and not original.closed:
                 setattr(sys, name, original)
                 continue
-            # No BufferedWriter between: an interrupt inside its write makes it keep the bytes and write them again.
+            # No BufferedWriter between, because an interrupt inside its write makes it keep the bytes and write them
+            # again.
             raw: Any = _Pipe(descriptor, self)
             text = io.TextIOWrapper(
                 raw,
@@ -49,25 +50,25 @@ class Streams:
             setattr(sys, f"__{name}__", text)
 
     def restore(self) -> None:
-        """A new cell: streams that the last one replaced or closed are back."""
+        """Restore the streams for a new cell, because the last one may have replaced or closed them."""
         self._turns = 0
         self.install()
 
     def flush(self) -> None:
-        """Hand everything written so far to the pipes."""
+        """Write everything that is buffered to the pipes."""
         for text in (sys.__stdout__, sys.__stderr__):
             if text is not None and not text.closed:
                 text.flush()
         self._c.flush()
 
     def turn_to(self, pipe: "_Pipe") -> None:
-        """Called before every write to a pipe. What is due comes before what is written now."""
+        """Synchronise with the host if needed, before a write to a pipe: a held result, or output on the other pipe."""
         if self._is_due():
             self._synchronise()
         previous, self._last = self._last, pipe
         if previous is None or previous is pipe or self._turns >= MAX_TURNS:
             return
-        self._last = previous  # flushing writes to the previous pipe, which is no turn
+        self._last = previous  # because flushing writes to the previous pipe, which must not count as a switch
         other = sys.__stdout__ if previous.descriptor == 1 else sys.__stderr__
         if other is not None and not other.closed:
             other.flush()
@@ -77,7 +78,7 @@ class Streams:
 
 
 class _CStream:
-    """C's own `stdout`, which code of libraries prints to: into a pipe C would write only what fills its buffer."""
+    """C's own `stdout`, which libraries print to. On a pipe, C would write only when its buffer is full."""
 
     def __init__(self) -> None:
         self._stream: ctypes.c_void_p | None = None
@@ -85,17 +86,17 @@ class _CStream:
             library: Any = ctypes.PyDLL(None)
             self._stream = ctypes.c_void_p.in_dll(library, "stdout")
             self._flush = library.fflush
-            # Line by line, so that its lines stand between Python's where they were written.
+            # Line by line, so that C's lines appear between Python's in the order in which they were written.
             library.setvbuf(self._stream, None, _LINE_BUFFERED, 0)
 
     def flush(self) -> None:
-        """Write what is waiting. Not `fflush(NULL)`: that waits for a thread which reads from any other stream."""
+        """Flush `stdout`. Not `fflush(NULL)`, because that would wait for a thread that reads from another stream."""
         if self._stream is not None:
             self._flush(self._stream)
 
 
 class _Pipe(io.FileIO):
-    """The raw end of a stream; buffering above it makes this one call per line or per block."""
+    """The raw file of a stream; the text layer above it makes this one call for each line or block."""
 
     def __init__(self, descriptor: int, streams: Streams) -> None:
         super().__init__(descriptor, "w", closefd=False)

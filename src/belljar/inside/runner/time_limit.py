@@ -1,4 +1,4 @@
-"""A limit to the time that the session's code may take on the main thread: it raises there. C code outlasts it."""
+"""A time limit for the session's code on the main thread, by SIGALRM: it raises there, but not inside C code."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-# Code that swallows one gets the next.
+# Raise again after this time, because the session's code may have swallowed the first one.
 _REPEAT_S = 0.25
 
 
 class TimeIsUp(BaseException):
-    """Not an Exception, so that code which catches those does not keep it."""
+    """The time is over. Not an Exception, so that `except Exception` in the session's code does not catch it."""
 
 
 class TimeLimit:
-    """The process's timer, taken for a while: a session that uses it too finds it as it was."""
+    """A limit on the whole and on parts of it. It uses the process's only timer, and restores what the session set."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._deadline = None if limit_s is None else time.monotonic() + limit_s
         self._is_armed = False
 
     def left_s(self) -> float | None:
-        """Until all of the time is used; None when there is no limit."""
+        """Return how much of the whole time is left; None when there is no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @contextmanager
     def taken(self) -> Generator[None, None, None]:
-        """While this lasts, `limited` works."""
+        """Take the timer over for the block; `limited` works inside of it only."""
         handler = signal.signal(signal.SIGALRM, self._on_signal)
         timer = signal.setitimer(signal.ITIMER_REAL, 0)
         try:
@@ -41,7 +41,7 @@ class TimeLimit:
 
     @contextmanager
     def limited(self, limit_s: float | None) -> Generator[None, None, None]:
-        """The block gets this long, and `TimeIsUp` after it."""
+        """Raise `TimeIsUp` in the block after this time."""
         if limit_s is None:
             yield
             return

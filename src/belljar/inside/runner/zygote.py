@@ -1,4 +1,8 @@
-"""A process that is never a session's: it has everything imported, and forks kernels on the host's word."""
+"""The zygote: a process that never runs a session, has the environment's modules imported, and forks kernels.
+
+Owns the warm-up too: imports and first calls that are slow only once. They leave nothing behind that copies must not
+share: no thread, no event loop, no socket, no name in the user's namespace.
+"""
 
 import asyncio
 import contextlib
@@ -24,11 +28,11 @@ from .serving import Runner
 from .shell import Shell
 
 _UNFIT = "BELLJAR_UNFIT"
-"""Modules that an earlier start has left out, and why."""
+"""The environment variable with the modules that a restart leaves out, and why, as JSON."""
 
 
 class ZygoteRunner:
-    """One shell, built and warmed, waiting to be copied."""
+    """A shell that is built and warmed up, and the loop that forks kernels from it."""
 
     def __init__(self, modules: "list[str]") -> None:
         self.runner = Runner()
@@ -39,8 +43,8 @@ class ZygoteRunner:
         freeze_objects()
 
     def serve(self, channel: Channel) -> None:
-        """Fork until the host is gone. Returns in no copy: those serve until their own host is gone."""
-        # At once, not with the next request: a keeper that nobody has waited for still counts in its session's group.
+        """Fork kernels on request until the host is gone. Never returns in a copy, which serves and then exits."""
+        # Reap at once and not with the next request, because a zombie keeper still counts in its session's group.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
         channel.send({"type": "warm", "failed": self.failed, "threads": fork.thread_count()})
         while True:
@@ -50,7 +54,7 @@ class ZygoteRunner:
                 return
             descriptors = channel.take_descriptors(fork.MOST)
             try:
-                is_copy = fork.divide(
+                is_copy = fork.fork_kernel(
                     descriptors,
                     is_elsewhere=True,
                     is_hidden=False,
@@ -66,7 +70,7 @@ class ZygoteRunner:
                 except BaseException:
                     os.write(2, traceback.format_exc().encode())
                 finally:
-                    os._exit(1)  # never back into the zygote's own loop
+                    os._exit(1)  # a copy must not return into the zygote's loop
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -91,18 +95,21 @@ class ZygoteRunner:
 
 
 def _prepend_path(paths: str) -> None:
-    """Where a cold start would have them: before the environment's own packages."""
+    """Add paths to `sys.path` where a cold start would have them: before the environment's own packages."""
     wanted = [path for path in paths.split(os.pathsep) if path and path not in sys.path]
     sys.path[:] = [*sys.path[:1], *wanted, *sys.path[1:]]
 
 
 def _own_command() -> "list[bytes]":
-    """The words that this process was started with: `sys.orig_argv` came with Python 3.10."""
+    """Return the command line of this process; Python 3.9 has no `sys.orig_argv`."""
     return Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
 
 
 def main(descriptor: str, *modules: str) -> None:
-    """Warm up, then fork on request. What holds the sandbox open is another process: sessions outlive a zygote."""
+    """Warm up, then fork kernels on request.
+
+    A separate process keeps the sandbox open, because sessions outlive a zygote.
+    """
     unfit: dict[str, str] = json.loads(os.environ.pop(_UNFIT, "{}"))
     if not unfit and os.fork():
         os.closerange(0, os.sysconf("SC_OPEN_MAX"))
@@ -110,22 +117,20 @@ def main(descriptor: str, *modules: str) -> None:
     try:
         zygote = ZygoteRunner([module for module in modules if module not in unfit])
     except Unfit as error:
-        # There is no undoing an import: once more from the start, without that module.
+        # An import cannot be undone, so start this program again without that module.
         os.environ[_UNFIT] = json.dumps({**unfit, error.module: str(error)})
         os.execv(sys.executable, _own_command())
     zygote.failed.update(unfit)
     zygote.serve(Channel(socket.socket(fileno=int(descriptor))))
 
 
-# Making a process worth forking: modules imported and first times over, so that its copies need not repeat them.
-# Everything here runs in the environment's own code and leaves nothing behind that copies must not share: no thread,
-# no event loop, no socket, no name in the user's namespace.
+# Warm-up
 
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 
-# Standard library modules that cells use most; each saves its import in every session.
+# The standard library modules that cells use most; each one here saves its import in every session.
 _COMMON = (
     *("base64", "collections", "concurrent.futures", "csv", "dataclasses", "datetime", "decimal", "email", "enum"),
     *("functools", "glob", "hashlib", "http.client", "inspect", "itertools", "json", "logging", "math"),
@@ -141,7 +146,7 @@ SetThreads = Callable[[int], Any]
 
 
 class Unfit(Exception):
-    """A module has made this process one that must not be forked."""
+    """A module has put this process into a state in which it must not be forked."""
 
     def __init__(self, module: str, reason: str) -> None:
         super().__init__(reason)
@@ -149,7 +154,7 @@ class Unfit(Exception):
 
 
 def import_all(modules: "list[str]") -> "dict[str, str]":
-    """Import them, and the common ones; those that fail are told why. What is not installed is no failure."""
+    """Import these and the common modules, and return the errors by module. A missing module is no error."""
     failed: dict[str, str] = {}
     for name in (*_COMMON, *modules):
         try:
@@ -172,7 +177,7 @@ def _unfitness() -> str:
 
 
 def run_first_times(shell: Shell) -> None:
-    """What is slow only once."""
+    """Do what is slow only the first time: cells, figures, tables, random bytes."""
     loop = asyncio.new_event_loop()
     shell.loop_runner = loop.run_until_complete
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -189,7 +194,7 @@ def run_first_times(shell: Shell) -> None:
 
 
 def _draw_once() -> None:
-    """A figure and a table: fonts, backends and formatters."""
+    """Draw a figure and format a table, which loads fonts, backends and formatters."""
     with contextlib.suppress(Exception):
         if "matplotlib.pyplot" in sys.modules:
             pyplot = sys.modules["matplotlib.pyplot"]
@@ -206,13 +211,16 @@ def _draw_once() -> None:
 
 
 def home_folders() -> "list[str]":
-    """Folders that libraries made in HOME and remember: a copy makes them again in its own."""
+    """Return the folders that libraries made in HOME and remember; a copy makes them again in its own HOME."""
     home = os.environ.get("HOME", "")
     return [folder for folder, _, _ in os.walk(home)][1:100] if home else []
 
 
 def find_thread_setters() -> "list[SetThreads]":
-    """Of each OpenBLAS there is: they were started with one thread, so that this process stays forkable."""
+    """Return the function of each loaded OpenBLAS that sets its number of threads.
+
+    They were started with one thread, so that this process can be forked.
+    """
     import ctypes
 
     found: list[SetThreads] = []
@@ -225,8 +233,8 @@ def find_thread_setters() -> "list[SetThreads]":
 
 
 def freeze_objects() -> None:
-    """Nothing that is here now is ever looked at by the garbage collector again: copies share it unread."""
-    # What modules printed would be printed once more by every copy.
+    """Exclude all present objects from garbage collection, so that copies keep sharing their memory pages."""
+    # Flush, because every copy would print again what modules have printed into the buffers.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
