@@ -51,7 +51,7 @@ _start: _Start | None = None
 
 
 def remember_start(shell: Any) -> None:
-    """Record the state before the first cell, to know later what the session has changed; only the first call counts."""
+    """Record the state before the first cell, to know later what the session changed. Only the first call counts."""
     global _start  # one for each process; a copy of a session keeps that of the origin
     if _start is None:
         _start = _Start(dict(shell.user_ns), dict(os.environ), list(sys.path), list(warnings.filters))

@@ -20,8 +20,8 @@ class ToolError(Exception):
         self.parameters = list(parameters or ())
 
     def __str__(self) -> str:
-        said = f"{self.server}.{self.tool}: {self.message}" if self.tool else self.message
-        return f"{said}\nIt takes: {', '.join(self.parameters)}" if self.parameters else said
+        text = f"{self.server}.{self.tool}: {self.message}" if self.tool else self.message
+        return f"{text}\nIt takes: {', '.join(self.parameters)}" if self.parameters else text
 
     def __reduce__(self) -> Any:
         return type(self), (self.message, self.server, self.tool, self.parameters)
