@@ -80,7 +80,7 @@ def _enter_sandbox(descriptor: int) -> None:
     try:
         sandbox = channel.receive()
     except EOFError:
-        os._exit(0)  # the host could not make one
+        os._exit(0)  # the host has given up making one
     sock.detach()
     holder, *groups = channel.take_descriptors()
     for group in groups:
