@@ -7,12 +7,12 @@ name of a tool, and arguments leave the session; the host makes the call.
 from .cells import watch_cells
 from .errors import ArgumentError, ToolError, ToolMissing, ToolRefused
 from .imports import connect, explain_imports
-from .results import CallAnswer, LargeResult, Media
+from .results import Answer, LargeResult, Media
 from .tools import Found, Tool, get, search, tool
 
 __all__ = [
+    "Answer",
     "ArgumentError",
-    "CallAnswer",
     "Found",
     "LargeResult",
     "Media",
