@@ -1,4 +1,4 @@
-"""Opens sandboxes to fork from (trunks), forks of them (branches), and processes that fork into those as a zygote does."""
+"""Sandboxes to fork from (trunks), their forks (branches), and processes that fork into those as a zygote does."""
 
 import asyncio
 import json

@@ -38,11 +38,17 @@ def polite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "packages"
 
 
+def _import_path(*folders: Path) -> str:
+    """Return these folders and all that we import from, because an interpreter that `test_ordinary_user` chose has
+    neither belljar nor pytest installed."""
+    return os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
+
+
 def _belljar(
     polite: Path, folder: Path, environment: Environment, *arguments: str, **variables: object
 ) -> "subprocess.CompletedProcess[str]":
     chosen = {
-        "PYTHONPATH": polite,
+        "PYTHONPATH": _import_path(polite),
         "XDG_CONFIG_HOME": folder / "config",
         "BELLJAR_DATA_DIRECTORY": folder / "data",
         "BELLJAR_ENVIRONMENT": environment.python,
@@ -78,7 +84,7 @@ def test_doctor_checks_the_configured_provider_of_a_package_and_names_the_packag
 
 def test_the_contract_can_be_run_for_the_provider_of_a_package(polite: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/sandboxes/test_contract.py"]
-    variables = clean_environment(PYTHONPATH=polite, SANDBOX_UNDER_TEST="polite")
+    variables = clean_environment(PYTHONPATH=_import_path(polite), SANDBOX_UNDER_TEST="polite")
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
     assert ran.returncode == 0, ran.stdout
     assert "skipped" not in ran.stdout
@@ -163,9 +169,12 @@ def test_a_check_that_raises_keeps_the_server_from_starting(packages: PackageFol
 def test_a_package_in_the_working_directory_is_not_installed(tmp_path: Path) -> None:
     work = tmp_path / "work"
     PackageFolder(work).bring("acme", "open('imported', 'w')")
-    variables = clean_environment(XDG_CONFIG_HOME=tmp_path, BELLJAR_DATA_DIRECTORY=tmp_path / "data", PYTHONPATH="")
-    script = shutil.which("belljar", path=Path(sys.executable).parent) or "belljar"
-    for command in ([script], [sys.executable, "-m", "belljar"]):
+    script = shutil.which("belljar", path=Path(sys.executable).parent)
+    commands = [[sys.executable, "-m", "belljar"], *([[script]] if script else [])]
+    # Without a script belljar is not installed for this interpreter, which then has to be told where it is.
+    path = "" if script else _import_path()
+    variables = clean_environment(XDG_CONFIG_HOME=tmp_path, BELLJAR_DATA_DIRECTORY=tmp_path / "data", PYTHONPATH=path)
+    for command in commands:
         told = subprocess.run(
             [*command, "run", "--sandbox", "acme", "-c", "1"], capture_output=True, text=True, cwd=work, env=variables
         )
