@@ -53,7 +53,7 @@ class Server:
 
     async def start(self) -> IPythonKernel:
         """Start the kernel of session `s`, and deposit it."""
-        folders = self.folders(self.starter.take_identity())
+        folders = self.folders(self.starter.provider.take_identity())
         folders.make()
         kernel = await self.starter.start(shared_settings().environment, folders)
         assert isinstance(kernel, IPythonKernel)
