@@ -90,7 +90,7 @@ def unreadable(kind: object, why: str) -> str:
     return f"(a block of type {_shown(kind)} is left out: {why})"
 
 
-def told_change(line: bytes) -> JSONRPCNotification | None:
+def change_notification(line: bytes) -> JSONRPCNotification | None:
     """The news that the tools have changed, from a message that is otherwise against the protocol."""
     try:
         message: Any = from_json(line)
