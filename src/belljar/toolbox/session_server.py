@@ -54,7 +54,7 @@ Find = Callable[[SearchMessage], Awaitable[JsonObject]]
 class ToolServer:
     """Passes the requests of one kernel's processes to the session's broker."""
 
-    def __init__(self, broker: Broker, find: Find, folder_inside: str, paces: FairShares) -> None:
+    def __init__(self, broker: Broker, find: Find, folder_inside: str, shares: FairShares) -> None:
         self._broker = broker
         self._find = find
         self._folder = folder_inside
@@ -63,7 +63,7 @@ class ToolServer:
         self._asked_bytes = 0
         self._longest: _SessionConnection | None = None
         self.unsent = Unsent(broker.session_id)
-        self.share = FairShare(paces, lambda: broker.owner, self._listen_on)
+        self.share = FairShare(shares, lambda: broker.owner, self._listen_on)
 
     def _listen_on(self) -> None:
         for connection in [*self._connections]:
