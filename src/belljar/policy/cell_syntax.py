@@ -39,7 +39,7 @@ _HELP_MAGICS = frozenset({"pinfo", "pinfo2", "psearch"})
 _SHELL_METHODS = frozenset({"system", "system_raw", "system_piped", "getoutput"})
 _MAGIC_METHODS = frozenset({"run_line_magic", "run_cell_magic", "magic"})
 _CODE_METHODS = frozenset({"run_cell", "run_cell_async", "ex", "ev"})
-# No other class has methods of these names, so their object may be called anything.
+# No other class has methods with these names, so they count whatever their object is called.
 _UNMISTAKABLE_METHODS = frozenset({"run_line_magic", "run_cell_magic", "system_raw", "system_piped"})
 
 _PROMPT = re.compile(r"^\s*(?:>>>[ \t]?|\.\.\.+:?[ \t]?|(?:(?:\[nav\]|\[ins\])? )?In \[\d+\]: )", re.MULTILINE)
@@ -108,7 +108,7 @@ def is_shell_method(method: str) -> bool:
 
 
 class _Transformer(Protocol):
-    """What is used here of IPython's `TransformerManager`, which has no types."""
+    """The part of IPython's `TransformerManager`, which has no types, that this module uses."""
 
     cleanup_transforms: Sequence[Callable[[list[str]], list[str]]]
     line_transforms: Sequence[Callable[[list[str]], list[str]]]
@@ -201,7 +201,7 @@ class _Reader:
         raise Unreadable(first_line, f"IPython reads no more than {_MOST_TRANSFORMS} magics in a cell")
 
     def _with_calls(self, reading: Reading, text: str, depth: int) -> Reading:
-        """Read the calls that magics and commands have become, and those that were written so."""
+        """Read the calls that magics and commands were turned into, and those that were written as calls."""
         for node in ast.walk(reading.tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 method = node.func.attr
@@ -252,7 +252,7 @@ def _versions(code: str) -> Iterator[str]:
 
 
 def _unindented(lines: list[str]) -> list[str]:
-    """Return the lines without the indentation of the first one, as IPython 8 does; later ones refuse what differs."""
+    """Return the lines without the first one's indentation, as IPython 8 does; later versions refuse what differs."""
     if not lines or not lines[0].strip():
         return lines
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]

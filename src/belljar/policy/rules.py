@@ -75,7 +75,7 @@ def _checked_regex(value: str) -> str:
 
 
 def _checked_network(value: str) -> str:
-    """A bare host means its HTTPS port."""
+    """Return a checked network rule; a host without a port means its HTTPS port."""
     has_port = re.search(r":\d+$", value) is not None
     return str(parse_rule(value if has_port else f"{value}:443"))
 

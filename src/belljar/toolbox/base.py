@@ -87,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a server answered to a call."""
+    """A server's answer to a call."""
 
     blocks: tuple[Block, ...] = ()
     structured: Any = None

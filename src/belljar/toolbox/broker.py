@@ -206,7 +206,7 @@ class Broker:
         turn = self._turn or ExecutionCalls(None, CallLog())
         ledger = turn.ledger
         number = ledger.start(one_line(server, 100), one_line(tool, 100))
-        task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine runs in one
+        task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine always runs in a task
         turn.calls.add(task)
         try:
             outcome = await self._call(turn, server, tool, arguments, folder)

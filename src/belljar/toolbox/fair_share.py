@@ -79,7 +79,10 @@ class _Account:
 
 
 class FairShare:
-    """One session's view of its owner's account. If `has_time` returned False, `on_rested` is called once it would not."""
+    """One session's view of its owner's account.
+
+    If `has_time` returned False, `on_rested` is called when it would return True.
+    """
 
     def __init__(self, shares: FairShares, owner_of: Callable[[], str], on_rested: Callable[[], object]) -> None:
         self.on_rested = on_rested

@@ -117,7 +117,7 @@ class UnusableServer:
     name: str
     reason: str
     detail: str = ""
-    """What the operator can do."""
+    """What the operator can do about it."""
 
 
 Connectable = StdioServer | HttpServer

@@ -29,7 +29,7 @@ from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.server_config import ServerConfig, StdioServer, UnusableServer
 
 # Protocol versions: which servers speak only the older protocol, kept for the next start.
-# Servers that were built on an early SDK die of the newer protocol's first request, or never answer it. Finding that
+# Servers that were built on an early SDK crash on the newer protocol's first request, or never answer it. Finding that
 # out costs a start and some seconds. What is kept is a digest of the command or the address and the time; it is
 # forgotten after a week, because servers are updated.
 
