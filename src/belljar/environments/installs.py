@@ -81,7 +81,7 @@ class WheelFetch:
         return accepted, pins, errors
 
     async def _resolve(self, wanted: list[Requirement], present: Pins) -> Pins:
-        """Return the pins of a resolution that keeps the layer's packages, unless the wanted ones conflict with them."""
+        """Resolve with the layer's packages as they are, or without them if the wanted ones conflict with them."""
         kept = {name: version for name, version in present.items() if _is_fit(name, version, wanted)}
         try:
             return await self._plan(wanted, kept, present)
