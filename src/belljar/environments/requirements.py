@@ -19,7 +19,7 @@ from belljar.settings import EnvironmentEntry
 _INCLUDES = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)", re.MULTILINE)
 _INCLUDES_LIMIT = 50
 _CONDA = re.compile(r"(?:[\w.-]+::)?(?P<name>[A-Za-z0-9_.-]+)\s*(?P<version>[=<>!~][^\s]*|\s[^\s]+)?(?:\s+\S+)?\s*")
-# The package index's names for packages of conda; None for those that only belong to an environment of conda.
+# The package index's names for packages of conda; None for those that only conda needs to make an environment.
 _ON_THE_INDEX: Mapping[str, str | None] = {
     "pip": None,
     "setuptools": None,

@@ -57,7 +57,7 @@ def refusal(address: Address, *, allow_private: bool) -> str:
 
 
 def refusal_of_chosen(address: Address) -> str:
-    """Return the same for a host that the operator named, which may have a private address."""
+    """Return the same for a host that the operator named: private addresses are allowed, metadata services not."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         return refusal_of_chosen(IPv4Address(int(address) & 0xFFFFFFFF))
     if _is_in(address, _METADATA):

@@ -232,7 +232,7 @@ def _uncopied(error: OSError) -> BelljarError:
 
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 1 << 20
-# The most for one call of copy_file_range, because no limit or cancellation can interrupt a call.
+# The most for one call of copy_file_range, because no limit can interrupt a call.
 _STRIDE_BYTES = 64 << 20
 _BLOCK_BYTES = 512
 
