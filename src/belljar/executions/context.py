@@ -32,7 +32,7 @@ class KernelContext(Protocol):
     ended_by: str
     """Why the session ended the kernel while no cell ran; empty when it did not."""
     last_cause: str | None
-    """Why the latest cell or kernel that did not end by itself ended."""
+    """Why the latest cell or kernel ended early."""
 
     async def ready(self) -> Kernel:
         """Return the kernel, started if there is none."""

@@ -87,8 +87,8 @@ def killed(incident: Incident) -> str:
 def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None:
     """Return the incident that ended a kernel, given the message of its death; None if no incident did.
 
-    Only lack of memory ends a kernel, always with SIGKILL. "process ended" is included, because the process that would
-    have reported the signal may have been killed too.
+    Lack of memory kills with SIGKILL and nothing else. "process ended" is included, because the process that would have
+    reported the signal may have been killed too.
     """
     if not death.endswith(("SIGKILL", "process ended")):
         return None

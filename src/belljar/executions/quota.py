@@ -1,8 +1,8 @@
 """The disk space a session may use, in bytes and in files.
 
-The host measures it while the session lives, because not every file system has quotas. What is written between two
-measurements can exceed the limit. Knows only folders and a clock: the session and the execution decide which cell is
-stopped and what its caller reads.
+The host measures it while the session lives, because no file system can be relied on to enforce a quota. What is
+written between two measurements can exceed the limit. Knows only folders and a clock: the session and the execution
+decide which cell is stopped and what its caller reads.
 """
 
 import asyncio
