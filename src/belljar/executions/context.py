@@ -89,7 +89,7 @@ class ExecutionContext(Protocol):
 
     @property
     def session_kernel(self) -> KernelContext:
-        """The session's kernel."""
+        """Return the session's kernel."""
         ...
 
     def screens(self) -> Screens:

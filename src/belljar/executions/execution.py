@@ -281,7 +281,7 @@ class Execution:
         await self._report_changes(kernel)
 
     def _record_start(self) -> None:
-        """Put on record, just before the kernel gets the cell, that it may have run, in case the server is killed."""
+        """Record, just before the kernel gets the cell, that it may have run, in case the server is killed."""
         self._session.record_use()
         self._session.journal.start(self.id)
         self._session.session_kernel.note_execution(self.id, self.cell.timeout_s)

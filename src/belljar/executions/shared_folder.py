@@ -66,7 +66,7 @@ class SharedFolder:
         self._is_rewound = False
 
     def forget(self) -> None:
-        """Replace the session's copy before the next cell, because a rewind leaves the owner's folder as it is."""
+        """Have the session's copy replaced at the next cell, because a rewind leaves the owner's folder as it is."""
         self._is_rewound = True
         self._version = -1
 

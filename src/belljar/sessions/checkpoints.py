@@ -278,7 +278,7 @@ class Checkpoints:
         return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
 
     async def drop_after(self, checkpoint: Checkpoint) -> None:
-        """Drop the checkpoints after this one, because the session was rewound to it and no execution began from it."""
+        """Drop the checkpoints after this one, to which the session was rewound, and clear its execution."""
         index = self._kept.index(checkpoint)
         for later in self._kept[index + 1 :]:
             await self._drop(later, checkpoint.origin)
