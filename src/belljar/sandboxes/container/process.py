@@ -1,6 +1,6 @@
-"""One command in its container: started, handed what it needs, watched, and ended with everybody inside.
+"""One command in its container: starts the container, hands the command over, watches it, and kills everything inside.
 
-What the container looks like is `enclosure.py`'s, how its first process is met `doorway.py`'s.
+`run_arguments.py` says what the container looks like; `handshake.py` connects to its first process.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from belljar.sandboxes.container.run_arguments import DOORSTEP, RunArguments, fi
 from belljar.sandboxes.limits import Enforcement
 
 _KILLED = -signal.SIGKILL
-# A container that has been started and does not knock within this time is asked after.
+# A container that was started and does not connect within this time may be dead, so the engine is asked.
 _KNOCK_S = 2.0
 _LEVELS = 3
 _DOORSTEP = ("-I", "-S", "-B", f"{DOORSTEP}/doorstep.py", f"{DOORSTEP}/door")
@@ -50,7 +50,7 @@ class ContainerProcess:
         self._has_ended = asyncio.Event()
 
     async def start(self, order: StartOrder) -> None:
-        """Make the container and hand the command in."""
+        """Make the container and hand the command to its first process."""
         doorway = self._doorway = self._open_doorway()
         await self._run(self._arguments(doorway, order, _DOORSTEP))
         visitor = await self._awaited(doorway)
@@ -76,7 +76,7 @@ class ContainerProcess:
 
     async def _run(self, arguments: list[str]) -> None:
         engine = self._enclosure.engine
-        # Not a pipe: what the engine leaves running would hold it open.
+        # Not a pipe, because processes that the engine leaves running would hold it open.
         words = os.memfd_create("belljar")
         try:
             child = self._child = start_child(
@@ -100,11 +100,11 @@ class ContainerProcess:
             os.close(words)
 
     async def _awaited(self, doorway: Handshake) -> ContainerInit | None:
-        """The first process, which usually has knocked before the engine is done; None when it never will."""
+        """Return the first process, which usually connects before the engine is done; None when it never will."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KNOCK_S):
                 return await doorway.visitor()
-        # It is slow, or dead: whichever comes first, it knocks or the engine says that it has ended.
+        # It is slow or dead: wait until it connects or the engine says that it has ended, whichever comes first.
         waiting = self._enclosure.engine.command("wait", self._enclosure.name)
         ending = asyncio.create_task(asyncio.to_thread(_wait_for_end, waiting))
         ending.add_done_callback(lambda _: doorway.close())
@@ -114,7 +114,7 @@ class ContainerProcess:
             ending.cancel()
 
     async def _explain(self, order: StartOrder) -> str:
-        """What its Python says, started once more in the foreground: a container that has ended is gone."""
+        """Return the error of its Python, run again in the foreground, because an ended container is removed."""
         doorway = self._open_doorway()
         try:
             name = f"{self._enclosure.name}-again"
@@ -140,20 +140,20 @@ class ContainerProcess:
         visitor.hand_over(order, self._meter.process_limits(is_alone=is_alone))
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call."""
+        """Return the limits that were hit since the last call."""
         return self._meter.incidents() if self._meter else []
 
     def memory_peak_mb(self) -> float:
-        """The most that everybody in it held since the last call; 0 where that is not measured."""
+        """Return the most memory that all its processes held since the last call; 0 where that is not measured."""
         return self._meter.memory_peak_mb() if self._meter else 0.0
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         await self._has_ended.wait()
         return self._status
 
     async def kill_all(self) -> None:
-        """Kill everybody in it, and return when they are gone; may be called twice."""
+        """Kill every process in the container, and return when they are gone; may be called twice."""
         if self._visitor is None:
             await self._abort()
         else:
@@ -161,19 +161,19 @@ class ContainerProcess:
             await self._end_first()
 
     async def _abort(self) -> None:
-        """The container is about to start, and nobody may run in it."""
+        """End a container that is about to start, before any code can run in it."""
         self._has_ended.set()
         if self._doorway is not None:
-            # Whoever finds it closed ends by itself.
+            # A first process that finds the socket closed ends by itself.
             self._doorway.turn_away()
         if self._child is not None:
-            # Killed, the engine would leave half a container.
+            # Not killed, because the engine would leave half a container.
             await self._child.wait()
             self._child.release()
             await asyncio.to_thread(self._enclosure.engine.remove, self._enclosure.name)
 
     async def _end_first(self) -> None:
-        """With the first process Linux ends all others, before it tells that this one has ended."""
+        """Kill the first process: Linux ends all others with it, before it reports that this one has ended."""
         if self._first is None:
             await asyncio.to_thread(self._enclosure.engine.remove, self._enclosure.name)
             return
@@ -184,7 +184,7 @@ class ContainerProcess:
         self._first = None
 
     def _on_said(self, said: bytes) -> None:
-        """The status, or nothing: the first process is gone, and only a SIGKILL from outside ends that one."""
+        """Take the status it sent. Nothing means the first process is gone, which only a SIGKILL from outside does."""
         status = _KILLED
         with contextlib.suppress(ValueError):
             status = max(-64, min(int(said), 255))
@@ -194,7 +194,7 @@ class ContainerProcess:
         if self._visitor is None or self._has_ended.is_set():
             return
         self._status = status
-        # While the connection is open the container is there, and its group can be read.
+        # The container exists, and its group can be read, while the connection is open.
         self._on_end(self)
         self._meter = None
         if self._group is not None:
@@ -205,7 +205,7 @@ class ContainerProcess:
 
 
 def limiting(offer: ControlGroups, limits: Limits) -> dict[str, Path]:
-    """The groups that really hold a process to its limits: its own, or one just above that the engine made."""
+    """Return the groups that really limit the process: its own, or one just above that the engine made."""
     wanted = {
         "memory": ("memory.max" if offer.is_unified else "memory.limit_in_bytes", limits.memory_mb * MEBIBYTE),
         "pids": ("pids.max", limits.processes),
@@ -222,13 +222,13 @@ def limiting(offer: ControlGroups, limits: Limits) -> dict[str, Path]:
 
 
 def _wait_for_end(command: list[str]) -> None:
-    # No answer in its time is no end; then whoever waits gives up as well.
+    # If the engine does not answer in time, the container has not ended; whoever waits for it gives up as well.
     with contextlib.suppress(EngineSilent):
         ask(command)
 
 
 def _complaint(command: list[str]) -> str:
-    """What its Python says when it is started the same way, in the foreground."""
+    """Return the error of its Python when it is started the same way, in the foreground."""
     try:
         ask(command)
     except EngineSilent as silence:

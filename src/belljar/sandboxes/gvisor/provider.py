@@ -1,8 +1,8 @@
-"""The `gvisor` provider: a kernel of its own for every command, in namespaces, as a user of its own.
+"""The `gvisor` provider: every command runs on a gVisor kernel of its own, in namespaces, as a user of its own.
 
 gVisor's kernel is a program that answers the session's system calls; few of them reach the host's kernel. bubblewrap
-makes the view and the namespaces it runs in, as it does for `namespace`, and what ends those ends it. Inside, the
-session is uid 0 without a capability; on the host it is the session's user, or the server's.
+makes the view and the namespaces it runs in, as for `namespace`, and killing those ends it. Inside, the session is uid
+0 without any capability; on the host it is the session's user, or the server's.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ from belljar.sandboxes.process_tree import open_descendant
 _INSIDE = Identity(0, 0)
 _KERNEL = "runsc-sandbox"
 _INSTALL = "install gVisor's runsc (gvisor.dev/docs/user_guide/install, or the package `runsc` of Debian)"
-# What the host counts of a session: gVisor's own threads, 45 at rest and more while calls block, and up to two
-# processes for each of the session's. It refuses the session more itself; refused by the host, it would end.
+# The host counts gVisor's own threads too, 45 at rest and more while calls block, and up to two processes for each of
+# the session's. gVisor enforces the session's limit itself; if the host refused it a thread, gVisor would end.
 _OWN_THREADS = 200
 _WARNING_WITHOUT_GROUPS = "Control groups cannot be written here: gVisor's sessions may use all of the memory and CPU"
 _WARNING_OF_AGE = "runsc {version} is older than 2023: slower, long unmended, and it refuses less than a newer one"
@@ -49,7 +49,7 @@ _WARNING_FOR_ROOT = "The server runs as root, and gVisor with it, for sessions h
 
 
 class GVisorProvider(NamespaceProvider):
-    """Makes sandboxes that gVisor runs."""
+    """Makes sandboxes that run on gVisor."""
 
     name = "gvisor"
 
@@ -60,7 +60,7 @@ class GVisorProvider(NamespaceProvider):
 
     @property
     def warning(self) -> str:
-        """What is less tight here than it could be; tried once, then remembered."""
+        """Say what is less protected here than it could be; found out once, then remembered."""
         if sys.platform != "linux" or isinstance(self._runsc, str):
             return ""
         gap = self._seal.identity_gap
@@ -73,11 +73,11 @@ class GVisorProvider(NamespaceProvider):
 
     @property
     def _unlimited(self) -> str:
-        # The limit of each process's memory, which other sandboxes fall back on, is one that gVisor does not keep.
+        # gVisor does not keep the memory limit of each process, which other sandboxes fall back on.
         return self._enforcer.warning and _WARNING_WITHOUT_GROUPS
 
     def check(self) -> list[HostCheck]:
-        """Whether runsc is here and the host lets it work; tried once, then remembered."""
+        """Return whether runsc is installed and works on this host; tried once, then remembered."""
         if sys.platform != "linux":
             return [HostCheck("gvisor", is_ok=False, detail=f"Linux only, this is {sys.platform}")]
         if isinstance(self._runsc, str):
@@ -95,7 +95,7 @@ class GVisorProvider(NamespaceProvider):
         return [found, works, *_age(self._runsc), _users(seal), limits]
 
     def branching_gap(self) -> str:
-        """Why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
+        """Say why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
         return "gVisor's own kernel runs the sessions, and no process of one can leave it"
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> "GVisorSandbox":
@@ -111,7 +111,7 @@ class GVisorProvider(NamespaceProvider):
 
     @cached_property
     def _trial(self) -> tuple[Hardening, str]:
-        """The seal and, in `_platform`, the platform that work here; and what is complained of if none does."""
+        """The hardening that works here (the platform is in `_platform`), and the complaint if none does."""
         seal = unfiltered_hardening()
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             return seal, "gVisor is not installed"
@@ -125,7 +125,7 @@ class GVisorProvider(NamespaceProvider):
 
 
 class GVisorView:
-    """One runsc on one platform, closed in one way: what a sandbox is made of."""
+    """What a gVisor sandbox is made of: a runsc, its platform, and the hardening."""
 
     def __init__(self, runsc: Runsc, platform: str, seal: Hardening) -> None:
         self.runsc = runsc
@@ -141,7 +141,7 @@ class GVisorView:
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> BwrapTrial:
-        """What bubblewrap is told, so that gVisor runs this command."""
+        """Return the bubblewrap command line with which gVisor runs this command."""
         stdin = None
         if pass_fds and not self.runsc.is_recent:
             command, stdin = _through_stdin(command, environment, pass_fds), pass_fds[0]
@@ -172,7 +172,7 @@ class GVisorView:
 
 
 class GVisorSandbox(NamespaceSandbox):
-    """One session's kernels, one a command. gVisor adds `HOME` where the environment has none."""
+    """One session's gVisor kernels, one for each command. gVisor adds `HOME` where the environment has none."""
 
     can_spare = False
     ends_with_command = True
@@ -201,7 +201,7 @@ class GVisorSandbox(NamespaceSandbox):
         stderr: int,
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
-        """Start a command in a new kernel; returns once its namespaces are made."""
+        """Start a command in a new kernel; return once its namespaces are made."""
         kills = self._enforcement.oom_kills()
         process = await super().spawn(command, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
         return GVisorProcess(process, lambda: self._enforcement.oom_kills() > kills)
@@ -220,7 +220,7 @@ class GVisorSandbox(NamespaceSandbox):
         return self._glass.tell(self.spec, limits, command, environment, pass_fds, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
-        # The limits of a process are gVisor's to keep: it holds the files and the memory of all of them itself.
+        # gVisor keeps the limits of each process, because it holds the files and the memory of all of them itself.
         self._enforcement.place(pid)
 
     def _complaint(self) -> str:
@@ -228,7 +228,7 @@ class GVisorSandbox(NamespaceSandbox):
 
 
 class GVisorProcess:
-    """A command in a kernel of its own."""
+    """A command on a gVisor kernel of its own."""
 
     def __init__(self, process: SandboxProcess, has_lacked_memory: Callable[[], bool]) -> None:
         self.pid = process.pid
@@ -236,13 +236,13 @@ class GVisorProcess:
         self._has_lacked_memory = has_lacked_memory
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         status = await self._process.wait()
-        # Want of memory kills gVisor's kernel, and who waits for that says so with a status of its own.
+        # Lack of memory kills gVisor's kernel, and the runsc that waits for it ends with a status of its own.
         return -signal.SIGKILL if status > 0 and self._has_lacked_memory() else status
 
     def interrupt(self) -> None:
-        """Send SIGINT to the command: gVisor's kernel hands on what it is sent itself."""
+        """Send SIGINT to the command: gVisor's kernel passes on the signals it gets."""
         if (kernel := open_descendant(self.pid, _KERNEL)) is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -251,7 +251,7 @@ class GVisorProcess:
 
 
 def try_gvisor(bubblewrap: Path, glass: GVisorView) -> str:
-    """Make a sandbox like a session's, run `true` in it, and return what is complained of: nothing, at best."""
+    """Make a sandbox like a session's, run `true` in it, and return what went wrong, or nothing."""
     with open_trial(glass.seal) as (spec, stack):
         if spec.identity:
             os.chown(spec.workspace, spec.identity.uid, spec.identity.gid)
@@ -260,16 +260,16 @@ def try_gvisor(bubblewrap: Path, glass: GVisorView) -> str:
 
 
 def _through_stdin(command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int]) -> list[str]:
-    """A command that finds its one descriptor in its place, where gVisor passes none but the standard ones."""
+    """Return a command that moves its one descriptor from stdin to its number: an old runsc passes only stdin."""
     if len(pass_fds) > 1:
         raise SandboxUnavailable("This runsc is too old to pass several descriptors", hint=_INSTALL)
-    # The shell adds variables of its own.
+    # `env -i`, because the shell adds variables of its own.
     exact = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items())]
     return ["/bin/bash", "-c", f'exec {pass_fds[0]}<&0 0</dev/null; exec "$@"', "bash", *exact, *command]
 
 
 def _as_counted(limits: Limits) -> Limits:
-    """The same limits as the host counts."""
+    """Return the limits in the numbers that the host counts."""
     return replace(limits, processes=2 * limits.processes + _OWN_THREADS) if limits.processes else limits
 
 
