@@ -1,7 +1,7 @@
-"""Sandboxes that outlive their server: what is deposited of one, and how it is made whole by the next server.
+"""Hands namespace sandboxes over to the next server: what is deposited of one, and how it is rebuilt.
 
-A branch needs its origin, so the whole line up to the trunk is deposited. Their processes are the supervisor's; what a
-server can make again, such as the mounts that further branches start from, is not kept.
+A branch needs its origin, so all its origins up to the trunk are deposited too. Their processes are the supervisor's
+children. What a server can make again, such as the mounts that further branches start from, is not deposited.
 """
 
 import os
@@ -23,11 +23,11 @@ from belljar.supervisor import Deposit, SupervisorClient
 
 PREFIX = "sandbox:"
 TakeIdentity = Callable[[Identity], Callable[[], None]]
-"""Takes one that a sandbox has; gives what releases it."""
+"""Marks a user as taken that a restored sandbox has; returns what releases it."""
 
 
 class NamespaceHandover:
-    """Hands over the sandboxes of namespaces. See `SandboxHandover`."""
+    """Hands over sandboxes made of namespaces. See `SandboxHandover`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class NamespaceHandover:
 
     def deposit(self, sandbox: Sandbox) -> str:
         """See `SandboxHandover`. The sandboxes that it was branched from are deposited with it."""
-        # Exactly these: what other providers make out of them does not end with its first process alone.
+        # Exactly these classes, because other providers' subclasses do not end with their first process alone.
         if not isinstance(sandbox, NamespaceSandbox) or type(sandbox) not in (NamespaceSandbox, NestedSandbox):
             return ""
         origin = self.deposit(sandbox.origin) if isinstance(sandbox, NestedSandbox) else ""
@@ -64,7 +64,7 @@ class NamespaceHandover:
         if isinstance(sandbox, NamespaceSandbox):
             sandbox.detach()
 
-    # What an earlier server has left
+    # Restoring what an earlier server has left
 
     def restore(self, key: str) -> RestoredSandbox:
         """See `SandboxHandover`."""
@@ -78,12 +78,12 @@ class NamespaceHandover:
         for key in [key for key in kept if key not in self._restored and self._supervisor.has(key)]:
             try:
                 await self._restore(key).aclose()
-            except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
+            except (SandboxUnavailable, LookupError, TypeError):  # partly gone, or of another version
                 self._supervisor.drop(key, ends=True)
         self._enforcer.groups.remove_unclaimed()
 
     def _restore(self, key: str) -> NamespaceSandbox:
-        """Return a sandbox with those it was branched from; their users are taken for as long as they live."""
+        """Return a sandbox with those it was branched from; their users stay taken for as long as they live."""
         if key not in self._restored:
             deposit = self._supervisor.take(key)
             with ExitStack() as stack:
@@ -93,7 +93,7 @@ class NamespaceHandover:
         return self._restored[key]
 
     def _rebuild(self, key: str, words: dict[str, Any], descriptors: list[int]) -> NamespaceSandbox:
-        """Takes from the descriptors those that it uses."""
+        """Make the sandbox anew; remove from `descriptors` those that it uses."""
         tools, spec = self._tools(), _spec_of(words["spec"])
         origin = self._restore(words["origin"]) if words["origin"] else None
         processes = [self._process_of(told, descriptors) for told in words["processes"]]
@@ -111,7 +111,7 @@ class NamespaceHandover:
         sandbox.when_closed(lambda: self._supervisor.drop(key))
         if spec.identity is not None:
             release = self._take_identity(spec.identity)
-            # A trunk's user is its own; the others' is their session's, which may have another sandbox after this one.
+            # A trunk owns its user; a branch's user is its session's, which may have another sandbox after this one.
             if origin is None and levels:
                 sandbox.when_closed(release)
         sandbox.restored(processes)
@@ -127,7 +127,7 @@ class NamespaceHandover:
 
 
 class _Gone:
-    """In place of what has made a sandbox and is gone: nothing is left to wait for, to kill or to reap."""
+    """In place of the process that made a sandbox and is gone: there is nothing to wait for, to kill or to reap."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -1,4 +1,4 @@
-"""What bubblewrap is told for a sandbox, whether this host lets it work, and what to do where it does not."""
+"""Bubblewrap's command line for a sandbox, a trial whether it works on this host, and advice where it does not."""
 
 import contextlib
 import subprocess
@@ -16,15 +16,15 @@ TRIAL_PATIENCE_S = 10
 
 
 class BwrapTrial(NamedTuple):
-    """What bubblewrap is told, and the descriptors that it is told with."""
+    """The rest of bubblewrap's command line, and the descriptors that it names."""
 
     command: list[str]
     descriptors: list[int]
     stdin: int | None = None
-    """Instead of one at its end."""
+    """The command's stdin, instead of an empty one."""
 
     def after(self, other: "BwrapTrial") -> "BwrapTrial":
-        """Both, the other first."""
+        """Return both, the other first."""
         return BwrapTrial([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
 
 
@@ -36,12 +36,12 @@ def tell_bubblewrap(
     environment: Mapping[str, str],
     stack: contextlib.ExitStack,
 ) -> BwrapTrial:
-    """The rest of bubblewrap's command line, for a sandbox that runs this command."""
+    """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
     dropping: list[str] = []
     if footing.has_to_drop:
         dropping, environment = drop_command(seal.setpriv, footing.user, environment)
     files = open_files(spec, footing.user, stack)
-    # In a file and not on the command line, which every user of the host may read.
+    # In a file, because every user of the host may read a command line.
     told = open_content(encode(arguments(spec, footing, environment, files)), stack)
     words, descriptors = ["--args", str(told)], [told, *files.values()]
     if seal.program:
@@ -52,7 +52,7 @@ def tell_bubblewrap(
 
 
 def try_bubblewrap(bubblewrap: Path, seal: Hardening) -> str:
-    """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
+    """Make a sandbox like a session's, run `true` in it, and return bubblewrap's complaint, or nothing."""
     with open_trial(seal) as (spec, stack):
         told = tell_bubblewrap(seal, spec, user_map_of(spec.identity), ["true"], {"PATH": "/usr/bin:/bin"}, stack)
         return try_told(bubblewrap, told)
@@ -60,7 +60,7 @@ def try_bubblewrap(bubblewrap: Path, seal: Hardening) -> str:
 
 @contextlib.contextmanager
 def open_trial(seal: Hardening) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
-    """A session that is none, to try a sandbox with."""
+    """Yield the spec of a made-up session, to try a sandbox with."""
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
         spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
         if seal.identities:
@@ -71,7 +71,7 @@ def open_trial(seal: Hardening) -> Generator[tuple[SandboxSpec, contextlib.ExitS
 
 
 def try_told(bubblewrap: Path, told: BwrapTrial) -> str:
-    """Run bubblewrap once and return what was complained of."""
+    """Run bubblewrap once and return its complaint, or nothing."""
     try:
         answer = subprocess.run(
             [str(bubblewrap), *told.command],
@@ -90,7 +90,7 @@ def try_told(bubblewrap: Path, told: BwrapTrial) -> str:
 
 
 def advice() -> str:
-    """The next action on a host where bubblewrap is refused."""
+    """Return what the operator can do on a host where bubblewrap is refused."""
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap"
     if _setting("user/max_user_namespaces") == "0":
