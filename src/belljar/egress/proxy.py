@@ -22,7 +22,7 @@ from belljar.egress.rules import Rule, authority
 from belljar.egress.session_sockets import SessionSocket, serving
 from belljar.ipc import Conversations
 
-_TOLD = 16
+_EXTRA_CONNECTIONS = 16
 """Connections beyond the limit that still get a refusal as an answer; more are hung up on."""
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class Proxy:
         self._rules = rules
         self._judge = judge
         self._limits = limits
-        # Some connections beyond the limit are accepted only to be told so.
-        self._conversations = Conversations(limits.connections + _TOLD)
-        self._told: dict[str, str] = {}
+        # Some connections beyond the limit are accepted only to get that answer.
+        self._conversations = Conversations(limits.connections + _EXTRA_CONNECTIONS)
+        self._facts_by_place: dict[str, str] = {}
 
     @property
     def refused(self) -> list[str]:
         """The refusal of each host and port that the rules forbid, one for each."""
-        return [*self._told.values()]
+        return [*self._facts_by_place.values()]
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -83,7 +83,7 @@ class Proxy:
                 async with asyncio.timeout(self._limits.head_s):
                     writer.write(refused.answer())
                     await writer.drain()
-                    await _hear_out(reader, writer)
+                    await _read_rest(reader, writer)
         except (OSError, TimeoutError, EOFError):
             pass
         finally:
@@ -177,8 +177,8 @@ class Proxy:
         """Log each refused host and port once, because a cell that tries for ever must not fill the log."""
         self.traffic.refusals += 1
         measures.refusals.add("egress")
-        if refused.place and refused.place not in self._told and len(self._told) < 100:
-            self._told[refused.place] = refused.fact
+        if refused.place and refused.place not in self._facts_by_place and len(self._facts_by_place) < 100:
+            self._facts_by_place[refused.place] = refused.fact
             log.warning("session %s: %s", self._session_id, refused.fact, extra={"session_id": self._session_id})
 
 
@@ -209,7 +209,7 @@ async def open_proxy(
             log.info("session %s: %s %s", session_id, purpose, proxy.traffic, extra={"session_id": session_id})
 
 
-async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Read what the client still sends, up to a bound, because a reset could discard our answer before it is read."""
     writer.write_eof()
     for _ in range(64):

@@ -75,7 +75,7 @@ class _Acceptor:
         self._left = float(AT_ONCE)
         self._counted_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._beginning: set[asyncio.Task[Any]] = set()
+        self._starting: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         self._timer = None
@@ -101,8 +101,8 @@ class _Acceptor:
             self._left -= 1
             connection.setblocking(False)
             task = self._loop.create_task(self._loop.connect_accepted_socket(self._begin, connection))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
         self._pause(1 / PER_SECOND)
 
     async def aclose(self) -> None:
@@ -110,16 +110,16 @@ class _Acceptor:
             self._timer.cancel()
         self._loop.remove_reader(self._listener)
         # Wait for the accepted connections to start, because whoever serves them also ends them.
-        await asyncio.gather(*self._beginning, return_exceptions=True)
+        await asyncio.gather(*self._starting, return_exceptions=True)
 
 
 @contextmanager
-def _listening(folder: Path, name: str, door: SessionSocket) -> Generator[socket.socket]:
+def _listening(folder: Path, name: str, kept: SessionSocket) -> Generator[socket.socket]:
     """Open the listening socket; remove its file afterwards. Only who may enter the folder can connect."""
-    is_kept = door.descriptor >= 0
-    with socket.socket(fileno=door.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
+    is_kept = kept.descriptor >= 0
+    with socket.socket(fileno=kept.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
-        door.descriptor = listener.fileno()
+        kept.descriptor = listener.fileno()
         if not is_kept:
             # The session may have its own uid; the folder is closed to all other users.
             ipc.bind(listener, folder / name, 0o666)
@@ -128,6 +128,6 @@ def _listening(folder: Path, name: str, door: SessionSocket) -> Generator[socket
                 listener.listen(_BACKLOG)
             yield listener
         finally:
-            if not door.is_left:
+            if not kept.is_left:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()

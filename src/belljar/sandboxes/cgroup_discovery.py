@@ -127,7 +127,7 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
     if folders.keys() <= set(_words(own / "cgroup.subtree_control")):
         return ControlGroups(kind, folders, is_unified=True)
     tenants = [int(word) for word in _words(own / "cgroup.procs")]
-    if _is_ours(own) and set(tenants) <= _kin(process):
+    if _is_ours(own) and set(tenants) <= _ancestry(process):
         return ControlGroups(kind, folders, is_unified=True, tenants=tuple(tenants))
     for above in own.parents:
         if not above.is_relative_to(mount.point) or not _is_ours(above):
@@ -139,17 +139,17 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
     return ControlGroups(kind, dict.fromkeys(folders, own / LEAF), is_unified=True)
 
 
-def _kin(process: Path) -> set[int]:
+def _ancestry(process: Path) -> set[int]:
     """Return the process and its ancestors: they may share its group, as `uv run` does which started the server."""
-    kin: set[int] = set()
+    ancestry: set[int] = set()
     folder = process
     while (parent := _parent(folder)) is not None:
         pid, above = parent
-        kin.add(pid)
+        ancestry.add(pid)
         folder = process.parent / str(above)
-        if above in kin or above <= 1:
+        if above in ancestry or above <= 1:
             break
-    return kin
+    return ancestry
 
 
 def _parent(folder: Path) -> tuple[int, int] | None:

@@ -396,10 +396,10 @@ class ServerGroups:
         self._places = offer.usable()
         self._run = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self._locks: list[int] = []
-        self._living = 0
+        self._group_count = 0
         self._made = 0
         self._supervisor: SupervisorClient | NoSupervisor = NoSupervisor()
-        self._readopted: set[Path] = set()
+        self._restored: set[Path] = set()
 
     @property
     def controllers(self) -> list[str]:
@@ -419,7 +419,7 @@ class ServerGroups:
         name = f"{''.join(filter(str.isalnum, session_id))[:32]}-{self._made}"
         folders = {controller: place / self._run / name for controller, place in places.items()}
         group = (GroupV2 if self._offer.is_unified else GroupV1)(folders)
-        self._living += 1
+        self._group_count += 1
         try:
             for folder in set(folders.values()):
                 folder.mkdir()
@@ -443,16 +443,16 @@ class ServerGroups:
 
     def restore(self, folders: dict[str, Path]) -> ControlGroup:
         """Return an earlier server's group, which is now for this server to remove."""
-        self._living += 1
-        self._readopted.update(folders.values())
+        self._group_count += 1
+        self._restored.update(folders.values())
         return adopt(folders, is_unified=self._offer.is_unified)
 
     def remove_unclaimed(self) -> None:
         """Remove the groups of an earlier server that were not restored. Called after the last `restore`."""
         for folder in self._left_there():
-            if folder not in self._readopted:
+            if folder not in self._restored:
                 clear(folder)
-        if self._locks and self._living == 0:
+        if self._locks and self._group_count == 0:
             self._close()
 
     def _left_there(self) -> list[Path]:
@@ -476,8 +476,8 @@ class ServerGroups:
         self._forget()
 
     def _forget(self) -> None:
-        self._living -= 1
-        if self._living == 0:
+        self._group_count -= 1
+        if self._group_count == 0:
             self._close()
 
     def _is_opened(self) -> bool:

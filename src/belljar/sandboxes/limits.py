@@ -25,7 +25,9 @@ _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # that is moved by another up to 15. With `_WAIT` it first waits for a line, so that the server can set its limits
 # before it is the command, or another user's process. End of file instead of a line means the server died: it exits.
 _WAIT = "read -r _ || exit 125; "
-_DOORMAN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; unset PWD OLDPWD SHLVL; exec "$@"'
+_JOIN_GROUPS = (
+    'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; unset PWD OLDPWD SHLVL; exec "$@"'
+)
 
 
 class Enforcer:
@@ -119,7 +121,7 @@ class Enforcement:
         self._oom_kills = 0
         self._refused_forks = 0
         self._peak_bytes = 0
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def words(self) -> dict[str, Any]:
         """Return what a later server needs for `Enforcer.restore`."""
@@ -139,7 +141,7 @@ class Enforcement:
         if self.group is None and not waits:
             return [*command]
         entrances = self.group.entrances() if self.group else []
-        return ["/bin/sh", "-c", _WAIT * waits + _DOORMAN, "belljar", *entrances, "--", *command]
+        return ["/bin/sh", "-c", _WAIT * waits + _JOIN_GROUPS, "belljar", *entrances, "--", *command]
 
     def open_entrances(self) -> list[int]:
         """Return descriptors by which a process can join the group itself, as the command does."""
@@ -215,7 +217,7 @@ class Enforcement:
         oom_kills, refused_forks = self.group.oom_kills(), self.group.refused_forks()
         if oom_kills > self._oom_kills:
             self._peak_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
-            used = round(max(self._peak_bytes, self._told_bytes) / MEBIBYTE)
+            used = round(max(self._peak_bytes, self._reported_bytes) / MEBIBYTE)
             found.append(Incident("out_of_memory", f"used {used:,} MB, the limit is {self.limits.memory_mb:,} MB"))
         if refused_forks > self._refused_forks:
             detail = f"wanted more than {self.limits.processes:,} processes and threads, the limit"
@@ -231,9 +233,9 @@ class Enforcement:
         """Return the most memory that all processes together held since the last call, less the page cache."""
         if self.group is None:
             return 0.0
-        self._told_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
+        self._reported_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
         self._peak_bytes = 0
-        return max(0, self._told_bytes - self.group.cached_bytes()) / MEBIBYTE
+        return max(0, self._reported_bytes - self.group.cached_bytes()) / MEBIBYTE
 
     def kill(self) -> None:
         """Kill every process in the group."""

@@ -218,19 +218,19 @@ class SupervisorClient:
             "the supervisor for keep_alive does not answer", hint=f"Look into {self._folder / LOG}"
         )
 
-    def _introduce(self, exchange: SupervisorConnection) -> bool:
-        answer, _ = self._waited(exchange.ask(self._introduction()))
+    def _introduce(self, connection: SupervisorConnection) -> bool:
+        answer, _ = self._waited(connection.ask(self._introduction()))
         if "error" in answer:
-            exchange.close()
+            connection.close()
             return False
         if answer.get("form") != FORM:
             # A supervisor of another version has another protocol, so its deposits cannot be taken over.
             log.warning("the supervisor is of another version of belljar, so the sessions that it keeps end")
             os.kill(answer["pid"], signal.SIGTERM)
-            exchange.wait(ANSWER_S)
-            exchange.close()
+            connection.wait(ANSWER_S)
+            connection.close()
             return False
-        self._exchange, self.found = exchange, answer["keys"]
+        self._exchange, self.found = connection, answer["keys"]
         self._kept = set(self.found)
         return True
 

@@ -67,8 +67,8 @@ class ContainerInit:
             }
         )
         with contextlib.ExitStack() as stack:
-            told = open_content(text.encode(), stack)
-            socket.send_fds(self.connection, [b"!"], [told, *order.descriptors.values()])
+            order_file = open_content(text.encode(), stack)
+            socket.send_fds(self.connection, [b"!"], [order_file, *order.descriptors.values()])
 
 
 class Handshake:
@@ -79,7 +79,7 @@ class Handshake:
         self._uid = uid
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
-        self._visitor: asyncio.Future[ContainerInit | None] = self._loop.create_future()
+        self._connected: asyncio.Future[ContainerInit | None] = self._loop.create_future()
         self._private = Path(tempfile.mkdtemp(prefix="belljar-"))
         try:
             self.step = _make_folder(self._private / "step")
@@ -98,17 +98,17 @@ class Handshake:
         listener.setblocking(False)
         ipc.bind(listener, self.step / "door", 0o666)
         listener.listen(1)
-        self._loop.add_reader(listener, self._on_knock)
+        self._loop.add_reader(listener, self._on_connect)
 
     async def visitor(self) -> ContainerInit | None:
         """Return the first process once it has connected; None when `close` came first."""
-        return await asyncio.shield(self._visitor)
+        return await asyncio.shield(self._connected)
 
-    def turn_away(self) -> None:
+    def refuse(self) -> None:
         """Accept nobody any more, and drop the first process if it has connected and got no order yet."""
         self.close()
-        if visitor := self._visitor.result():
-            visitor.connection.close()
+        if init := self._connected.result():
+            init.connection.close()
 
     def close(self) -> None:
         """Accept nobody any more; may be called twice."""
@@ -118,20 +118,20 @@ class Handshake:
             self._listener = None
         # The container keeps what is mounted in it.
         shutil.rmtree(self._private, ignore_errors=True)
-        if not self._visitor.done():
-            self._visitor.set_result(None)
+        if not self._connected.done():
+            self._connected.set_result(None)
 
-    def _on_knock(self) -> None:
+    def _on_connect(self) -> None:
         if self._listener is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = self._listener.accept()
             peer = ipc.peer_of(connection)
-            if peer is None or peer.uid != self._uid or self._visitor.done():
+            if peer is None or peer.uid != self._uid or self._connected.done():
                 connection.close()
                 return
             connection.setblocking(False)
-            self._visitor.set_result(ContainerInit(connection, peer.pid))
+            self._connected.set_result(ContainerInit(connection, peer.pid))
             self.close()
 
 

@@ -106,20 +106,20 @@ class ContainerProvider:
     def _make(self, engine: ContainerEngine, spec: SandboxSpec) -> ContainerSandbox:
         check_folders(spec)
         if self._identities is None:
-            return self._seal(engine, replace(spec, identity=None))
+            return self._new_sandbox(engine, replace(spec, identity=None))
         if spec.identity is not None:
             hand_over(spec, spec.identity)
-            return self._seal(engine, spec)
+            return self._new_sandbox(engine, spec)
         identity = self._identities.take()
         release = partial(self._identities.release, identity)
         try:
             hand_over(spec, identity)
-            return self._seal(engine, replace(spec, identity=identity), on_close=release)
+            return self._new_sandbox(engine, replace(spec, identity=identity), on_close=release)
         except BaseException:
             release()
             raise
 
-    def _seal(
+    def _new_sandbox(
         self, engine: ContainerEngine, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None
     ) -> ContainerSandbox:
         return ContainerSandbox(
@@ -207,7 +207,7 @@ class ContainerProvider:
 
 
 def _working(engine: ContainerEngine, identities: HostUsers | None) -> list[HostCheck]:
-    told = f" with {' '.join(engine.options)}" if engine.options else ""
+    options = f" with {' '.join(engine.options)}" if engine.options else ""
     filtered = load_filter()
     detail = f"filtered by {engine.kind}'s own list and by ours"
     if filtered.complaint:
@@ -216,7 +216,7 @@ def _working(engine: ContainerEngine, identities: HostUsers | None) -> list[Host
     lacking = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
     limits = "; ".join(lacking) or "control groups bound the memory, CPU and processes of a session"
     return [
-        HostCheck("container", is_ok=True, detail=f"starts{told}"),
+        HostCheck("container", is_ok=True, detail=f"starts{options}"),
         HostCheck("system calls", is_ok=True, detail=detail),
         HostCheck("users", is_ok=True, detail=users),
         HostCheck("limits", is_ok=True, detail=limits),

@@ -15,7 +15,7 @@ from belljar.sandboxes.container.engines import ContainerEngine
 from belljar.sandboxes.machine_files import ETC, machine_files
 from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH
 
-DOORSTEP = "/run/doorstep"
+INIT_FOLDER = "/run/doorstep"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_TABLES = ("/etc/ld.so.cache", "/etc/alternatives")
@@ -26,7 +26,7 @@ _WRITTEN = {
     "/etc/hostname": "belljar\n",
     "/etc/resolv.conf": "",
 }
-_SEAL = (
+_ISOLATION = (
     *("--network", "none", "--ipc", "private", "--cgroupns", "private", "--hostname", "belljar"),
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--workdir", "/"),
     *("--log-driver", "none", "--no-healthcheck", "--stop-signal", "SIGKILL"),
@@ -67,7 +67,7 @@ class RunArguments:
         return [
             *("--rm", "--pull", "never", "--name", self.name),
             *(word for label in self.labels for word in ("--label", label)),
-            *_SEAL,
+            *_ISOLATION,
             *_OF_ENGINE[self.engine.kind],
             *_selinux(),
             *users,
@@ -86,7 +86,7 @@ class RunArguments:
             trees |= {*_found(path for path in _SYSTEM if not Path(path).is_symlink()), *_found(_SYSTEM_TABLES)}
         shown = [(path.resolve() if path.is_symlink() else path, str(path), True) for path in sorted(trees)]
         shown += [(files / file_name(path), path, True) for path in self.files()]
-        shown += [(step, DOORSTEP, True)]
+        shown += [(step, INIT_FOLDER, True)]
         shown += [(spec.workspace.resolve(), WORKSPACE, False), (spec.scratch.resolve(), SCRATCH, False)]
         return [word for source, path, is_closed in shown for word in self._mount(source, path, is_closed=is_closed)]
 

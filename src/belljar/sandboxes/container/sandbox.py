@@ -67,8 +67,8 @@ class ContainerSandbox:
         order = StartOrder(command, environment, WORKSPACE, descriptors, load_filter().program)
         order.check()
         name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
-        enclosure = RunArguments(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
-        process = ContainerProcess(enclosure, self._enforcement, on_end=self._on_end)
+        run_arguments = RunArguments(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
+        process = ContainerProcess(run_arguments, self._enforcement, on_end=self._on_end)
         # Before anything is awaited, because a spawn that is cancelled leaves a container to be ended.
         self._processes.append(process)
         await process.start(order)

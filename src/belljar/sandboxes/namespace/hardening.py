@@ -49,13 +49,13 @@ class Hardening:
 def best_hardening() -> Hardening:
     """Return the strongest hardening that this host should support, without trying it."""
     loaded = load_filter()
-    seal = Hardening(program=loaded.program, filter_gap=loaded.complaint)
+    hardening = Hardening(program=loaded.program, filter_gap=loaded.complaint)
     if os.geteuid() != 0:
-        return seal
+        return hardening
     if not loaded.program:
         # A session without its own user namespace could make one; only the filter keeps it from that.
-        return seal.without_identities("there is no filter of system calls")
-    return _with_identities(seal)
+        return hardening.without_identities("there is no filter of system calls")
+    return _with_identities(hardening)
 
 
 def unfiltered_hardening() -> Hardening:
@@ -63,14 +63,14 @@ def unfiltered_hardening() -> Hardening:
     return _with_identities(Hardening()) if os.geteuid() == 0 else Hardening()
 
 
-def _with_identities(seal: Hardening) -> Hardening:
+def _with_identities(hardening: Hardening) -> Hardening:
     setpriv = _find_setpriv()
     if not setpriv:
-        return replace(seal, identity_gap="setpriv is not installed", identity_hint="install util-linux (setpriv)")
+        return replace(hardening, identity_gap="setpriv is not installed", identity_hint="install util-linux (setpriv)")
     identities = find_host_users()
     if identities is None:
-        return seal.without_identities("too few users are mapped into this user namespace")
-    return replace(seal, identities=identities, setpriv=setpriv)
+        return hardening.without_identities("too few users are mapped into this user namespace")
+    return replace(hardening, identities=identities, setpriv=setpriv)
 
 
 def drop_command(setpriv: str, identity: Identity, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

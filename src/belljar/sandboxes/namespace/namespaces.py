@@ -48,7 +48,7 @@ _ROOT = Identity(0, 0)
 class Layout:
     """How and where bubblewrap is started for one sandbox."""
 
-    footing: UserMap
+    user_map: UserMap
     prefix: tuple[str, ...] = ()
     """What goes before bubblewrap on the command line. It names the server's descriptors by path; none is passed on."""
     descriptors: tuple[int, ...] = ()
@@ -71,14 +71,14 @@ class Layout:
         return self
 
 
-def trunk_layout(identity: Identity | None, numbers: range | None, stage: int, setpriv: str) -> Layout:
+def trunk_layout(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> Layout:
     """Return the layout of a sandbox that is nobody's branch. `numbers` are the users a root server's branches have."""
     if identity is None or numbers is None:
         return Layout(user_map_to_fork_from(MAPPED))
     user = ("--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups")
     return Layout(
         user_map_to_fork_from(_ROOT),
-        prefix=(_nsenter(), f"--mount={_path(stage)}", "--", setpriv, *user, "--"),
+        prefix=(_nsenter(), f"--mount={_path(root_view)}", "--", setpriv, *user, "--"),
         maps=_trunk_maps(identity.uid, numbers),
         changes_user=True,
     )
@@ -96,13 +96,13 @@ def fork_user_map(user: Identity, owner: Identity) -> UserMap:
 class ParentSandbox:
     """The namespaces of a sandbox below which a branch is being made."""
 
-    def __init__(self, holder: NamespaceProcess, stage: int, resources: Resources) -> None:
+    def __init__(self, holder: NamespaceProcess, root_view: int, resources: Resources) -> None:
         self._holder = holder
-        self._is_roots = stage >= 0
+        self._is_roots = root_view >= 0
         self._resources = resources
         self._users = self._open("user")
         self._pids = self._open("pid")
-        self._stage = (f"--mount={_path(stage)}",) if self._is_roots else ()
+        self._root_view = (f"--mount={_path(root_view)}",) if self._is_roots else ()
         self._entering: tuple[str, ...] = (f"--pid={_path(self._pids)}", "--")
         if not self._is_roots:
             # bubblewrap makes a second user namespace below the one that owns its pid namespace; the code is in that.
@@ -110,30 +110,30 @@ class ParentSandbox:
             self._resources.callback(os.close, owner)
             self._entering = ("--preserve-credentials", f"--user={_path(owner)}", *self._entering)
 
-    async def ground(self, user: Identity, owner: Identity) -> Layout:
+    async def layout(self, user: Identity, owner: Identity) -> Layout:
         """Return the layout of a branch whose code is `user`, where the origin's is `owner`, as numbered inside."""
         mounts = await self._mounts()
         if not self._is_roots:
             return Layout(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
         enter = (_nsenter(), f"--user={_path(self._users)}", *_as(owner))
         prefix = (*enter, mounts, f"--pid={_path(self._pids)}", "--")
-        footing = fork_user_map(user, owner)
-        ground = Layout(footing, prefix, hops=1, changes_user=True)
-        if not footing.has_to_drop:
-            return ground
+        user_map = fork_user_map(user, owner)
+        layout = Layout(user_map, prefix, hops=1, changes_user=True)
+        if not user_map.has_to_drop:
+            return layout
         maps = f"0 0 1\n{user.uid} {user.uid} 1\n"
-        return replace(ground, maps=maps, mapping=(*enter, "--", "/bin/sh", "-c", _MAP, "belljar", maps))
+        return replace(layout, maps=maps, mapping=(*enter, "--", "/bin/sh", "-c", _MAP, "belljar", maps))
 
-    async def ground_out_of_sight(self, user: Identity, bubblewrap: Path, backdrop: Sequence[str]) -> Layout:
-        """Return the layout of a branch of a sandbox that runs a session's code as `user`, which is the branch's user too.
+    async def layout_out_of_sight(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
+        """Return the layout of a branch of a sandbox that runs a session's code as `user`, the branch's user too.
 
         That code sees the processes that make the branch, and it can look into those that are in its own user
         namespace as its own user; so their root folder must not be the host's. Therefore another bubblewrap first makes
         a minimal root folder for them, from a user namespace above.
         """
         mounts = await self._mounts()
-        told = open_content(encode(backdrop), self._resources)
-        building = (str(bubblewrap), "--args", str(told), "--")
+        arguments_fd = open_content(encode(minimal_root), self._resources)
+        building = (str(bubblewrap), "--args", str(arguments_fd), "--")
         credentials = _as(user) if self._is_roots else ("--preserve-credentials",)
         prefix = (
             *(_nsenter(), mounts, f"--net={_path(self._open('net'))}", *self._entering),
@@ -142,7 +142,7 @@ class ParentSandbox:
         return Layout(
             user_map_to_fork_from(user),
             prefix,
-            descriptors=(told,),
+            descriptors=(arguments_fd,),
             hops=2,
             changes_user=self._is_roots,
             is_left_alone=True,
@@ -160,11 +160,11 @@ class ParentSandbox:
         )
 
     async def _mounts(self) -> str:
-        if self._holder.threshold is None:
+        if self._holder.proc_mount is None:
             # In the origin's network namespace, because code that sees a process may read its connections from /proc.
-            entering = [_nsenter(), *self._stage, f"--net={_path(self._open('net'))}", *self._entering]
-            self._holder.threshold = await open_proc_mount(entering, find_tool("unshare"))
-        return f"--mount={_path(self._holder.threshold)}"
+            entering = [_nsenter(), *self._root_view, f"--net={_path(self._open('net'))}", *self._entering]
+            self._holder.proc_mount = await open_proc_mount(entering, find_tool("unshare"))
+        return f"--mount={_path(self._holder.proc_mount)}"
 
     def _open(self, kind: str) -> int:
         try:
@@ -213,9 +213,9 @@ class NamespaceTools(NamedTuple):
     """What sandboxes are made with."""
 
     bubblewrap: Path
-    seal: Hardening
+    hardening: Hardening
     start: StartChild = start_own_child
-    will: OrphanReaper | None = OF_THIS_SERVER
+    reaper: OrphanReaper | None = OF_THIS_SERVER
     """None where another process, the supervisor, ends what the server leaves."""
 
 
@@ -224,7 +224,7 @@ class NamespaceLevel(NamedTuple):
 
     user: Identity
     """The user its code runs as, as numbered inside."""
-    stage: int = -1
+    root_view: int = -1
     """A mount namespace for bubblewrap to start in, from `open_root_view`; negative where the server is not root."""
     levels: int = 0
     """How many user namespaces it is below the server's."""
@@ -233,13 +233,13 @@ class NamespaceLevel(NamedTuple):
 def nested_level(origin: NamespaceLevel, identity: Identity | None) -> NamespaceLevel:
     """Return the level of a branch: its user and its depth."""
     user = identity or origin.user
-    footing = fork_user_map(user, origin.user)
-    if (levels := origin.levels + footing.levels) > MOST_LEVELS:
+    user_map = fork_user_map(user, origin.user)
+    if (levels := origin.levels + user_map.levels) > MOST_LEVELS:
         raise SandboxUnavailable(
             f"The branch would be {levels} user namespaces deep, Linux nests {MOST_LEVELS}",
             hint="Branch from an earlier one, or from the trunk",
         )
-    return NamespaceLevel(user, origin.stage, levels)
+    return NamespaceLevel(user, origin.root_view, levels)
 
 
 # The mounts in which bubblewrap makes a branch: the host's files, with a /proc of the origin's pid namespace, because
@@ -290,12 +290,12 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
 class UserMapWriter:
     """Writes the maps of a new user namespace while bubblewrap waits; first, its first process must be known."""
 
-    def __init__(self, ground: Layout) -> None:
-        self._maps = ground.maps
-        self._mapping = ground.mapping
+    def __init__(self, layout: Layout) -> None:
+        self._maps = layout.maps
+        self._mapping = layout.mapping
         self._gate: int | None = None
         self._helper: Child | None = None
-        self._told: int | None = None
+        self._helper_stdin: int | None = None
 
     def words(self, stack: ExitStack) -> BwrapTrial:
         """Return the arguments that make bubblewrap wait, if it has to."""
@@ -310,7 +310,7 @@ class UserMapWriter:
         """Start the helper that writes maps, while bubblewrap starts: the kernel wants it from the namespace above."""
         if not self._mapping:
             return
-        reading, self._told = os.pipe()
+        reading, self._helper_stdin = os.pipe()
         try:
             self._helper = start_child(
                 self._mapping,
@@ -341,13 +341,13 @@ class UserMapWriter:
         os.write(self._gate, b"\n")
 
     async def _have_written(self, helper: Child, pid: int) -> None:
-        if self._told is not None:
-            os.write(self._told, f"{pid}\n".encode())
+        if self._helper_stdin is not None:
+            os.write(self._helper_stdin, f"{pid}\n".encode())
         await helper.wait()
 
     async def aclose(self) -> None:
         """Release bubblewrap and the helper; called once."""
-        for descriptor in (self._gate, self._told):
+        for descriptor in (self._gate, self._helper_stdin):
             if descriptor is not None:
                 os.close(descriptor)
         if self._helper is not None:

@@ -30,12 +30,12 @@ class SparedProcesses:
     forks_of: Sequence[str] = ()
     """A command: spares the processes that were started with it and have executed nothing else since."""
 
-    def has(self, resident: "_NamespaceProcess") -> bool:
+    def has(self, process: "_NamespaceProcess") -> bool:
         """Return whether a process of the namespace is spared."""
-        if resident.pid in self.processes or resident.parent in self.children_of:
+        if process.pid in self.processes or process.parent in self.children_of:
             return True
         line = b"".join(os.fsencode(word) + b"\0" for word in self.forks_of)
-        return bool(line) and _command_line(resident.pid) == line
+        return bool(line) and _command_line(process.pid) == line
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ def kill_all_except(first: int, spared: SparedProcesses) -> None:
     quiet = passes = 0
     while quiet < _QUIET and time.monotonic() < deadline:
         with contextlib.ExitStack() as stack:
-            hunt = _NamespaceKill(first, namespace, spared, stack)
+            kill_pass = _NamespaceKill(first, namespace, spared, stack)
             # After some passes stop all before killing, because stopped processes of a fork bomb keep their places. Not
             # at first: a process in the same process group as a stopped one gets SIGHUP when the group is orphaned, and
             # may be a spared one.
-            while passes > _PATIENT_PASSES and hunt.send(signal.SIGSTOP) and time.monotonic() < deadline:
+            while passes > _PATIENT_PASSES and kill_pass.send(signal.SIGSTOP) and time.monotonic() < deadline:
                 continue
-            hunt.send(signal.SIGKILL)
-            hunt.wait_gone(deadline)
+            kill_pass.send(signal.SIGKILL)
+            kill_pass.wait_gone(deadline)
             # Several scans must find nobody, because a process that forks and ends all the time may be missed: it has
             # another pid at each scan of /proc.
-            quiet = 0 if hunt.met else quiet + 1
+            quiet = 0 if kill_pass.found else quiet + 1
         passes += 1
 
 
@@ -72,7 +72,7 @@ class _NamespaceKill:
     def __init__(
         self, first: int, namespace: tuple[int, int], spared: SparedProcesses, stack: contextlib.ExitStack
     ) -> None:
-        self.met: dict[int, int] = {}
+        self.found: dict[int, int] = {}
         """Pids and their pidfds."""
         self._first = first
         self._namespace = namespace
@@ -81,27 +81,27 @@ class _NamespaceKill:
 
     def send(self, number: signal.Signals) -> bool:
         """Signal the processes found before and those found now; return whether any were new."""
-        for pidfd in self.met.values():
+        for pidfd in self.found.values():
             _send(pidfd, number)
-        count = len(self.met)
+        count = len(self.found)
         for pid in _candidates(self._first):
-            if pid not in self.met and self._is_wanted(pid) and (pidfd := open_pidfd(pid)) is not None:
+            if pid not in self.found and self._is_wanted(pid) and (pidfd := open_pidfd(pid)) is not None:
                 self._stack.callback(os.close, pidfd)
                 # Checked again, because the pid may have become another process's before the pidfd was opened.
                 if _namespace(pid) == self._namespace and _send(pidfd, number):
-                    self.met[pid] = pidfd
-        return len(self.met) > count
+                    self.found[pid] = pidfd
+        return len(self.found) > count
 
     def _is_wanted(self, pid: int) -> bool:
         if pid == self._first or _namespace(pid) != self._namespace:
             return False
-        resident = _read(pid)
-        return resident is not None and not self._spared.has(resident)
+        process = _read(pid)
+        return process is not None and not self._spared.has(process)
 
     def wait_gone(self, deadline: float) -> None:
         """Wait until all processes found have ended."""
         poll = select.poll()
-        left = set(self.met.values())
+        left = set(self.found.values())
         for pidfd in left:
             poll.register(pidfd, select.POLLIN)
         while left and (left_s := deadline - time.monotonic()) > 0:

@@ -24,14 +24,14 @@ _END_PATIENCE_S = 10.0
 class NamespaceProcess:
     """A command in new namespaces; `pid` is the process that the host can wait for."""
 
-    def __init__(self, child: Started, *, hops: int = 0, will: OrphanReaper | None = None) -> None:
+    def __init__(self, child: Started, *, hops: int = 0, reaper: OrphanReaper | None = None) -> None:
         self.pid = child.pid
         self.command: Sequence[str] = ()
         self.first_pid = 0
         """The pid, on the host, of the namespaces' first process; the command waits behind it for `let_in`."""
         self.first: int | None = None
         """A pidfd of the first process, while it is ours to kill."""
-        self.threshold: int | None = None
+        self.proc_mount: int | None = None
         """The mount namespace in which bubblewrap starts for a branch of these namespaces, once there was a branch."""
         self._command_pid = 0
         self._hops = hops
@@ -39,12 +39,12 @@ class NamespaceProcess:
         self._has_ended: asyncio.Event | None = None
         self._child = child
         self._is_held = False
-        self._will = will
-        if will is not None:
-            will.register(-child.pid)
+        self._reaper = reaper
+        if reaper is not None:
+            reaper.register(-child.pid)
         self._gate: int | None = None
         self._info = bytearray()
-        self._is_told = asyncio.Event()
+        self._is_reported = asyncio.Event()
 
     def listen(self, info: int, gate: int) -> None:
         """Read bubblewrap's report and hold the command back until `let_in`; takes over both descriptors."""
@@ -54,7 +54,7 @@ class NamespaceProcess:
 
     async def has_entered(self) -> bool:
         """Wait for bubblewrap's report; return whether there was a first process inside."""
-        await self._is_told.wait()
+        await self._is_reported.wait()
         return self.first_pid != 0
 
     def let_in(self) -> None:
@@ -117,7 +117,7 @@ class NamespaceProcess:
     def restored(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
         """Take over a command that another server started and let in; the descriptor is then its own."""
         self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
-        self._is_told.set()
+        self._is_reported.set()
         if is_left_alone:
             self._watch(first)
 
@@ -128,7 +128,7 @@ class NamespaceProcess:
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
             self.first = None
-        self._close_threshold()
+        self._close_proc_mount()
 
     def command_pid(self) -> int:
         """Return the pid of the command itself on the host; 0 until it has been started.
@@ -165,7 +165,7 @@ class NamespaceProcess:
     async def kill_all(self) -> None:
         """Kill the namespaces' first process, which ends all others, then bubblewrap; may be called twice."""
         # bubblewrap reports or dies soon; if it were killed before, it would leave its child to the host's init.
-        await self._is_told.wait()
+        await self._is_reported.wait()
         if self.first is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.first, signal.SIGKILL)
@@ -186,14 +186,14 @@ class NamespaceProcess:
         self._child.kill_group()
         await self._child.wait()
         self._release()
-        if self._will is not None:
-            self._will.unregister(self.first_pid)
+        if self._reaper is not None:
+            self._reaper.unregister(self.first_pid)
         self._close_gate()
         self._close_maker()
-        self._close_threshold()
+        self._close_proc_mount()
 
     def _kill_by_number(self) -> None:
-        """Kill the first process by pid, where there are no pidfds. The pid is its own while an unreaped parent has it."""
+        """Kill the first process by pid, where there are no pidfds: while an unreaped parent has it, the pid is its own."""
         parent = self.pid
         for _ in range(self._hops):
             parent = only_child(parent)
@@ -203,14 +203,14 @@ class NamespaceProcess:
 
     def _release(self) -> None:
         # Unregister first, because after the release the pid may become another process's.
-        if self._will is not None:
-            self._will.unregister(-self.pid)
+        if self._reaper is not None:
+            self._reaper.unregister(-self.pid)
         self._child.release()
 
-    def _close_threshold(self) -> None:
-        if self.threshold is not None:
-            os.close(self.threshold)
-            self.threshold = None
+    def _close_proc_mount(self) -> None:
+        if self.proc_mount is not None:
+            os.close(self.proc_mount)
+            self.proc_mount = None
 
     def _close_gate(self) -> None:
         if self._gate is not None:
@@ -226,20 +226,20 @@ class NamespaceProcess:
         piece = os.read(info, 4096)
         self._info += piece
         try:
-            told = int(json.loads(self._info)["child-pid"])
+            reported_pid = int(json.loads(self._info)["child-pid"])
         except ValueError:  # incomplete, or empty because bubblewrap died
             if piece:
                 return
         else:
-            self._find_first(told)
+            self._find_first(reported_pid)
         # Not read to end of file, because what entered other namespaces before bubblewrap still holds the pipe.
         asyncio.get_running_loop().remove_reader(info)
         os.close(info)
-        self._is_told.set()
+        self._is_reported.set()
 
-    def _find_first(self, told: int) -> None:
+    def _find_first(self, reported_pid: int) -> None:
         """Find the first process. Behind hops bubblewrap reports a pid of another namespace, so follow the children."""
-        parent, first = self.pid, told
+        parent, first = self.pid, reported_pid
         for _ in range(self._hops):
             grandparent, parent = parent, only_child(parent)
             first = only_child(parent)
@@ -248,8 +248,8 @@ class NamespaceProcess:
         self.first_pid = first
         self.first = _open_child(first, of=parent)
         self._is_held = self.first is not None
-        if self._will is not None and self.first is not None:
-            self._will.register(first)
+        if self._reaper is not None and self.first is not None:
+            self._reaper.register(first)
         if not first:
             # It lives but cannot be found, so nothing else would ever end it.
             self._child.kill_group()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, backdrop
+from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, minimal_root
 from belljar.sandboxes.namespace.namespaces import (
     Layout,
     NamespaceLevel,
@@ -24,7 +24,7 @@ from belljar.sandboxes.namespace.namespaces import (
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
-from belljar.sandboxes.namespace.trial import BwrapTrial, advice, tell_bubblewrap, try_bubblewrap
+from belljar.sandboxes.namespace.trial import BwrapTrial, advice, bubblewrap_command, try_bubblewrap
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
 
@@ -45,7 +45,7 @@ class NamespaceSandbox:
         enforcement: Enforcement,
         *,
         place: NamespaceLevel,
-        lay: Callable[[Resources], Awaitable[Layout]],
+        prepare_layout: Callable[[Resources], Awaitable[Layout]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.spec = spec
@@ -54,7 +54,7 @@ class NamespaceSandbox:
         """The key under which it is deposited for the next server; empty if it is not."""
         self._tools = tools
         self._enforcement = enforcement
-        self._lay = lay
+        self._prepare_layout = prepare_layout
         self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
         self._branches: set[NamespaceSandbox] = set()
@@ -76,39 +76,39 @@ class NamespaceSandbox:
         """Start a command in new namespaces; return once they are made."""
         self._check_open()
         async with contextlib.AsyncExitStack() as resources:
-            ground = await self._lay(resources)
+            layout = await self._prepare_layout(resources)
             # Checked again, because after a close meanwhile nobody would end what is started now.
             self._check_open()
-            mapper = UserMapWriter(ground)
+            mapper = UserMapWriter(layout)
             resources.push_async_callback(mapper.aclose)
             with contextlib.ExitStack() as stack:
-                told = self._tell(ground, command, environment, pass_fds, stack)
-                told = told.after(mapper.words(stack))
-                process = await self._start(ground, told, (stdout, stderr), pass_fds, stack)
+                bwrap = self._bwrap_command(layout, command, environment, pass_fds, stack)
+                bwrap = bwrap.after(mapper.words(stack))
+                process = await self._start(layout, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 mapper.start()
             if process not in self._processes:
                 # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
                 self._check_open()
-            await self._let_in(process, ground, mapper)
+            await self._let_in(process, layout, mapper)
             return process
 
-    def _tell(
+    def _bwrap_command(
         self,
-        ground: Layout,
+        layout: Layout,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> BwrapTrial:
-        return tell_bubblewrap(self._tools.seal, self.spec, ground.footing, command, environment, stack)
+        return bubblewrap_command(self._tools.hardening, self.spec, layout.user_map, command, environment, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
         self._enforcement.bind(pid, is_alone=is_alone)
 
     def _complaint(self) -> str:
-        return try_bubblewrap(self._tools.bubblewrap, self._tools.seal)
+        return try_bubblewrap(self._tools.bubblewrap, self._tools.hardening)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -116,8 +116,8 @@ class NamespaceSandbox:
 
     async def _start(
         self,
-        ground: Layout,
-        told: BwrapTrial,
+        layout: Layout,
+        bwrap: BwrapTrial,
         streams: tuple[int, int],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
@@ -127,45 +127,45 @@ class NamespaceSandbox:
         info, info_end = _open_pipe(stack)
         gate_end, gate = _open_gate(stack)
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
-        if not ground.is_left_alone:
+        if not layout.is_left_alone:
             bubblewrap.append("--die-with-parent")
         # Do not make the command wait for a line on stdin if it has its own stdin.
-        waits = ground.changes_user or (self._tools.will is not None and told.stdin is None)
+        waits = layout.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
         child = await self._tools.start(
-            self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=waits),
+            self._enforcement.guarded([*layout.prefix, *bubblewrap, *bwrap.command], waits=waits),
             environment={},
             folder="/",
-            stdin=stdin if told.stdin is None else told.stdin,
+            stdin=stdin if bwrap.stdin is None else bwrap.stdin,
             stdout=streams[0],
             stderr=streams[1],
-            pass_fds=[*pass_fds, info_end, gate_end, *ground.descriptors, *told.descriptors],
+            pass_fds=[*pass_fds, info_end, gate_end, *layout.descriptors, *bwrap.descriptors],
         )
-        process = NamespaceProcess(child, hops=ground.hops, will=self._tools.will)
+        process = NamespaceProcess(child, hops=layout.hops, reaper=self._tools.reaper)
         process.listen(os.dup(info), os.dup(gate))
         if not self._is_closed:
             self._processes.append(process)
-        if ground.changes_user:
+        if layout.changes_user:
             # Set here what its children inherit, because the server may not limit another user's process later.
             self._enforcement.bind(child.pid, is_alone=False)
         with contextlib.suppress(BrokenPipeError):
             os.write(line, b"\n")
         return process
 
-    async def _let_in(self, process: NamespaceProcess, ground: Layout, mapper: UserMapWriter) -> None:
+    async def _let_in(self, process: NamespaceProcess, layout: Layout, mapper: UserMapWriter) -> None:
         if not await process.has_entered():
             await self._explain(process)
         await mapper.map(process.first_pid)
         # Nothing runs inside until its limits hold.
-        if not ground.changes_user:
+        if not layout.changes_user:
             with contextlib.suppress(ProcessLookupError):
                 # In nested user namespaces the kernel counts the processes of all, so where others enter there is no
                 # limit on their number here; `admit` sets it for each that enters.
-                self._bind(process.first_pid, is_alone=self._is_alone and not ground.has_to_settle)
-        if not ground.has_to_settle:
+                self._bind(process.first_pid, is_alone=self._is_alone and not layout.has_to_settle)
+        if not layout.has_to_settle:
             process.let_in()
         elif not await process.has_settled():
             await self._explain(process)
-        if ground.is_left_alone:
+        if layout.is_left_alone:
             await process.leave_alone()
 
     @property
@@ -184,7 +184,7 @@ class NamespaceSandbox:
         """Kill every process inside; return when they are gone. What holds branches or the spared open stays."""
         async with self._ending:
             if spare or self._branches:
-                await self._end_residents(spare, is_last=False)
+                await self._kill_inside(spare, is_last=False)
             else:
                 await self._end_all()
 
@@ -193,11 +193,11 @@ class NamespaceSandbox:
         self._is_closed = True
         async with self._ending:
             if self._branches:
-                await self._end_residents((), is_last=True)
+                await self._kill_inside((), is_last=True)
             else:
                 await self._finish()
 
-    async def _end_residents(self, spare: Collection[int], *, is_last: bool) -> None:
+    async def _kill_inside(self, spare: Collection[int], *, is_last: bool) -> None:
         # A branch is made by a child of the server that entered this namespace; while that starts, it is not known yet.
         async with self.branching:
             makers = [process.pid for branch in self._branches for process in branch.processes()]
@@ -308,7 +308,9 @@ class NestedSandbox(NamespaceSandbox):
         origin: NamespaceSandbox,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(tools, spec, enforcement, place=place, lay=self._lay_below, on_close=on_close)
+        super().__init__(
+            tools, spec, enforcement, place=place, prepare_layout=self._prepare_nested_layout, on_close=on_close
+        )
         self._origin = origin
         self._entrances: list[int] = []
         origin.adopt(self)
@@ -318,14 +320,14 @@ class NestedSandbox(NamespaceSandbox):
         """The sandbox it was branched from."""
         return self._origin
 
-    async def _lay_below(self, resources: Resources) -> Layout:
-        owner, stage, _ = self._origin.place
+    async def _prepare_nested_layout(self, resources: Resources) -> Layout:
+        owner, root_view, _ = self._origin.place
         async with self._origin.branching:
-            origin = ParentSandbox(self._origin.holder(), stage, resources)
+            origin = ParentSandbox(self._origin.holder(), root_view, resources)
             if not isinstance(self._origin, NestedSandbox):
-                return await origin.ground(self.place.user, owner)
+                return await origin.layout(self.place.user, owner)
             bubblewrap = self._tools.bubblewrap
-            return await origin.ground_out_of_sight(self.place.user, bubblewrap, backdrop(self.spec, bubblewrap))
+            return await origin.layout_out_of_sight(self.place.user, bubblewrap, minimal_root(self.spec, bubblewrap))
 
     def entrance(self) -> NamespaceEntry:
         """See `ForkedSandbox`."""
