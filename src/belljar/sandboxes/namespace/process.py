@@ -193,7 +193,7 @@ class NamespaceProcess:
         self._close_proc_mount()
 
     def _kill_by_number(self) -> None:
-        """Kill the first process by pid, where there are no pidfds: while an unreaped parent has it, the pid is its own."""
+        """Kill the first process by pid, where there are no pidfds. An unreaped parent that has it proves the pid."""
         parent = self.pid
         for _ in range(self._hops):
             parent = only_child(parent)
