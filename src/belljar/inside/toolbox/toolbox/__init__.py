@@ -7,12 +7,12 @@ name of a server, the name of a tool, and arguments; everything else is the host
 from .cells import watch_cells
 from .errors import ArgumentError, ToolError, ToolMissing, ToolRefused
 from .imports import connect, explain_imports
-from .results import CallAnswer, LargeResult, Media
+from .results import Answer, LargeResult, Media
 from .tools import Found, Tool, get, search, tool
 
 __all__ = [
     "ArgumentError",
-    "CallAnswer",
+    "Answer",
     "Found",
     "LargeResult",
     "Media",

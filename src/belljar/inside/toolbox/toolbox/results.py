@@ -88,7 +88,7 @@ class LargeResult:
         return f"<result of {self.size:,} bytes in {self.path}; .load() reads it>"
 
 
-class CallAnswer(dict):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 has no other way to say it
+class Answer(dict):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 has no other way to say it
     """A result that came with media."""
 
     media: list[Media]
@@ -134,7 +134,7 @@ def value_from(answer: dict[str, Any]) -> Any:
     if not answer.get("has_value"):
         return found[0] if len(found) == 1 else Parts(found)
     if isinstance(value, dict):
-        whole = CallAnswer(value)  # pyright: ignore[reportUnknownArgumentType]
+        whole = Answer(value)  # pyright: ignore[reportUnknownArgumentType]
         whole.media = found
         return whole
     return Parts([value, *found])
