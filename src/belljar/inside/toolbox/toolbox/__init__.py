@@ -11,8 +11,8 @@ from .results import Answer, LargeResult, Media
 from .tools import Found, Tool, get, search, tool
 
 __all__ = [
-    "ArgumentError",
     "Answer",
+    "ArgumentError",
     "Found",
     "LargeResult",
     "Media",
