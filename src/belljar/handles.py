@@ -154,7 +154,7 @@ class Askers:
             self._askers.discard(asker)
 
     def take_back(self) -> None:
-        """Withdraw the questions of all cells, because all of the session are being stopped."""
+        """Withdraw the questions of all cells, because every cell of the session is being stopped."""
         for asker in self._askers:
             asker.take_back()
 

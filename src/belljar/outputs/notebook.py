@@ -25,8 +25,8 @@ class NotebookCell:
     result: ExecutionResult | None
     events: Iterable[OutputEvent]
     is_undone: bool = False
-    fate: str = ""
-    """What happened to the execution, where there is no result."""
+    why_no_result: str = ""
+    """Why the execution has no result; empty when it has one."""
 
 
 def notebook_of(
@@ -99,7 +99,7 @@ def _ending(v4: Any, ran: NotebookCell, *, has_error: bool) -> list[Any]:
     """Return outputs that say how a cell ended, if it did not end by itself."""
     result = ran.result
     if result is None:
-        return [_notice(v4, ran.fate)] if ran.fate else []
+        return [_notice(v4, ran.why_no_result)] if ran.why_no_result else []
     if result.status not in BROKEN_OFF:
         return []
     cause = result.cause or result.error or result.status

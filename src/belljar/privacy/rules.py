@@ -10,7 +10,7 @@ from belljar.privacy import national_ids
 
 FORMS = ("email", "phone", "card", "iban", "national_id")
 TOKENS = {"email": "EMAIL", "phone": "PHONE", "card": "CARD", "iban": "IBAN", "id": "ID", "field": "FIELD"}
-"""The word in the token of each kind; `field` is for what a field's name gives away."""
+"""The word in the token of each kind; `field` is for values that are hidden because of their field's name."""
 
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 

@@ -54,7 +54,7 @@ def from_variables(variables: Mapping[str, str] = os.environ) -> Choice:
     return Choice(kind, named[kind])
 
 
-def asked(settings: Settings, kind: Kind, places: Mapping[str, str], operators: Choice) -> Choice:
+def requested_choice(settings: Settings, kind: Kind, places: Mapping[str, str], operators: Choice) -> Choice:
     """Return what a caller asks for, if the operator has it; blocks while conda's tools run."""
     place = places.get(_FIELDS[kind], "")
     if not place:

@@ -198,7 +198,7 @@ class ExecutorSurface:
     ) -> Fields:
         """Choose another environment, among those the operator has, for the rest of this connection."""
         places = {"conda_name": conda_name, "venv_path": venv_path, "uv_venv_path": uv_venv_path}
-        choice = await asyncio.to_thread(choices.asked, self._settings, type, places, self._operators)
+        choice = await asyncio.to_thread(choices.requested_choice, self._settings, type, places, self._operators)
         previous = self._choice(ctx)
         await self._open(choice)
         self._chosen[_connection(ctx)] = choice
