@@ -198,7 +198,7 @@ class KernelStarter:
         copy: KernelSnapshot | None = None,
         reseed: bool = False,
     ) -> tuple[Kernel, list[str]]:
-        """Return a kernel with the memory of another or of its snapshot `copy`, in a new sandbox; also what it lacks."""
+        """Return a kernel with the memory of another, or of its snapshot, in a new sandbox; also what it lacks."""
         provider = self.provider
         if not isinstance(kernel, IPythonKernel):
             raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
