@@ -31,16 +31,16 @@ class RemoteServer(ServerCalls):
     async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
         """Open a session on the server, and clear it and its forks when the block ends."""
         fields = await self.call("new_session", {"environment": environment})
-        family: list[RemoteSession] = []
-        handle = RemoteSession(self, str(fields["session_id"]), family)
+        handles: list[RemoteSession] = []
+        handle = RemoteSession(self, str(fields["session_id"]), handles)
         try:
             yield handle
         finally:
             # A server that cannot be reached ends the sessions by itself when nothing has used them for a while.
             with anyio.move_on_after(CLEAR_TIMEOUT_S, shield=True):
-                for member in [*family]:
+                for opened in [*handles]:
                     with contextlib.suppress(BelljarError):
-                        await member.aclose()
+                        await opened.aclose()
 
 
 # A server that makes its environment for the first session does not answer for minutes.

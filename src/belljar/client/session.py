@@ -32,15 +32,15 @@ class RemoteSession:
     """A `SessionHandle` of a session on a server."""
 
     def __init__(
-        self, server: ServerCalls, session_id: str, family: "list[RemoteSession]", forked: SessionFork | None = None
+        self, server: ServerCalls, session_id: str, handles: "list[RemoteSession]", forked: SessionFork | None = None
     ) -> None:
         self._server = server
         self._id = session_id
         self._forked = forked
         self._askers = Askers()
-        self._family = family
+        self._handles = handles
         """All handles that end with one block: the session that it opened and the forks of it."""
-        family.append(self)
+        handles.append(self)
 
     @property
     def id(self) -> str:
@@ -165,7 +165,7 @@ class RemoteSession:
         """See `SessionHandle`."""
         answer = await self._server.call("fork_session", {"session_id": self._id, "at": at, "reseed": reseed})
         forked = SessionFork.model_validate(answer)
-        return RemoteSession(self._server, forked.session_id, self._family, forked)
+        return RemoteSession(self._server, forked.session_id, self._handles, forked)
 
     async def rewind(self, to: str | int) -> Rewinding:
         """See `SessionHandle`."""
@@ -175,5 +175,5 @@ class RemoteSession:
         """See `SessionHandle`."""
         with contextlib.suppress(SessionNotFound):
             await self._server.call("clear_session", {"session_id": self._id})
-        if self in self._family:
-            self._family.remove(self)
+        if self in self._handles:
+            self._handles.remove(self)

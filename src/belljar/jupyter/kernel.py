@@ -135,31 +135,31 @@ class BelljarKernel(Kernel):
             case SessionEnded():
                 pass
 
-    def _on_started(self, begun: ExecutionStarted) -> None:
-        self._history.add(begun.count, begun.code)
-        if begun.is_own and self._current is not None:
-            self._cells[begun.execution_id] = self._current
+    def _on_started(self, started: ExecutionStarted) -> None:
+        self._history.add(started.count, started.code)
+        if started.is_own and self._current is not None:
+            self._cells[started.execution_id] = self._current
             return
         header = self._signed.msg_header("execute_request")
-        other = {"header": {**header, "msg_id": begun.execution_id, "session": "belljar", "username": "belljar"}}
-        self._others[begun.execution_id] = other
+        other = {"header": {**header, "msg_id": started.execution_id, "session": "belljar", "username": "belljar"}}
+        self._others[started.execution_id] = other
         self._publish_status("busy", "shell", parent=other)
-        self._publish_execute_input(begun.code, other, begun.count)
+        self._publish_execute_input(started.code, other, started.count)
 
-    def _on_output(self, said: ExecutionOutput) -> None:
-        cell = self._cells.get(said.execution_id)
-        if cell is not None and said.output == "error":
-            cell.error = said.content
-        if cell is not None and cell.is_silent and said.output not in KINDS:
+    def _on_output(self, event: ExecutionOutput) -> None:
+        cell = self._cells.get(event.execution_id)
+        if cell is not None and event.output == "error":
+            cell.error = event.content
+        if cell is not None and cell.is_silent and event.output not in KINDS:
             return
-        parent = cell.parent if cell is not None else self._others.get(said.execution_id) or self._parent_for(said)
-        content, topic = content_for(said, parent), self._topic(said.output)
-        more = {"metadata": said.metadata, "buffers": buffers_of(said)}
-        self._signed.send(self.iopub_socket, said.output, content, parent=parent, ident=topic, **more)
+        parent = cell.parent if cell is not None else self._others.get(event.execution_id) or self._parent_for(event)
+        content, topic = content_for(event, parent), self._topic(event.output)
+        more = {"metadata": event.metadata, "buffers": buffers_of(event)}
+        self._signed.send(self.iopub_socket, event.output, content, parent=parent, ident=topic, **more)
 
-    def _parent_for(self, said: ExecutionOutput) -> dict[str, Any]:
+    def _parent_for(self, event: ExecutionOutput) -> dict[str, Any]:
         """Return a made-up request as parent for what another front end's message to a widget led to."""
-        return {"header": {**self._signed.msg_header("comm_msg"), "msg_id": said.execution_id}}
+        return {"header": {**self._signed.msg_header("comm_msg"), "msg_id": event.execution_id}}
 
     def _on_ended(self, ended: ExecutionEnded) -> None:
         self.execution_count = ended.count
@@ -171,10 +171,10 @@ class BelljarKernel(Kernel):
         if (other := self._others.pop(ended.execution_id, None)) is not None:
             self._publish_status("idle", "shell", parent=other)
 
-    async def _ask(self, attached: AttachedSession, cell: FrontEndCell, asks: QuestionAsked) -> None:
-        text = await self._questions.ask(asks.prompt, cell.parent, cell.ident, is_password=asks.is_password)
+    async def _ask(self, attached: AttachedSession, cell: FrontEndCell, asked: QuestionAsked) -> None:
+        text = await self._questions.ask(asked.prompt, cell.parent, cell.ident, is_password=asked.is_password)
         with contextlib.suppress(BelljarError):
-            await attached.answer(asks.execution_id, text, asks.question)
+            await attached.answer(asked.execution_id, text, asked.question)
 
     # Requests of the front end
 
@@ -476,19 +476,19 @@ def received(kind: CommKind, request: dict[str, Any]) -> CommMessage:
     )
 
 
-def content_for(said: ExecutionOutput, request: dict[str, Any]) -> dict[str, Any]:
+def content_for(event: ExecutionOutput, request: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a widget's message as it goes to a front end.
 
     An `Output` widget names the request whose output it shows, so the request's id is filled in here.
     """
-    data = said.content.get("data")
+    data = event.content.get("data")
     state = cast("dict[str, Any]", data).get("state") if isinstance(data, dict) else None
     if not isinstance(state, dict) or cast("dict[str, Any]", state).get("msg_id") != _THIS_REQUEST:
-        return said.content
+        return event.content
     claimed = {**cast("dict[str, Any]", state), "msg_id": request.get("header", {}).get("msg_id", "")}
-    return {**said.content, "data": {**cast("dict[str, Any]", data), "state": claimed}}
+    return {**event.content, "data": {**cast("dict[str, Any]", data), "state": claimed}}
 
 
-def buffers_of(said: ExecutionOutput) -> list[bytes]:
+def buffers_of(event: ExecutionOutput) -> list[bytes]:
     """Return the binary parts of a comm message."""
-    return [base64.b64decode(buffer) for buffer in said.buffers]
+    return [base64.b64decode(buffer) for buffer in event.buffers]

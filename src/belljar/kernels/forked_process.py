@@ -191,7 +191,7 @@ async def ask_for_copy(
 ) -> None:
     """Ask a runner or a zygote to fork a copy that runs.
 
-    The copy stays in the same sandbox, or with `is_elsewhere` waits for `show_in` to name another one.
+    The copy stays in the same sandbox, or with `is_elsewhere` waits for `move_into_sandbox` to name another one.
     """
     message = {
         "op": "fork",
@@ -209,7 +209,7 @@ async def ask_for_copy(
     kept.close_child_end()
 
 
-async def show_in(
+async def move_into_sandbox(
     copy: Wire, branch: ForkedSandbox, sandbox: Sandbox, *, is_session: bool, is_held: bool = False
 ) -> None:
     """Have a copy enter a branch, which is opened first unless it is held open already.
@@ -293,7 +293,7 @@ class SnapshotProcess:
         return private_memory_mb(self.pid)
 
 
-def ours(copy: KernelSnapshot) -> SnapshotProcess:
+def as_snapshot_process(copy: KernelSnapshot) -> SnapshotProcess:
     """Return a snapshot as the class of this module; TypeError for another kernel's."""
     if not isinstance(copy, SnapshotProcess):
         raise TypeError(f"{copy!r} is a copy of another kind of kernel")
@@ -310,7 +310,7 @@ def check_copied(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
 
 
 @asynccontextmanager
-async def patience() -> AsyncGenerator[None]:
+async def copy_timeout() -> AsyncGenerator[None]:
     """Limit the wait for a session's answer, because its code may see to it that none comes."""
     try:
         async with asyncio.timeout(COPY_PATIENCE_S):

@@ -25,13 +25,13 @@ from belljar.kernels.forked_process import (
     ForkedProcess,
     ForkIdentity,
     SnapshotProcess,
+    as_snapshot_process,
     ask_for_copy,
     check_copied,
-    ours,
+    copy_timeout,
+    move_into_sandbox,
     parent_of,
-    patience,
     set_expendable,
-    show_in,
 )
 from belljar.kernels.handover_note import NoNoteFile, NoteFile
 from belljar.kernels.launch import (
@@ -392,14 +392,14 @@ class IPythonKernel:
         if copy is None:
             self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         try:
-            async with patience():
+            async with copy_timeout():
                 if copy is None:
                     await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
                     answer = self._copied(await self._requests.answer(protocol.ForkedMessage))
                 else:
-                    await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = self._copied(await ours(copy).wire.expect(protocol.ForkedMessage))
-            await show_in(wire, branch, sandbox, is_session=True)
+                    await ask_for_copy(as_snapshot_process(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
+                    answer = self._copied(await as_snapshot_process(copy).wire.expect(protocol.ForkedMessage))
+            await move_into_sandbox(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
         except BaseException:
@@ -417,7 +417,7 @@ class IPythonKernel:
         self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         wire = Wire(has_streams=False)
         try:
-            async with patience():
+            async with copy_timeout():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
                 answer = self._copied(await self._requests.answer(protocol.ForkedMessage))
@@ -432,8 +432,7 @@ class IPythonKernel:
     def _copied(self, answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
         """Return the answer; CopyRefused if the runner refused.
 
-        A fork that failed for want of processes is dropped from the incidents, because it was ours and not the
-        session's.
+        A fork that failed for want of processes is no incident of the session, because its code did not cause it.
         """
         if answer.error:
             self._incidents += [one for one in self.sandbox.incidents() if one.kind != "too_many_processes"]
@@ -445,11 +444,11 @@ class IPythonKernel:
 
     async def restore(self, copy: KernelSnapshot) -> "IPythonKernel":
         """See `ForkableKernel`. The snapshot stays and can be restored again."""
-        copy = ours(copy)
+        copy = as_snapshot_process(copy)
         change = ForkIdentity(folder=self.sandbox.workspace)
         wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
-            async with patience():
+            async with copy_timeout():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
                 self._copied(await copy.wire.expect(protocol.ForkedMessage))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
@@ -464,13 +463,13 @@ class IPythonKernel:
 
     async def _check_answers(self) -> None:
         """Have the kernel answer a request, before it takes the place of another one."""
-        async with patience():
+        async with copy_timeout():
             await self._requests.send({"op": "check", "code": ""}, protocol.CheckedMessage)
             await self._requests.answer(protocol.CheckedMessage)
 
     def forget(self, copy: KernelSnapshot) -> None:
         """End a snapshot, whose process ends when its wire closes."""
-        copy = ours(copy)
+        copy = as_snapshot_process(copy)
         if copy in self._snapshots:
             self._snapshots.remove(copy)
         copy.wire.close()
@@ -486,9 +485,9 @@ class IPythonKernel:
 
     async def kill(self) -> None:
         """See `Kernel`. Snapshots are spared."""
-        await self._kill_but(())
+        await self._kill_except(())
 
-    async def _kill_but(self, spared: Sequence[int]) -> None:
+    async def _kill_except(self, spared: Sequence[int]) -> None:
         # The pid of a snapshot that has ended may be that of any other process of the session by now.
         await self.sandbox.kill([*(copy.pid for copy in self._snapshots if copy.is_alive()), *spared])
 
@@ -498,7 +497,7 @@ class IPythonKernel:
         if isinstance(successor, IPythonKernel) and self.shares_sandbox(successor):
             keeper = [parent_of(successor._pid)] if isinstance(successor._process, ForkedProcess) else []
             spared = [successor._pid, *keeper]
-        await self._kill_but(spared)
+        await self._kill_except(spared)
         self._release()
 
     async def aclose(self) -> None:

@@ -36,9 +36,9 @@ _MAX_OUTPUT_TAIL = 2_000
 _HOLDER_GRACE_S = 2.0
 
 
-def runner_command(environment: Environment, part: str, *words: str) -> list[str]:
+def runner_command(environment: Environment, part: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of the runner, `part`, in the environment's Python."""
-    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *words]
+    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *arguments]
 
 
 def held_command(environment: Environment, command: Sequence[str], wire: Wire, kept: ForkedProcess) -> list[str]:
@@ -46,8 +46,8 @@ def held_command(environment: Environment, command: Sequence[str], wire: Wire, k
 
     The sandbox then outlives `command`, and so do snapshots in it; see `inside/runner/holder.py`.
     """
-    word = wire.word_of_peer({"type": "sync"}).hex()
-    arguments = (str(kept.child_end), str(wire.child_socket), word, str(int(kept.has_keeper)))
+    message = wire.encode_as_peer({"type": "sync"}).hex()
+    arguments = (str(kept.child_end), str(wire.child_socket), message, str(int(kept.has_keeper)))
     return [str(environment.python), "-I", "-S", str(RUNNER / "holder.py"), *arguments, *HOLD, *command]
 
 

@@ -150,7 +150,7 @@ class Wire:
             else:
                 return
 
-    def word_of_peer(self, message: dict[str, Any]) -> bytes:
+    def encode_as_peer(self, message: dict[str, Any]) -> bytes:
         """Return a message as the runner would write it, for `holder.py`, which cannot encode one itself."""
         content = json.dumps(message).encode()
         return BEGINS * self.in_packets + _LENGTH.pack(len(content)) + content

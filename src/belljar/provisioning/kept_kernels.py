@@ -15,7 +15,7 @@ from belljar.egress.session_sockets import SessionSocket
 from belljar.environments.base import Environment
 from belljar.errors import SandboxUnavailable
 from belljar.kernels.base import Kernel, KernelSnapshot
-from belljar.kernels.forked_process import ForkedProcess, SnapshotProcess, ours
+from belljar.kernels.forked_process import ForkedProcess, SnapshotProcess, as_snapshot_process
 from belljar.kernels.handover_note import NoteFile
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.wire import Wire
@@ -131,7 +131,7 @@ class KernelHandover:
         """See `Handover`. A snapshot ends with the server if its kernel's sandbox is not deposited."""
         deposit = Deposit({"place": "", "words": words})
         if isinstance(copy, SnapshotProcess):
-            if not (place := self._place_of(origin)):
+            if not (place := self._sandbox_key_of(origin)):
                 return
             fields = {"place": place, "pid": copy.pid, "lost": copy.lost, "words": words}
             deposit = Deposit(fields, copy.wire.descriptors)
@@ -248,7 +248,7 @@ class KernelHandover:
                 self._supervisor.drop(key)
             else:
                 copies.append(restored)
-        kernel.readopt_copies([ours(each.copy) for each in copies if each.copy is not None])
+        kernel.readopt_copies([as_snapshot_process(each.copy) for each in copies if each.copy is not None])
         return copies
 
     def _restore_copy(self, key: str, kernel: IPythonKernel) -> RestoredCopy | None:
@@ -259,7 +259,7 @@ class KernelHandover:
         wire = Wire(has_streams=False, kept=deposit.descriptors)
         try:
             wire.peer_pid = deposit.words["pid"]
-            if deposit.words["place"] == self._place_of(kernel) and not wire.is_hung_up():
+            if deposit.words["place"] == self._sandbox_key_of(kernel) and not wire.is_hung_up():
                 return RestoredCopy(deposit.words["words"], SnapshotProcess(wire, deposit.words["lost"]))
         except LookupError:
             wire.close()
@@ -270,7 +270,7 @@ class KernelHandover:
     def _left_copies(self, prefix: str) -> list[str]:
         return [key for key in self._supervisor.found if key.startswith(prefix) and self._supervisor.has(key)]
 
-    def _place_of(self, kernel: object) -> str:
+    def _sandbox_key_of(self, kernel: object) -> str:
         """Return the key of the sandbox that a kernel is in; empty where the sandbox is not deposited."""
         parts = _parts_of(kernel)
         return self._sandboxes.key_of(parts.sandbox.inner) if parts else ""

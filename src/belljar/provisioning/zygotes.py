@@ -16,7 +16,7 @@ from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.kernels import protocol
-from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, ask_for_copy, show_in
+from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, ask_for_copy, move_into_sandbox
 from belljar.kernels.ipython import IPythonKernel, meet_copy
 from belljar.kernels.launch import runner_command, session_environment
 from belljar.kernels.wire import Wire
@@ -86,7 +86,7 @@ class ZygoteProcess:
             async with self._forking:
                 self.forks += 1
                 await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True)
-            await show_in(copy, branch, sandbox, is_session=False, is_held=is_held)
+            await move_into_sandbox(copy, branch, sandbox, is_session=False, is_held=is_held)
             kernel = await meet_copy(copy, kept, sandbox, environment)
             branch.admit(kept.pid)
         except BaseException:

@@ -33,7 +33,7 @@ from belljar.sandboxes.child import open_pidfd
 # for this long after the reply, nothing more will.
 IDLE_GRACE_S = 5.0
 # How long to wait for output after "idle". It was seen 1 ms late, on a busy machine.
-STRAGGLING_S = 0.05
+LATE_OUTPUT_S = 0.05
 LOST = "\n[some output of this cell was lost: the kernel sent it faster than it could be read]\n"
 # What terminals send for Ctrl-D, and what kernels take for the end of input.
 _END_OF_INPUT = "\x04"
@@ -112,17 +112,17 @@ class JupyterKernel:
                         continue
                 yield event
         if not self._spec.is_python:
-            async for event in self._stragglers(cell):
+            async for event in self._late_events(cell):
                 yield event
         for event in cell.closing_events():
             yield event
         yield self._finished(cell, self._usage.cpu_s() - cpu_before_s)
 
-    async def _stragglers(self, cell: "_RunningCell") -> AsyncIterator[Event]:
+    async def _late_events(self, cell: "_RunningCell") -> AsyncIterator[Event]:
         """Yield what is sent after "idle", which should come last: Deno's kernel does not wait for its own sends."""
         with contextlib.suppress(TimeoutError, KernelDied):
             while True:
-                async with asyncio.timeout(STRAGGLING_S):
+                async with asyncio.timeout(LATE_OUTPUT_S):
                     message = await self._channels.receive()
                 for event in cell.events(message):
                     if not isinstance(event, InputRequest):  # the cell has ended and can no longer ask
