@@ -1,8 +1,15 @@
+from functools import partial
+from pathlib import Path
+
+import anyio
 import pytest
 
 from belljar.environments import Environment
+from belljar.environments.base import describe, inspect_interpreter
+from belljar.environments.managed import Recipe, prepare
 from belljar.errors import EnvironmentBroken
-from shared_environment import prepared_environment
+from local_index import IndexedPackages, LocalIndex
+from shared_environment import prepared_environment, settings_with
 
 # A file is one worker's: those that take longest come first, or the others would wait for them at the end.
 LONGEST = [
@@ -10,9 +17,9 @@ LONGEST = [
     "test_keep_alive.py",
     "test_transports.py",
     "test_session_packages.py",
-    "test_upstream_lives.py",
+    "test_upstream_connections.py",
     "test_faults.py",
-    "test_kernels_alike.py",
+    "test_kernel_conformance.py",
     "test_kernel_copies.py",
     "test_api.py",
     "test_mcp_conformance.py",
@@ -40,3 +47,34 @@ def default_environment() -> Environment:
         if "Failed to fetch" not in error.message:
             raise
         pytest.skip(f"no package index in reach: {error.message}")
+
+
+@pytest.fixture(scope="session")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> IndexedPackages:
+    folder = tmp_path_factory.mktemp("index")
+    # For the user of its own that uv has in a sandbox of a server run by root.
+    folder.chmod(0o755)
+    packages = LocalIndex(folder)
+    packages.add_wheel("house", "1.0", {"house.py": "floors = 1\n"})
+    cache = str(tmp_path_factory.mktemp("uv-cache"))
+    return IndexedPackages(packages, {"UV_DEFAULT_INDEX": packages.url, "UV_CACHE_DIR": cache})
+
+
+@pytest.fixture(scope="session")
+def small_environment(indexed: IndexedPackages, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with nothing but `house` 1.0."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "lock.txt").write_text("house==1.0\n")
+    recipe = Recipe("small", folder / "lock.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in indexed.variables.items():
+            patch.setenv(name, value)
+        python = anyio.run(partial(prepare, settings_with(data_directory=folder), recipe))
+    return describe("small", inspect_interpreter(python))
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    """The folder that packages of a session are installed into, which an install makes."""
+    (tmp_path / "session").mkdir()
+    return tmp_path / "session" / "layer"

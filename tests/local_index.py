@@ -6,6 +6,7 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -44,6 +45,14 @@ class LocalIndex:
         names = sorted({file, *(path.name for path in folder.iterdir() if path.suffix != ".html")})
         (folder / "index.html").write_text("".join(f'<a href="{each}">{each}</a>\n' for each in names))
         return folder / file
+
+
+@dataclass(frozen=True)
+class IndexedPackages:
+    """A local index, and the variables that make uv use it instead of the user's."""
+
+    packages: LocalIndex
+    variables: dict[str, str]
 
 
 def _digest(text: str) -> str:

@@ -40,7 +40,7 @@ __all__ = [
     "open_session",
 ]
 
-_HOMES = {
+_MODULES = {
     "belljar.api": ("Engine", "open_engine", "open_session"),
     "belljar.client": ("RemoteServer", "connect"),
     "belljar.errors": ("BelljarError",),
@@ -51,10 +51,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
-    if home is None:
+    module_name = next((module for module, names in _MODULES.items() if name in names), None)
+    if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module_name), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a person typed, as the answer to a form: for whoever has a line to type on and no form to show."""
+"""What a person typed, as the answer to a form: for front ends that have a line to type on and no form to show."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ _YES = frozenset({"y", "yes", "ok", "true", "allow", "accept"})
 
 
 def values_of(schema: Mapping[str, Any], text: str | None) -> dict[str, Any] | None:
-    """A typed line as the answer to a form; None declines.
+    """Return a typed line as the answer to a form; None declines.
 
     Consent takes a yes, a single field the text itself, and more than one field a JSON object.
     """

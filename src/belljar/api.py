@@ -48,7 +48,7 @@ async def open_engine(settings: Settings | None = None, **flags: object) -> Asyn
     given = given_flags(flags)
     if settings is None or given:
         settings = load_settings({**(dict(settings) if settings else {}), **given})
-    # Its sessions end with it: there is no next engine that would know of them.
+    # Sessions are not kept alive, because no later engine would know of them.
     async with open_runtime(settings.model_copy(update={"keep_alive": False})) as runtime:
         yield Engine(runtime)
 
@@ -85,7 +85,7 @@ class LocalSession:
         self._forked = forked
         self._askers = Askers()
         self._family = family
-        """All that end with one block: the session it opened and the forks of it."""
+        """All sessions that end with one `async with` block: the one that it opened, and the forks of it."""
         family.append(self)
 
     @property
@@ -115,15 +115,15 @@ class LocalSession:
     ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
         execution = await self._submit(code, timeout_s, on_input)
         with self._askers.of_cell(on_input) as asker:
-            async for event in self._said_by(execution, asker):
+            async for event in self._output_of(execution, asker):
                 yield event
         yield accepted(execution.result())
 
-    async def _said_by(self, execution: Execution, asker: Asker) -> AsyncGenerator[OutputEvent]:
+    async def _output_of(self, execution: Execution, asker: Asker) -> AsyncGenerator[OutputEvent]:
         journal = self._runtime.sessions.journal
         seen = 0
         while True:
-            # Asked first: what is said between the two questions is then found by the next look.
+            # Read before the events, so that output which comes in between is found in the next round.
             is_finished = execution.is_finished
             events = list(islice(journal.events(execution.id, seen), _BATCH))
             for event in events:
@@ -143,7 +143,7 @@ class LocalSession:
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""
         session = await self._session()
-        # Takes effect when this call first waits: by then the executions are interrupted.
+        # The askers are cancelled when this call first waits: by then the executions are interrupted.
         self._askers.take_back()
         return [execution.id for execution in await session.interrupt()]
 
@@ -200,7 +200,7 @@ class LocalSession:
 
     async def aclose(self) -> None:
         """See `SessionHandle`."""
-        # It may have expired or ended with the engine meanwhile.
+        # The session may have expired, or ended with the engine, meanwhile.
         with contextlib.suppress(SessionNotFound):
             await self._runtime.sessions.clear(self._id, PRINCIPAL)
         if self in self._family:
@@ -211,7 +211,7 @@ class LocalSession:
 
 
 async def _answer(execution: Execution, asker: Asker) -> bool:
-    """Answer a cell's question; whether it had one."""
+    """Answer a cell's question, and return whether it had one."""
     if (question := execution.question) is None:
         return False
     values, number = None, execution.questions

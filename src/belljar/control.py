@@ -1,8 +1,8 @@
-"""What operators ask of running servers: which sessions there are, for `belljar sessions` and `belljar top`.
+"""The list of all sessions that running servers give to operators, for `belljar sessions` and `belljar top`.
 
-Each server answers at one socket that only its own user can open. The first message says what is wanted (`op`): a list
-of all sessions, which this module asks for and writes, or a hold on one session (`attachments/`). The socket is served
-in `attachments/server.py`.
+Each server listens on one socket that only its own user can open. The `op` of the first message says what is wanted: a
+list of all sessions, whose request and answer are in this module, or an attachment to one session (`attachments/`).
+`attachments/server.py` serves the socket.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from belljar import ipc
 from belljar.models import Model, SessionInfo
 
 if TYPE_CHECKING:
-    # Whoever only asks, as `belljar sessions` does, need not import the engine.
+    # A process that only asks, such as `belljar sessions`, need not import the engine.
     from belljar.sessions.registry import Registry
     from belljar.sessions.session import Session
 
@@ -49,33 +49,33 @@ async def _line(session: "Session") -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """One session, with what only operators see."""
+    """One session, with the fields that only operators see."""
 
     principal: str
     cpu_s: float
     """Processor time that its kernel has used."""
     read_at_s: float
-    """When that was, by the machine's monotonic clock."""
+    """When `cpu_s` was read, by the machine's monotonic clock."""
     info: SessionInfo
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """One server; `sessions` is None when it stays silent."""
+    """The answer of one server; `sessions` is None when it did not answer in time."""
 
     pid: int
     sessions: list[SessionLine] | None
 
 
 async def ask_servers(data_directory: Path) -> list[ServerAnswer]:
-    """Every server that uses this data directory."""
+    """Ask every server that uses this data directory, and return their answers."""
     paths = await asyncio.to_thread(server_sockets, data_directory)
     answers = await asyncio.gather(*map(_ask_server, paths))
     return [answer for answer in answers if answer is not None]
 
 
 async def ask_sessions(data_directory: Path) -> tuple[list[tuple[int, str, SessionInfo]], list[int]]:
-    """(server pid, principal, session) of the servers that use this data directory, and the pids that stay silent."""
+    """Return (server pid, principal, session) of all servers of a data directory, and the pids that did not answer."""
     servers = await ask_servers(data_directory)
     found = [(server.pid, line.principal, line.info) for server in servers for line in server.sessions or []]
     return found, [server.pid for server in servers if server.sessions is None]
@@ -89,7 +89,7 @@ async def _ask_server(path: Path) -> ServerAnswer | None:
     except TimeoutError:
         return ServerAnswer(pid, None)
     except (OSError, ipc.Malformed):
-        return None  # a server that was killed leaves its socket behind, and one that ends may do so meanwhile
+        return None  # the socket of a server that was killed, or that ends at this moment
     return ServerAnswer(pid, [_read(line) for line in lines])
 
 

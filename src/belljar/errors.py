@@ -179,7 +179,7 @@ class KernelDied(EngineError):
 
 
 def named_error(text: str, hint: str = "") -> BelljarError:
-    """The error that "code: message" stands for, where one came as text from another process."""
+    """Return the error that "code: message" stands for, where one came as text from another process."""
     code, _, message = text.partition(": ")
     kind = _KINDS.get(code)
     return kind(message, hint=hint) if kind is not None else EngineError(text, hint=hint)

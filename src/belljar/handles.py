@@ -1,4 +1,4 @@
-"""A session as Python code holds it: one shape, whether the engine runs here (`api.py`) or elsewhere (`client/`).
+"""A session as Python code holds it: one interface, whether the engine runs here (`api.py`) or elsewhere (`client/`).
 
 Knows neither of the two. Code that raises is a result; what belljar refuses is raised as the error it names.
 """
@@ -125,7 +125,7 @@ class Asker:
         self._scope = anyio.CancelScope()
 
     async def ask(self, prompt: str) -> str | None:
-        """The answer; None when there is nobody to give it, or no need for it any more."""
+        """Return the answer; None when there is nobody to give it, or no need for it any more."""
         if self._on_input is None or self._scope.cancel_called:
             return None
         with anyio.CancelScope() as self._scope:
@@ -133,7 +133,7 @@ class Asker:
         return None
 
     def take_back(self) -> None:
-        """The cell is being stopped: neither this question nor a later one needs an answer."""
+        """Withdraw the current question and all later ones, because the cell is being stopped."""
         self._scope.cancel()
 
 
@@ -145,7 +145,7 @@ class Askers:
 
     @contextmanager
     def of_cell(self, on_input: OnInput | None) -> Generator[Asker]:
-        """While a cell is followed."""
+        """Yield an asker for the time that a cell is followed."""
         asker = Asker(on_input)
         self._askers.add(asker)
         try:
@@ -154,18 +154,18 @@ class Askers:
             self._askers.discard(asker)
 
     def take_back(self) -> None:
-        """Every cell of the session is being stopped."""
+        """Withdraw the questions of all cells, because every cell of the session is being stopped."""
         for asker in self._askers:
             asker.take_back()
 
 
 def as_list(packages: Sequence[str]) -> list[str]:
-    """The packages; a single one may stand alone, rather than be taken for a list of its letters."""
+    """Return the packages as a list; a single one may be a string, which is not taken for a list of its letters."""
     return [packages] if isinstance(packages, str) else [*packages]
 
 
 def accepted(result: ExecutionResult) -> ExecutionResult:
-    """The result of a cell that had its turn; one that was refused is raised as the error it names."""
+    """Return the result of a cell that had its turn; for one that was refused, raise the error that it names."""
     if result.status == "rejected":
         raise named_error(result.error or "the cell was refused")
     return result

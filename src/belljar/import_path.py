@@ -1,8 +1,8 @@
-"""Takes the working directory off the paths that our own commands import modules and start programs from.
+"""Takes the working directory off the paths from which our own commands import modules and start programs.
 
 `python -m` puts it in front of everything, and an empty entry in PYTHONPATH or PATH means it too. A folder that
-somebody else filled would then decide what `import typer` is. What Python itself imports before it comes to us can be
-kept from there by `python -P -m belljar` only; the `belljar` script needs nothing of it.
+somebody else filled would then decide what `import typer` is. What Python itself imports before it runs our code is
+kept from there only by `python -P -m belljar`; the `belljar` script does not need that.
 """
 
 import itertools
@@ -11,9 +11,9 @@ import sys
 
 
 def leave_working_directory() -> None:
-    """Do so if this process is one of our commands; the paths of a program that imports us are its own."""
-    # While Python looks for the module of -m, this is all there is in its place.
-    is_module = sys.argv[:1] == ["-m"] and _is_asked_for("belljar")
+    """Take it off the paths if this process is one of our commands; a program that imports us keeps its paths."""
+    # While Python looks for the module of -m, argv has only "-m" in place of the module's path.
+    is_module = sys.argv[:1] == ["-m"] and _is_module_argument("belljar")
     if not is_module and not (sys.argv and os.path.basename(sys.argv[0]).startswith("belljar")):  # noqa: PTH119
         return
     if is_module and not sys.flags.safe_path:
@@ -27,7 +27,7 @@ def leave_working_directory() -> None:
         os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
 
 
-def _is_asked_for(name: str) -> bool:
+def _is_module_argument(name: str) -> bool:
     words = sys.orig_argv
     return f"-m{name}" in words or any(
         word.startswith("-") and word.endswith("m") and following == name
@@ -36,7 +36,7 @@ def _is_asked_for(name: str) -> bool:
 
 
 def _relative(path: str) -> set[str]:
-    """The folders that a search path names by where the process is, and not also by their own path."""
+    """Return the folders that a search path names only relative to the working directory, not by their whole path."""
     entries = path.split(os.pathsep) if path else []
     whole = {entry for entry in entries if os.path.isabs(entry)}  # noqa: PTH117
     return {os.path.abspath(entry) for entry in entries if entry not in whole} - whole  # noqa: PTH100

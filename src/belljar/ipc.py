@@ -1,12 +1,13 @@
 """JSON messages over UNIX sockets: addresses, listening sockets, peers, and a bounded reader.
 
 A message is one line of JSON. The operator's socket (`control.py`, `attachments/`), the tool server
-(`toolbox/session_server.py`) and the package desk (`provisioning/package_server.py`) speak through here. What comes
-from a session is hostile, so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never
+(`toolbox/session_server.py`) and the package server (`provisioning/package_server.py`) speak through here. A session's
+messages are hostile input, so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never
 another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer sends uninvited.
 
-Two wires are not here. Packets with descriptors are in `inside/supervisor/packets.py`, one file for both ends, because
-the supervisor runs without belljar's modules. The kernel's frames are in `kernels/wire.py`, because they are binary.
+Two protocols are not here. Packets with descriptors are in `inside/supervisor/packets.py`, one file for both ends,
+because the supervisor runs without belljar's modules. The kernel's frames are in `kernels/wire.py`, because they are
+binary.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ Message = TypeVar("Message")
 
 
 class Malformed(ValueError):
-    """What a peer sent is no message: wrong JSON, of another form, too long, or cut off."""
+    """Raised when what a peer sent is no message: no JSON, JSON of another form, too long, or cut off."""
 
 
 # Addresses
@@ -43,7 +44,7 @@ class Malformed(ValueError):
 def reachable(path: Path) -> Generator[str]:
     """Return an address for the socket at `path`, to bind or to connect, however long the path is.
 
-    An address holds 107 bytes. Linux finds the folder by a descriptor instead, which is open during the block.
+    An address holds 107 bytes at most. On Linux this one names the folder by a descriptor, open during the block.
     """
     if sys.platform != "linux":
         yield str(path)
@@ -56,7 +57,7 @@ def reachable(path: Path) -> Generator[str]:
 
 
 def bind(listener: socket.socket, path: Path, mode: int = PRIVATE_MODE, *, replaces: bool = False) -> None:
-    """Bind a socket whose file has this mode and is never open to more users than that.
+    """Bind a socket to a file that has this mode and is at no moment open to more users than that.
 
     `replaces` removes the socket that an earlier process left at the path.
     """
@@ -68,7 +69,7 @@ def bind(listener: socket.socket, path: Path, mode: int = PRIVATE_MODE, *, repla
 
 
 def _bind(listener: socket.socket, address: str, mode: int) -> None:
-    # Linux gives the file the socket's own mode, less the umask; other systems refuse this.
+    # Linux gives the file the socket's own mode, less the umask; other systems refuse fchmod on a socket.
     with contextlib.suppress(OSError):
         os.fchmod(listener.fileno(), mode)
     listener.bind(address)
@@ -76,7 +77,7 @@ def _bind(listener: socket.socket, address: str, mode: int) -> None:
 
 
 def _set_mode(address: str, mode: int) -> None:
-    """Set the mode of a socket's file, but not of what a link leads to that a session has put in its place."""
+    """Set the mode of a socket's file, without following a link that a session may have put in its place."""
     if sys.platform != "linux":
         Path(address).chmod(mode, follow_symlinks=False)
         return
@@ -91,7 +92,7 @@ def _set_mode(address: str, mode: int) -> None:
 
 
 def connect(sock: socket.socket, path: Path) -> None:
-    """Connect to the socket at a path of the host's own."""
+    """Connect to the socket at a path that only the host can write."""
     with reachable(path) as address:
         sock.connect(address)
 
@@ -99,7 +100,7 @@ def connect(sock: socket.socket, path: Path) -> None:
 def connect_unlinked(sock: socket.socket, path: Path) -> None:
     """Connect to the socket at a path that a session can write; OSError (ENOTSOCK) when something else is there.
 
-    No link is followed, because one laid there by the session would lead to a socket of the host's.
+    It follows no link, because the session could make one that leads to a socket of the host.
     """
     if sys.platform != "linux":
         sock.connect(str(path))
@@ -118,7 +119,7 @@ def connect_unlinked(sock: socket.socket, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process that connected or listened, as the operating system vouches for it."""
+    """The process that connected or listened, as the kernel reports it."""
 
     pid: int
     """In the pid namespace of this process."""
@@ -126,7 +127,7 @@ class Peer:
 
 
 def peer_of(sock: socket.socket) -> Peer | None:
-    """Return who is at the other end; None on systems other than Linux, which have no common way to tell."""
+    """Return the process at the other end; None on systems other than Linux, which have no common way to tell."""
     if sys.platform != "linux":
         return None
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -138,13 +139,13 @@ def peer_of(sock: socket.socket) -> Peer | None:
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
-    """A line that was dropped. Its two ends are kept, to tell whose it was."""
+    """A line that was dropped. Its two ends are kept, so that the reader can tell which request it belonged to."""
 
     limit_bytes: int
     head: bytes
     tail: bytes
     was_given_up: bool = False
-    """Whether it was dropped because it took too long, not because it was too long."""
+    """Whether the reader dropped it because it took too long to arrive, not because it was too long."""
 
 
 Line = bytes | Overlong
@@ -164,11 +165,11 @@ class Lines:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nothing of the line is kept any more but its ends."""
+        """Whether only the two ends of the current line are kept."""
         return self._is_given_up or self.size > self._limit
 
     def give_up(self) -> None:
-        """Keep no more of the line that is not complete yet."""
+        """Drop the line that is not complete yet, and what still comes of it."""
         self._is_given_up = True
         self._drop(b"")
 
@@ -207,30 +208,30 @@ class Lines:
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as its line. Half a surrogate pair becomes a question mark, because UTF-8 has no form for it."""
+    """Return a message as a line. Half a surrogate pair becomes a question mark, because UTF-8 cannot encode it."""
     return json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 class MessageStream:
-    """Messages over one connection, both ways."""
+    """Sends and receives messages over one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._sending = asyncio.Lock()
-        # `drain` then returns when nothing is left in this process, so an abort loses nothing that was sent.
+        # With this limit `drain` returns only when nothing is buffered here, so an abort loses nothing that was sent.
         writer.transport.set_write_buffer_limits(high=0)
 
     @property
     def peer(self) -> Peer | None:
-        """Who is at the other end; see `peer_of`."""
+        """The process at the other end; see `peer_of`."""
         return peer_of(self._writer.get_extra_info("socket"))
 
     async def receive(self, read: Callable[[bytes], Message]) -> Message:
-        """Return the next message, which `read` makes of JSON; OSError when the peer is gone.
+        """Return the next message, as `read` parses it from JSON; OSError when the peer is gone.
 
-        `read` checks the form and raises ValueError, as pydantic's `validate_json` does. `Malformed` when it does, or
-        when no whole message came; the stream must be closed then, because where the next one begins is not known.
+        `read` checks the form and raises ValueError, as pydantic's `validate_json` does. Raise `Malformed` when it
+        does, or when no whole message came; close the stream then, because nobody knows where the next one begins.
         """
         try:
             line = await self._reader.readuntil(b"\n")
@@ -248,7 +249,7 @@ class MessageStream:
     async def send(self, message: Any) -> None:
         """Send a message, and return when the kernel has all of it; OSError when the peer is gone.
 
-        One message at most waits in this process for a peer that does not read. Bound the time with `asyncio.timeout`.
+        At most one message waits in this process for a peer that does not read. Bound the time with `asyncio.timeout`.
         """
         line = encode(message)
         async with self._sending:
@@ -256,12 +257,12 @@ class MessageStream:
             await self._writer.drain()
 
     def close(self) -> None:
-        """Close at once; may be called twice. What was not read from the peer is dropped."""
+        """Close the connection at once and drop what was not read from the peer; may be called twice."""
         self._writer.transport.abort()
 
 
 class Conversations:
-    """The connections that are being served, so many at most, ended together."""
+    """The tasks that serve connections: a limited number, cancelled together."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -272,31 +273,31 @@ class Conversations:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room even to tell another one so."""
+        """Whether the limit is reached, so that another connection gets no task, not even to be told so."""
         return len(self._tasks) >= self._most
 
     def start(self, conversation: Coroutine[None, None, None]) -> None:
-        """Serve one connection."""
+        """Serve one connection in a task."""
         task = asyncio.get_running_loop().create_task(conversation)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """End every one of them."""
+        """Cancel all tasks and wait for them."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 Converse = Callable[[MessageStream], Coroutine[None, None, None]]
-"""Serves one connection until it returns; a stream that is `Malformed` or lost needs no handling."""
+"""Serves one connection until it returns; it need not handle a stream that is `Malformed` or lost."""
 
 
 @asynccontextmanager
 async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int = 1_000) -> AsyncGenerator[None]:
     """Serve this user's processes at `path` until the block ends, each connection in a task of its own.
 
-    Connections beyond `most` are hung up on. The socket's file stays, for whoever removes the folder.
+    Connections beyond `most` are closed at once. The socket's file stays, for whoever removes the folder.
     """
     conversations = Conversations(most)
 
@@ -304,7 +305,7 @@ async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int =
         try:
             await converse(stream)
         except (OSError, Malformed):
-            pass  # hung up, or not one of ours
+            pass  # the peer hung up, or does not speak this protocol
         finally:
             stream.close()
 
@@ -314,7 +315,7 @@ async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int =
         else:
             conversations.start(run(MessageStream(reader, writer)))
 
-    # The address must hold until the end, because asyncio looks for the socket's file under it (from Python 3.13 on).
+    # `address` must stay valid until the end, because asyncio removes the socket's file by it (from Python 3.13 on).
     with socket.socket(socket.AF_UNIX) as listener, reachable(path) as address:
         _bind(listener, address, PRIVATE_MODE)
         server = await asyncio.start_unix_server(on_client, sock=listener, limit=limit_bytes)

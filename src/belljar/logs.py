@@ -1,8 +1,8 @@
 """The log: lines on stderr, as text or as JSON, with the ids of what they are about and nothing of what callers send.
 
 Our own lines are written with that in mind. Those of libraries are not: of them only warnings and errors are shown,
-without the texts they were given, and of an exception its type and where it was raised, but not its words. They
-have a line for each malformed request that anyone sends, so that of each kind only a few a minute are shown.
+without the texts they were given, and of an exception its type and where it was raised, but not its text. Libraries
+log a line for each malformed request that anyone sends, so only a few lines a minute of each kind are shown.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ _OURS: Final = "belljar"
 _WITHHELD: Final = "…"
 _PRINCIPAL_CHARACTERS: Final = 12
 _MOST_A_MINUTE: Final = 5
-"""Lines from one place in a library's code."""
+"""Lines that are shown from one place in a library's code."""
 _MOST_CHARACTERS: Final = 300
-"""Of a library's line: some have a header of a request in them."""
+"""Characters that are shown of a library's line, because some have a header of a request in them."""
 _MOST_PLACES: Final = 1_000
-# Controls, the line ends of Unicode, and what turns the direction of text around.
+# Control characters, Unicode's line ends, and what reverses the direction of text.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
 
@@ -42,7 +42,7 @@ _current: ContextVar[dict[str, str] | None] = ContextVar("belljar_log_ids", defa
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
-    """Log to stderr from here on; once a process."""
+    """Log to stderr from here on; called once in a process."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.addFilter(_is_for_the_log)
     handler.addFilter(_Repetitions())
@@ -51,14 +51,14 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
 
 
 def bind(*, principal: str = "", **ids: str) -> None:
-    """Every line from here on, in this task and those it starts, is about these."""
-    told = {**ids, "principal": pseudonym(principal)} if principal else ids
-    _current.set({**(_current.get() or {}), **told})
+    """Add these ids to every line from here on, in this task and those it starts."""
+    named_ids = {**ids, "principal": pseudonym(principal)} if principal else ids
+    _current.set({**(_current.get() or {}), **named_ids})
 
 
 @contextmanager
 def about(*, principal: str = "", **ids: str) -> Generator[None]:
-    """Lines inside are about these."""
+    """Add these ids to the lines that are logged inside the block."""
     before = _current.set(_current.get())
     bind(principal=principal, **ids)
     try:
@@ -69,26 +69,26 @@ def about(*, principal: str = "", **ids: str) -> Generator[None]:
 
 @lru_cache(maxsize=1_000)
 def pseudonym(principal: str) -> str:
-    """A principal as logs name it: the same one is always called the same, and it may be somebody's address."""
+    """Return the name of a principal in logs: always the same, and a hash, because it may be somebody's address."""
     return hashlib.sha256(principal.encode()).hexdigest()[:_PRINCIPAL_CHARACTERS]
 
 
 class TextLines(logging.Formatter):
-    """A line for people: level, logger, message."""
+    """Formatter of lines for people: level, logger, message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and below it where an exception was raised."""
-        # On one line, whatever is in it: a line break could make it look like two.
+        """Return the line, and below it where an exception was raised."""
+        # Control characters are escaped, because a line break in the message could make it look like two lines.
         message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], _message(record))
         line = f"{record.levelname} {record.name}: {message}"
         return "\n".join([line, *_raised(record)])
 
 
 class JsonLines(logging.Formatter):
-    """A line for programs: one JSON object."""
+    """Formatter of lines for programs: one JSON object each."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object; `exception` is there when one was raised."""
+        """Return the object; it has `exception` when one was raised."""
         fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -109,7 +109,7 @@ def _is_for_the_log(record: logging.LogRecord) -> bool:
 
 
 class _Repetitions(logging.Filter):
-    """Lets a few lines a minute through from each place in libraries, the next one with the number of those between."""
+    """Filter that lets a few lines a minute through from each place in libraries, and counts those left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 def _message(record: logging.LogRecord) -> str:
     if _is_ours(record):
         return record.getMessage()
-    # A library's first line says what happened; what follows, and the texts it was given, may be anyone's.
+    # A library's first line says what happened; what follows, and the texts it was given, may come from anyone.
     template = str(record.msg).partition("\n")[0]
     message = _filled(template, record.args) if record.args else template
     repeated = getattr(record, "repeated", 0)
@@ -152,7 +152,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _filled(template: str, given: tuple[object, ...] | Mapping[str, object]) -> str:
-    """The template with the numbers that it was given, and every text withheld."""
+    """Return the template with the numbers that it was given, and every text withheld."""
     values = iter(given if isinstance(given, tuple) else ())
 
     def fill(directive: re.Match[str]) -> str:
@@ -165,7 +165,7 @@ def _filled(template: str, given: tuple[object, ...] | Mapping[str, object]) -> 
 
 
 def _raised(record: logging.LogRecord) -> list[str]:
-    """The types of an exception and its causes, and the places they were raised at; never their texts."""
+    """Return the types of an exception and its causes, and the places they were raised at; never their texts."""
     error = record.exc_info[1] if record.exc_info else None
     lines: list[str] = []
     seen: set[int] = set()

@@ -1,10 +1,10 @@
-"""What this process has done, in numbers: counters and histograms that the other rooms add to as they go.
+"""What this process has done, in numbers: counters and histograms that the other packages add to.
 
-Plain numbers in memory, always on: adding takes half a microsecond. How they are shown is the business of
-`surfaces/operations.py`; what can be counted when it is asked for (sessions, memory) is not kept here. A label takes
-one of a few known values: never an id, a principal, a name from a call or anything else without bounds.
+Plain numbers in memory, always on: adding takes half a microsecond. `surfaces/operations.py` shows them; what can be
+counted when it is asked for (sessions, memory) is not kept here. A label takes one of a few known values: never an id,
+a principal, a name from a call or anything else without bounds.
 
-`prometheus_client` writes the text, and does not count. Its own counters would load it at start-up (40 ms), take two to
+`prometheus_client` writes the text, but does not count. Its own counters would load it at start-up (40 ms), take two to
 three times as long for each count, write bounds as `le="1.0"` where ours are `le="1"`, and add a `_created` series to
 each metric, which can be turned off only for the whole process, a host program's metrics included.
 """
@@ -29,7 +29,7 @@ class Counter:
         self.values: dict[Labels, int] = {(value,): 0 for value in known} if labels else {(): 0}
 
     def add(self, *labels: str) -> None:
-        """It happened once more."""
+        """Count one more event with these labels."""
         self.values[labels] = self.values.get(labels, 0) + 1
 
 
@@ -44,7 +44,7 @@ class Series:
 
 
 class Histogram:
-    """How long something took, by its labels."""
+    """How long something took, by its labels; `known` ones are shown from the start."""
 
     def __init__(
         self, name: str, meaning: str, labels: Labels = (), known: Iterable[str] = (), *, bounds: Sequence[float]
@@ -57,7 +57,7 @@ class Histogram:
         self.series: dict[Labels, Series] = {each: Series(len(self.bounds)) for each in names}
 
     def observe(self, seconds: float, *labels: str) -> None:
-        """It took this long."""
+        """Record how long one event with these labels took."""
         series = self.series.get(labels)
         if series is None:
             series = self.series[labels] = Series(len(self.bounds))

@@ -1,4 +1,4 @@
-"""What callers get back: the execution result and its parts, as every surface and the Python API speak of them."""
+"""What callers get back: the execution result and its parts, for every surface and for the Python API."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ State = Literal["kept", "rewound", "lost"]
 class Model(BaseModel):
     """A value: strict about unknown fields, so that a renamed one cannot vanish silently."""
 
-    # Made ready for checking when the first is checked: most runs meet few of them, and starting waits for none.
+    # Validators are built at their first use: most runs use few of them, and start-up need not wait for any.
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
@@ -114,11 +114,11 @@ class ExecutionResult(Model):
     sequence: int = 0
     session_info: SessionNotice | None = None
     calls: list[ToolCall] = []
-    """Of a cell that did not end well: the tools it had called by then."""
+    """The tools that a cell had called, if it did not end well."""
     not_undoable: str | None = None
     """Why `rewind_session` cannot undo this cell without those before it."""
     next: NextCall | None = None
-    """Of a cell that still runs, over MCP: the call that waits for the rest."""
+    """The MCP call that waits for the rest, if the cell still runs."""
 
 
 class Rewinding(Model):
@@ -126,9 +126,9 @@ class Rewinding(Model):
 
     session_id: str
     to: str
-    """The execution that it is now as it was before."""
+    """The session is now as it was before this execution."""
     undone: list[str]
-    """Executions that are as if they had not been, that one first."""
+    """The executions that are undone, that one first."""
     lost: list[str] = []
     """What did not come back: threads, processes and sockets of that time, and files that were not kept."""
 

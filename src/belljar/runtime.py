@@ -1,4 +1,8 @@
-"""All wiring, once: settings in, a running engine out. Surfaces, the CLI and the Python API start here."""
+"""The engine: opens everything that the settings call for, in order, and closes it again.
+
+The surfaces, the CLI and the Python API start here. Also owns the folder under `runs/` by which servers that share a
+data directory know each other.
+"""
 
 import asyncio
 import fcntl
@@ -46,16 +50,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Preparation:
-    """How far the configured environment is."""
+    """The state of the configured environment while it is prepared."""
 
     environment: Literal["pending", "ready", "broken"] = "pending"
     zygote: Literal["pending", "warm", "none"] = "pending"
-    """The process that sessions are forked from; none where there will not be any."""
+    """The state of the process that sessions are forked from; `none` where there will not be one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The engine."""
+    """The running engine, as surfaces use it."""
 
     settings: Settings
     provider: Provider
@@ -63,19 +67,19 @@ class Runtime:
     starter: KernelStarter
     preparation: Preparation
     handover: Handover
-    """How its sessions are handed to the next server, if they are."""
+    """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
 
 
 @asynccontextmanager
 async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
-    """Open the engine; everything it made is gone or released when it closes."""
-    # An environment that the settings name and this host does not have is said now, not to a session later.
+    """Open the engine; when it closes, everything it created is removed or released."""
+    # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
     guardrails = configured_guardrails(settings)
     settings = guardrails.settings
-    veils = Redactors(guardrails.sections, settings.secrets_file)
+    redactors = Redactors(guardrails.sections, settings.secrets_file)
     provider = open_provider(settings)
     if provider.warning:
         log.warning("%s", provider.warning)
@@ -86,55 +90,60 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
         open_journal(settings.data_directory / "journal.sqlite") as journal,
         _open_handover(settings, provider) as handover,
     ):
-        # Users of sessions pass through it to their folders.
+        # The sessions' users must be able to pass through this folder to their own.
         make_folder(sessions, way_mode())
-        roll = SessionRecords(journal, run.folder.name)
-        name, outlives = run.folder.name, handover.is_on
+        records = SessionRecords(journal, run.folder.name)
+        name, outlives_server = run.folder.name, handover.is_on
         async with (
-            open_toolbox(settings, _plot(run, handover)) as toolbox,
-            aclosing(KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives)) as starter,
+            open_toolbox(settings, _tree_directory(run, handover)) as toolbox,
+            aclosing(
+                KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives_server)
+            ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
-            # A Jupyter kernel that the settings name and this host does not have, likewise.
+            # Likewise for a Jupyter kernel that the settings name and this host does not have.
             starter.environments.check(settings.environment)
-            inheritance, left = Takeover(handover, starter, sessions), handover.left()
+            takeover, left = Takeover(handover, starter, sessions), handover.left()
             clean_up = partial(
                 recover,
                 journal,
-                roll,
+                records,
                 sessions,
                 run.living,
                 budget_chars=settings.output_budget_chars,
-                why_lost=inheritance.why_lost,
+                why_lost=takeover.why_lost,
             )
-            # Beside a server that has the supervisor: what is abandoned here may be what that one is taking over.
+            # Not beside another server that has the supervisor, because it may be taking over what looks abandoned.
             if handover.is_on or not settings.keep_alive:
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
-                open_registry(guardrails, veils, sessions, journal, roll, starter, handover) as registry,
+                open_registry(guardrails, redactors, sessions, journal, records, starter, handover) as registry,
                 serve_operators(run.folder, registry),
             ):
-                await inheritance.take_over_all(registry, run.living)
-                if left:  # what could not be taken over is recorded as lost
+                await takeover.take_over_all(registry, run.living)
+                if left:  # record what could not be taken over as lost
                     clean_up()
-                # The default environment is made while the client is still shaking hands.
+                # Prepare the default environment while the client still initializes its connection.
                 preparation = Preparation()
-                warming = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
+                preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
                     yield Runtime(settings, provider, registry, starter, preparation, handover, toolbox)
                 finally:
-                    warming.cancel()
+                    preparing.cancel()
 
 
 def configured_guardrails(settings: Settings) -> Guardrails:
-    """What the policy of the settings says, privacy included."""
+    """Return the rules of the policy that the settings name, privacy included."""
     return read_guardrails(settings, {SECTION: PrivacyRules})
 
 
 @contextmanager
 def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover]:
-    """How sessions outlive this server, where `keep_alive` is on and no other server has the supervisor."""
+    """Open the handover by which sessions outlive this server.
+
+    It is a `NoHandover` where `keep_alive` is off or another server has the supervisor.
+    """
     if not settings.keep_alive:
         yield NoHandover()
         return
@@ -148,23 +157,26 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
             yield KernelHandover(supervisor, provider.hand_over_with(supervisor))
 
 
-def _plot(run: "Run", handover: Handover) -> TreeDirectory:
-    """Where the toolbox's tree stands: sessions that outlive this server have it mounted."""
+def _tree_directory(run: "Run", handover: Handover) -> TreeDirectory:
+    """Return the directory of the toolbox's modules; it is deposited if sessions that mount it outlive this server."""
     if not handover.is_on:
         return TreeDirectory(run.folder.name, run.living)
     return TreeDirectory(run.folder.name, run.living, handover.deposit_tree, handover.has_any)
 
 
 def keeping_gap(provider: Provider) -> str:
-    """Why sandboxes cannot outlive the server; empty when they can."""
+    """Return why sandboxes cannot outlive the server; empty when they can."""
     if not isinstance(provider, HandoverProvider):
         return f"a sandbox of {provider.name} cannot be handed on from one server to the next, only one of namespaces"
     return "" if hasattr(os, "pidfd_open") else "this Python or Linux has no descriptors of processes (pidfd_open)"
 
 
 async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) -> None:
-    """Until it is done: a server that is not ready gets no calls, which would else be what tries again."""
-    told = ""
+    """Prepare the environment, and retry until it is ready.
+
+    Calls do not retry it, because a server that is not ready gets none.
+    """
+    logged = ""
     while preparation.environment != "ready":
         try:
             if not name.startswith(KERNEL_PREFIX):
@@ -172,26 +184,26 @@ async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) 
             preparation.environment = "ready"
         except BelljarError as error:
             preparation.environment = "broken"
-            # Told again, as its error, to every session that needs the environment.
-            if str(error) != told:
+            # Log each error once; every session that needs the environment gets it as an error anyway.
+            if str(error) != logged:
                 log.warning("environment %s: %s", name, error)
-            told = str(error)
+            logged = str(error)
             await asyncio.sleep(RETRY_S)
     preparation.zygote = "warm" if await starter.is_warm(name) else "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """This server among those that share a data directory."""
+    """This server's folder among those of the servers that share a data directory."""
 
     folder: Path
     living: frozenset[str]
-    """The names of the servers that run, this one's included."""
+    """The names of the servers that run, this one included."""
 
 
 @contextmanager
 def run_folder(data_directory: Path) -> Generator[Run]:
-    """A folder for this server alone, locked while it lives; folders of servers that are gone are removed."""
+    """Create a folder for this server, locked while it runs; remove the folders of servers that are gone."""
     runs = data_directory / "runs"
     folder = runs / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -212,7 +224,7 @@ def run_folder(data_directory: Path) -> Generator[Run]:
 
 
 def _living(runs: Path, *, own: str) -> list[str]:
-    """The other servers' folders; those that nobody holds any more are removed."""
+    """Return the folder names of the other servers that run; remove the folders whose lock nobody holds."""
     living: list[str] = []
     for folder in runs.iterdir():
         if folder.name == own:

@@ -1,4 +1,4 @@
-"""Spans for whoever has an OpenTelemetry SDK in this process; without one, next to nothing happens.
+"""OpenTelemetry spans, for processes that have an OpenTelemetry SDK; without one, next to nothing happens.
 
 A span says which session and execution, how it ended, how many and how long. It never holds code, values, the names of
 variables or files, or the text of an error: all of those are the caller's.
@@ -18,7 +18,7 @@ TRACE_PARENT: Final = "traceparent"
 _PREFIX: Final = "belljar."
 _METHOD: Final = re.compile(r"[A-Za-z_/]{1,64}")
 _tracer = trace.get_tracer("belljar")
-# W3C's, whatever the process propagates otherwise: that is what MCP has in `_meta`.
+# W3C's format, whatever the process propagates otherwise, because that is what MCP has in `_meta`.
 _trace_context = TraceContextTextMapPropagator()
 
 Value = str | int | float | bool
@@ -26,12 +26,12 @@ Value = str | int | float | bool
 
 @contextmanager
 def request_span(method: str, tool: str | None, parents: tuple[Mapping[str, object], ...]) -> Generator[Span]:
-    """Around one request; its parent is that of the first carrier that has one, or else the span around us."""
+    """Open a span around one request; its parent is in the first carrier that has one, or else the current span."""
     parent = _parent(parents)
     if parent is None and not _is_listening():
         yield trace.INVALID_SPAN
         return
-    # The method is the caller's word, and may be anything.
+    # The method comes from the caller, and may be anything.
     name = method if _METHOD.fullmatch(method) else "unknown"
     attributes: dict[str, Value] = {"mcp.method.name": name}
     if tool is not None:
@@ -82,7 +82,7 @@ def outgoing_span(method: str, target: str, request_id: int) -> Generator[dict[s
 
 
 def _is_listening() -> bool:
-    """Whether there is an SDK, or a span around us that a caller told of: spans of nobody take 40 µs a request."""
+    """Return whether there is an SDK, or a current span from a caller: spans that nobody reads take 40 µs a request."""
     has_sdk = not isinstance(_tracer, trace.ProxyTracer) or not isinstance(
         trace.get_tracer_provider(), trace.ProxyTracerProvider
     )
@@ -94,28 +94,28 @@ def _parent(carriers: tuple[Mapping[str, object], ...]) -> Context | None:
         header = carrier.get(TRACE_PARENT)
         if isinstance(header, str):
             state = carrier.get("tracestate")
-            told = {TRACE_PARENT: header, **({"tracestate": state} if isinstance(state, str) else {})}
-            context = _trace_context.extract(told, Context())
+            fields = {TRACE_PARENT: header, **({"tracestate": state} if isinstance(state, str) else {})}
+            context = _trace_context.extract(fields, Context())
             if trace.get_current_span(context).get_span_context().is_valid:
                 return context
     return None
 
 
 def fail(span: Span, kind: str) -> None:
-    """Mark what it is about as failed, with a word of ours and no more."""
+    """Mark a span as failed, with one of our own names for the failure and no other text."""
     span.set_attribute("error.type", kind)
     span.set_status(StatusCode.ERROR)
 
 
 def fail_if_unset(span: Span, kind: str) -> None:
-    """The same, unless what failed has been told more precisely already."""
-    told: object = getattr(span, "attributes", None)
-    if not isinstance(told, Mapping) or "error.type" not in told:
+    """Mark a span as failed, unless it has a more precise failure already."""
+    attributes: object = getattr(span, "attributes", None)
+    if not isinstance(attributes, Mapping) or "error.type" not in attributes:
         fail(span, kind)
 
 
 def annotate(**ids: str) -> None:
-    """Say what the current request is about."""
+    """Add ids to the span of the current request."""
     span = trace.get_current_span()
     if span.is_recording():
         for name, value in ids.items():
@@ -123,12 +123,12 @@ def annotate(**ids: str) -> None:
 
 
 def note_failure(kind: str) -> None:
-    """The current request was refused, for a reason that has a code."""
+    """Mark the current request as refused; `kind` is the error's code."""
     fail(trace.get_current_span(), kind)
 
 
 class ExecutionSpan:
-    """One execution's, from its submission to its end; the request that submitted it is its parent, and may be over."""
+    """The span of one execution, from its submission to its end; its parent, the submitting request, may be over."""
 
     def __init__(self, session_id: str, execution_id: str, number: int) -> None:
         self._span = trace.INVALID_SPAN
@@ -143,14 +143,14 @@ class ExecutionSpan:
         self._span = _tracer.start_span("belljar.execution", attributes=attributes)
 
     def start(self) -> None:
-        """Its turn has come. Called in a task of its own, which it is the current span of from here on."""
+        """Record that the execution's turn has come, and make this the current span of the task, which is its own."""
         if self._span is trace.INVALID_SPAN:
             return
         attach(trace.set_span_in_context(self._span))
         self._span.add_event("turn")
 
     def finish(self, status: str, *, is_failure: bool, **numbers: float) -> None:
-        """It is over."""
+        """End the span, with how the execution ended."""
         span = self._span
         if span.is_recording():
             span.set_attribute(f"{_PREFIX}status", status)
@@ -161,7 +161,7 @@ class ExecutionSpan:
         span.end()
 
     def link(self) -> None:
-        """The current request is about it too: one that waits for it, answers it or stops it."""
+        """Link the current request, which waits for the execution, answers it or stops it, to this span."""
         current = trace.get_current_span()
         mine = self._span.get_span_context()
         if current.is_recording() and mine.is_valid:
@@ -184,7 +184,7 @@ def within_trace(context: Context) -> Generator[None]:
 
 
 def current_ids() -> dict[str, str]:
-    """The trace and the span around us, for log lines; nothing where there is none."""
+    """Return the ids of the current trace and span, for log lines; empty where there is none."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return {}

@@ -13,6 +13,7 @@ from belljar.attachments.local import MOST_WAITING_BYTES, CommViews
 from belljar.attachments.messages import CommHeard, ExecutionEnded, ExecutionOutput, ExecutionStarted, SessionEvent
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions import session_kernel
@@ -204,7 +205,9 @@ async def test_a_callback_that_never_ends_does_not_cost_the_next_server_the_sess
             pass
         hearing.cancel()  # as if the server that listens were gone
         async with session.turn:
-            await session.session_kernel.catch_up()
+            kernel = session.session_kernel.kernel
+            assert isinstance(kernel, IPythonKernel)
+            await session.session_kernel.catch_up(kernel)
     after = (await _ran(session, "kept")).result()
     assert (after.status, after.result) == ("ok", "1")
 

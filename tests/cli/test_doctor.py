@@ -13,7 +13,7 @@ from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
 from belljar.sandboxes.namespace.provider import NamespaceProvider
-from brought_sandboxes import shelf_on_path
+from provider_packages import packages_on_path
 
 Run = Callable[..., Any]
 
@@ -217,9 +217,9 @@ def test_a_policy_and_servers_that_are_not_in_order_fail(
 def test_providers_of_packages_are_named_but_not_imported_unless_they_are_configured(
     findings: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = shelf_on_path(tmp_path / "shelf", monkeypatch)
-    shelf.bring("acme", "raise AssertionError('it was imported')")
-    shelf.bring("gvisor", "raise AssertionError('it was imported')", package="false-friend")
+    packages = packages_on_path(tmp_path / "packages", monkeypatch)
+    packages.bring("acme", "raise AssertionError('it was imported')")
+    packages.bring("gvisor", "raise AssertionError('it was imported')", package="false-friend")
     found = findings()
     assert found["code"] == 0
     assert found["sandbox/acme"]["status"] == "ok"

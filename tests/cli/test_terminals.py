@@ -106,7 +106,7 @@ def on_terminal(*words: str, cwd: Path | None = None, **variables: object) -> Sc
 
 
 @dataclass
-class Estate:
+class HostileServer:
     """A server whose principal, code and output are hostile."""
 
     data: Path
@@ -114,7 +114,9 @@ class Estate:
 
 
 @pytest.fixture(scope="module")
-async def estate(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Estate]:
+async def hostile_server(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[HostileServer]:
     data = tmp_path_factory.mktemp("data")
     data.chmod(0o711)
     async with open_runtime(settings_in(data, default_environment)) as runtime:
@@ -123,7 +125,7 @@ async def estate(default_environment: Environment, tmp_path_factory: pytest.Temp
             session, f"# {HOSTILE.replace(chr(0x2028), '')}\nprint({HOSTILE!r})\nraise ValueError({HOSTILE!r})"
         )
         await execute(session, "import os\nos._exit(3)")
-        yield Estate(data, session.id)
+        yield HostileServer(data, session.id)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +139,10 @@ async def estate(default_environment: Environment, tmp_path_factory: pytest.Temp
     ],
 )
 async def test_what_a_session_chose_does_not_act_through_commands_that_look_at_it(
-    estate: Estate, words: list[str]
+    hostile_server: HostileServer, words: list[str]
 ) -> None:
-    words = [estate.session_id if word == "SESSION" else word for word in words]
-    screen = await asyncio.to_thread(on_terminal, *words, BELLJAR_DATA_DIRECTORY=estate.data)
+    words = [hostile_server.session_id if word == "SESSION" else word for word in words]
+    screen = await asyncio.to_thread(on_terminal, *words, BELLJAR_DATA_DIRECTORY=hostile_server.data)
     assert screen.acting() == []
     assert len(screen.text) > 20
 

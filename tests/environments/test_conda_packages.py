@@ -19,7 +19,6 @@ import platformdirs
 import pytest
 from anyio import to_thread
 from conda_channel import PLACEHOLDER, Channel, compiled, python_package
-from confined import open_workshop
 from mcp import Client
 from packaging.requirements import Requirement
 
@@ -47,6 +46,7 @@ from belljar.settings import EnvironmentEntry, Settings
 from belljar.surfaces.server import build_server
 from local_index import LocalIndex
 from shared_environment import settings_with, shared_settings
+from uv_sandboxes import open_uv_sandbox
 
 _POND = """
 import ctypes, pathlib
@@ -170,7 +170,7 @@ def _share_support(data: Path) -> None:
 @pytest.fixture(scope="module")
 def wheels(town: Town) -> OpenUv:
     """Installs in a sandbox, with the wheels of the index."""
-    return open_workshop().uv_for("s1")
+    return open_uv_sandbox().uv_for("s1")
 
 
 @pytest.mark.anyio
@@ -340,7 +340,7 @@ async def test_without_the_extra_there_are_wheels_and_the_way_to_more(
 async def test_sessions_use_them_sealed_off_and_their_forks_too(
     town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    open_workshop()  # skips where nothing can be sealed off
+    open_uv_sandbox()  # skips where nothing can be sealed off
     data = tmp_path / "data"
     _share_support(data)
     entry = {"kind": "conda", "path": str(town.prefix)}
@@ -375,7 +375,7 @@ async def test_sessions_use_them_sealed_off_and_their_forks_too(
 
 @pytest.mark.anyio
 async def test_the_executor_surface_has_them_too(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_workshop()
+    open_uv_sandbox()
     _share_support(tmp_path / "data")
     monkeypatch.setenv("CONDA_ENV_NAME", str(town.prefix))
     settings = settings_with(

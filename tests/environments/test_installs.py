@@ -7,13 +7,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from confined import open_workshop
 
 from belljar.environments import packages
 from belljar.environments.base import Environment
 from belljar.environments.packages import InstallOutcome, as_fields, check_installed
 from belljar.errors import InvalidArgument
 from local_index import LocalIndex
+from uv_sandboxes import open_uv_sandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ def install(request: pytest.FixtureRequest, index: LocalIndex) -> Install:
     """uv's two places."""
     if request.param == "host":
         return packages.install
-    return partial(packages.install, open_uv=open_workshop().uv_for("s1"))
+    return partial(packages.install, open_uv=open_uv_sandbox().uv_for("s1"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ import re
 import time
 
 import pytest
-from cells import Outcome, Place, interrupt_when_started, run, shared_id, speak_between_cells
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Completeness, Kernel
 from belljar.outputs.events import ClearOutput, DisplayData, Event, InputRequest, Stream
+from cells import Outcome, Place, interrupt_when_started, run, shared_id, speak_between_cells
 
 pytestmark = pytest.mark.anyio
 

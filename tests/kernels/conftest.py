@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cells import ForkingPlace, Place, open_forking_place, shared_id, usable
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
+from cells import ForkingPlace, Place, open_forking_place, shared_id, usable
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from cells import Outcome, Place, run, usable
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Raised
+from cells import Outcome, Place, run, usable
 
 pytestmark = pytest.mark.anyio
 

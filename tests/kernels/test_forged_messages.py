@@ -4,12 +4,12 @@ import asyncio
 import json
 
 import pytest
-from cells import Place, run
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
+from cells import Place, run
 from sandboxes.escape_attempts import FORGER, SPIN
 from waiting import until
 

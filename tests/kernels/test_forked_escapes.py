@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from cells import ForkingPlace, run
 
 from belljar.kernels.base import Kernel
+from cells import ForkingPlace, run
 from sandboxes.escape_attempts import ATTEMPTS, PRELUDE, Attempt
 
 pytestmark = pytest.mark.anyio

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
-from cells import ForkingPlace, interrupt_when_started, open_forking_place, run
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Event, InputRequest
+from cells import ForkingPlace, interrupt_when_started, open_forking_place, run
 
 pytestmark = pytest.mark.anyio
 

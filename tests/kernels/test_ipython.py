@@ -3,13 +3,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cells import DEADLINE_S, Place, interrupt_when_started, open_place, run
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.kernels import ipython
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Event, Stream
+from cells import DEADLINE_S, Place, interrupt_when_started, open_place, run
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cells import Place, interrupt_when_started, kernelspecs, run
 
 from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken, KernelDied, KernelStartFailed
@@ -19,6 +18,7 @@ from belljar.kernels.jupyter import KernelSpec, find_kernelspec, kernel_readable
 from belljar.kernels.jupyter import kernel as kernel_module
 from belljar.kernels.jupyter.messages import DisplayContent, Message, MessageSigner
 from belljar.outputs.events import DisplayData, Stream
+from cells import Place, interrupt_when_started, kernelspecs, run
 
 pytestmark = pytest.mark.anyio
 

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from cells import ForkingPlace, interrupt_when_started, run
 
 from belljar.errors import BelljarError, CopyRefused, KernelDied
 from belljar.kernels import forked_process, ipython
 from belljar.kernels.base import Kernel, KernelSnapshot
 from belljar.kernels.ipython import IPythonKernel
+from cells import ForkingPlace, interrupt_when_started, run
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -397,8 +397,8 @@ _HOSTILE = {
 async def test_a_hostile_session_is_copied_or_refused_in_bounded_time(
     place: ForkingPlace, wake: Wake, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    for room in (ipython, forked_process):
-        monkeypatch.setattr(room, "COPY_PATIENCE_S", 1.0)
+    for module in (ipython, forked_process):
+        monkeypatch.setattr(module, "COPY_PATIENCE_S", 1.0)
     async with asyncio.timeout(PATIENCE_S), place.open("ipython", "origin") as origin:
         await run(origin, code)
         # Anything else would be a fault of ours, for which a person gets no clear word.

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cells import ForkingPlace, Place, interrupt_when_started, open_forking_place, run
 
 from belljar.environments import Environment, open_environment
 from belljar.environments.selection import OLDEST_PYTHON
@@ -17,6 +16,7 @@ from belljar.errors import EnvironmentBroken
 from belljar.kernels.base import Kernel
 from belljar.kernels.launch import RUNNER
 from belljar.settings import EnvironmentEntry, Settings
+from cells import ForkingPlace, Place, interrupt_when_started, open_forking_place, run
 from other_pythons import other_python
 from shared_environment import shared_settings
 

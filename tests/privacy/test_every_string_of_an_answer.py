@@ -1,4 +1,4 @@
-"""A personal datum in every text that the protocol has room for: none of it gets past the veil."""
+"""A personal datum in every text that the protocol has room for: none of it gets past the redaction."""
 
 import json
 import logging

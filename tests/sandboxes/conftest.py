@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from groves import BranchedProvider, Grove, branching_provider
+from forked_sandboxes import BranchedProvider, ForkedSandboxes, branching_provider
 from trials import READABLE, Opener, tight, usable
 
 from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
@@ -59,10 +59,10 @@ async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
 
 
 @pytest.fixture
-async def grove(tmp_path: Path) -> AsyncIterator[Grove]:
-    grove = Grove(branching_provider(), tmp_path, Limits(memory_mb=256, cpus=1, processes=64, open_files=256))
-    yield grove
-    await grove.aclose()
+async def forks(tmp_path: Path) -> AsyncIterator[ForkedSandboxes]:
+    forks = ForkedSandboxes(branching_provider(), tmp_path, Limits(memory_mb=256, cpus=1, processes=64, open_files=256))
+    yield forks
+    await forks.aclose()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What only the container provider has: engines and their refusals, the doorstep, and an end with its server."""
+"""What only the container provider has: engines and their refusals, the handshake, and an end with its server."""
 
 import asyncio
 import json
@@ -230,7 +230,7 @@ async def test_the_session_is_a_user_of_its_own_with_a_name(provider: Provider, 
         assert spec.workspace.stat().st_uid >= 10_000
 
 
-# The doorstep
+# The handshake
 
 
 async def test_nothing_of_the_doorstep_is_left_for_the_session(provider: Provider, open_sandbox: Opener) -> None:
@@ -246,12 +246,12 @@ for path in ('/proc/1/fd/3', '/proc/1/mem', '/proc/1/environ'):
 
 
 async def test_one_peer_is_let_in_and_nobody_after_it() -> None:
-    doorway = Handshake(os.geteuid(), {"passwd": "text"})
-    door, folder = str(doorway.step / "door"), doorway.step.parent
+    handshake = Handshake(os.geteuid(), {"passwd": "text"})
+    door, folder = str(handshake.step / "door"), handshake.step.parent
     assert folder.stat().st_mode & 0o777 == 0o700
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
         first.connect(door)
-        visitor = await doorway.visitor()
+        visitor = await handshake.visitor()
         assert visitor is not None
         assert visitor.pid == os.getpid()
         assert not folder.exists()
@@ -261,14 +261,14 @@ async def test_one_peer_is_let_in_and_nobody_after_it() -> None:
 
 
 async def test_another_user_is_not_let_in() -> None:
-    doorway = Handshake(os.geteuid() + 1, {})
+    handshake = Handshake(os.geteuid() + 1, {})
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.setblocking(False)
-        stranger.connect(str(doorway.step / "door"))
+        stranger.connect(str(handshake.step / "door"))
         async with asyncio.timeout(DEADLINE_S):
             assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
-    doorway.close()
-    assert await doorway.visitor() is None
+    handshake.close()
+    assert await handshake.visitor() is None
 
 
 async def test_the_environment_is_not_told_to_the_engine(

@@ -120,12 +120,12 @@ async def test_a_socket_of_the_hosts_in_the_scratch_folder_answers(gvisor: Provi
     sandbox, spec = await open_sandbox(gvisor)
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(DEADLINE_S)
-        server.bind(str(spec.scratch / "desk"))
-        (spec.scratch / "desk").chmod(0o666)
+        server.bind(str(spec.scratch / "socket"))
+        (spec.scratch / "socket").chmod(0o666)
         server.listen()
         code = (
             "import socket; peer = socket.socket(socket.AF_UNIX); "
-            f"peer.connect({sandbox.scratch + '/desk'!r}); peer.send(b'asked')"
+            f"peer.connect({sandbox.scratch + '/socket'!r}); peer.send(b'asked')"
         )
         assert (await run(sandbox, code)).status == 0
         connection, _ = server.accept()

@@ -16,16 +16,16 @@ from belljar.sandboxes import open_provider, providers
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import Settings, load_settings
 from belljar.settings import sandboxes as names
-from brought_sandboxes import PROVIDER, Shelf, shelf_on_path
 from live_server import clean_environment
+from provider_packages import PROVIDER, PackageFolder, packages_on_path
 
 POLITE = Path(__file__).parent / "polite_package"
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    return shelf_on_path(tmp_path / "shelf", monkeypatch)
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackageFolder:
+    return packages_on_path(tmp_path / "packages", monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,17 @@ def polite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "packages"
 
 
+def _import_path(*folders: Path) -> str:
+    """Return these folders and all that we import from, because an interpreter that `test_ordinary_user` chose has
+    neither belljar nor pytest installed."""
+    return os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
+
+
 def _belljar(
     polite: Path, folder: Path, environment: Environment, *arguments: str, **variables: object
 ) -> "subprocess.CompletedProcess[str]":
     chosen = {
-        "PYTHONPATH": polite,
+        "PYTHONPATH": _import_path(polite),
         "XDG_CONFIG_HOME": folder / "config",
         "BELLJAR_DATA_DIRECTORY": folder / "data",
         "BELLJAR_ENVIRONMENT": environment.python,
@@ -78,7 +84,7 @@ def test_doctor_checks_the_configured_provider_of_a_package_and_names_the_packag
 
 def test_the_contract_can_be_run_for_the_provider_of_a_package(polite: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/sandboxes/test_contract.py"]
-    variables = clean_environment(PYTHONPATH=polite, SANDBOX_UNDER_TEST="polite")
+    variables = clean_environment(PYTHONPATH=_import_path(polite), SANDBOX_UNDER_TEST="polite")
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
     assert ran.returncode == 0, ran.stdout
     assert "skipped" not in ran.stdout
@@ -98,33 +104,33 @@ def test_packages_are_not_looked_through_for_a_provider_of_ours(monkeypatch: pyt
     assert open_provider(Settings(sandbox="process")).name == "process"
 
 
-def test_an_unknown_name_is_told_what_there_is(shelf: Shelf) -> None:
+def test_an_unknown_name_is_told_what_there_is(packages: PackageFolder) -> None:
     with pytest.raises(SettingsError) as refusal:
         load_settings({"sandbox": "vm"})
     assert refusal.value.message == (
         'sandbox = "vm" from --sandbox: belljar has namespace, container, gvisor, microvm, process; '
         "no installed package brings another"
     )
-    shelf.bring("acme")
+    packages.bring("acme")
     with pytest.raises(SettingsError, match=r"installed packages bring acme \(acme-sandbox 1\.2\)"):
         load_settings({"sandbox": "vm"})
 
 
-def test_a_provider_of_a_package_joins_ours_only_when_it_is_chosen(shelf: Shelf) -> None:
-    shelf.bring("acme")
+def test_a_provider_of_a_package_joins_ours_only_when_it_is_chosen(packages: PackageFolder) -> None:
+    packages.bring("acme")
     assert "acme" not in providers(Settings())
     assert providers(Settings(sandbox="acme")).keys() == {*providers(Settings()), "acme"}
     assert open_provider(Settings(sandbox="acme")).isolates
 
 
-def test_a_package_cannot_replace_a_provider_of_ours(shelf: Shelf) -> None:
-    shelf.bring("process", "raise AssertionError('it was imported')")
+def test_a_package_cannot_replace_a_provider_of_ours(packages: PackageFolder) -> None:
+    packages.bring("process", "raise AssertionError('it was imported')")
     assert isinstance(open_provider(Settings(sandbox="process")), ProcessProvider)
 
 
-def test_two_packages_with_one_name_are_both_refused(shelf: Shelf) -> None:
-    shelf.bring("acme")
-    shelf.bring("acme", package="other-sandbox")
+def test_two_packages_with_one_name_are_both_refused(packages: PackageFolder) -> None:
+    packages.bring("acme")
+    packages.bring("acme", package="other-sandbox")
     with pytest.raises(SettingsError, match=r"several packages bring it: acme-sandbox 1\.2, other-sandbox 1\.2"):
         load_settings({"sandbox": "acme"})
 
@@ -143,17 +149,17 @@ def test_two_packages_with_one_name_are_both_refused(shelf: Shelf) -> None:
     ],
 )
 def test_a_provider_that_does_not_fulfil_the_contract_is_refused_with_its_package(
-    shelf: Shelf, code: str, reason: str
+    packages: PackageFolder, code: str, reason: str
 ) -> None:
-    shelf.bring("acme", code.replace("{name!r}", "'acme'"))
+    packages.bring("acme", code.replace("{name!r}", "'acme'"))
     with pytest.raises(SandboxUnavailable) as refusal:
         open_provider(Settings(sandbox="acme"))
     assert "Sandbox acme of the package acme-sandbox 1.2 cannot be used: " in refusal.value.message
     assert reason in refusal.value.message
 
 
-def test_a_check_that_raises_keeps_the_server_from_starting(shelf: Shelf) -> None:
-    shelf.bring("brittle", PROVIDER.format(name="brittle").replace("return []", "raise OSError('no device')"))
+def test_a_check_that_raises_keeps_the_server_from_starting(packages: PackageFolder) -> None:
+    packages.bring("brittle", PROVIDER.format(name="brittle").replace("return []", "raise OSError('no device')"))
     with pytest.raises(
         SandboxUnavailable, match="Sandbox brittle cannot run here: check: it raised OSError: no device"
     ):
@@ -162,10 +168,13 @@ def test_a_check_that_raises_keeps_the_server_from_starting(shelf: Shelf) -> Non
 
 def test_a_package_in_the_working_directory_is_not_installed(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    Shelf(work).bring("acme", "open('imported', 'w')")
-    variables = clean_environment(XDG_CONFIG_HOME=tmp_path, BELLJAR_DATA_DIRECTORY=tmp_path / "data", PYTHONPATH="")
-    script = shutil.which("belljar", path=Path(sys.executable).parent) or "belljar"
-    for command in ([script], [sys.executable, "-m", "belljar"]):
+    PackageFolder(work).bring("acme", "open('imported', 'w')")
+    script = shutil.which("belljar", path=Path(sys.executable).parent)
+    commands = [[sys.executable, "-m", "belljar"], *([[script]] if script else [])]
+    # Without a script belljar is not installed for this interpreter, which then has to be told where it is.
+    path = "" if script else _import_path()
+    variables = clean_environment(XDG_CONFIG_HOME=tmp_path, BELLJAR_DATA_DIRECTORY=tmp_path / "data", PYTHONPATH=path)
+    for command in commands:
         told = subprocess.run(
             [*command, "run", "--sandbox", "acme", "-c", "1"], capture_output=True, text=True, cwd=work, env=variables
         )

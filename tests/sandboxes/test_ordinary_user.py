@@ -1,4 +1,4 @@
-"""Run by root, the tests of this folder are run once more as a user who owns nothing."""
+"""Run by root, the tests of sandboxes are run once more as a user who owns nothing."""
 
 import contextlib
 import os
@@ -14,6 +14,7 @@ import belljar
 
 NOBODY = 65534
 HERE = Path(__file__).parent
+TESTS = [HERE, HERE.parent / "inside" / "test_guest_init.py"]
 
 
 @pytest.mark.timeout(400)
@@ -26,7 +27,7 @@ def test_everything_holds_for_an_ordinary_user() -> None:
         arguments = ["-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/pytest", "--deselect", __file__]
         # Containers take long, and their contract is the same for everyone; the escapes are not.
         arguments += ["-k", "not (container and (test_contract or a_kernel))"]
-        outcome = _run_as_nobody([python, "-m", "pytest", *arguments, str(HERE)], folder)
+        outcome = _run_as_nobody([python, "-m", "pytest", *arguments, *map(str, TESTS)], folder)
         _end_podman(Path(folder))
     assert outcome.returncode == 0, outcome.stdout
 

@@ -283,10 +283,10 @@ async def test_one_of_another_version_is_ended_and_replaced(
     child.detach()
     (pid,) = supervisors(folder)
     first.close()
-    later = shutil.copytree(discovery.APART, folder / "later")
+    later = shutil.copytree(discovery.PROCESS, folder / "later")
     (later / "packets.py").write_text((later / "packets.py").read_text().replace("FORM = 1\n", "FORM = 2\n"))
     monkeypatch.setattr(client, "FORM", 2)
-    monkeypatch.setattr(discovery, "APART", later)
+    monkeypatch.setattr(discovery, "PROCESS", later)
     second = lines.open()
     assert second.found == []
     await until_gone(pid, child.pid)
@@ -320,13 +320,13 @@ async def test_it_keeps_more_descriptors_than_a_server_may_open(folder: Path) ->
         "resource.setrlimit(resource.RLIMIT_NOFILE, (48, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "with open_supervisor(pathlib.Path(sys.argv[1]), 1) as supervisor:\n"
         "    for number in range(8):\n"
-        "        supervisor.keep(str(number), Deposit({}, [0] * 10, is_session=True))\n"
+        "        supervisor.store(str(number), Deposit({}, [0] * 10, is_session=True))\n"
         "    assert all(supervisor.has(str(number)) for number in range(8))\n"
         "    for number in range(8):\n"
         "        found = supervisor.take(str(number)).descriptors\n"
         "        assert len(found) == 10, found\n"
         "        for descriptor in found: os.close(descriptor)\n"
-        "    supervisor.keep('many', Deposit({}, [0] * 60, is_session=True))\n"
+        "    supervisor.store('many', Deposit({}, [0] * 60, is_session=True))\n"
         "    try: supervisor.take('many')\n"
         "    except Exception as error: assert type(error).__name__ == 'SandboxUnavailable'\n"
         "    else: raise AssertionError('there is no room')\n"
@@ -386,7 +386,7 @@ async def test_what_a_killed_server_said_last_is_heard_before_the_next_one_is_me
         "from belljar.supervisor import Deposit, open_supervisor\n"
         "with open_supervisor(pathlib.Path(sys.argv[1]), 60) as supervisor:\n"
         "    os.kill(int(sys.stdin.readline()), signal.SIGSTOP)\n"
-        "    for number in range(20): supervisor.keep(str(number), Deposit({}, is_session=True))\n"
+        "    for number in range(20): supervisor.store(str(number), Deposit({}, is_session=True))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, "-c", code, str(folder)]

@@ -144,7 +144,7 @@ async def test_list_sessions_tells_state_age_memory_and_expiry(runtime: Runtime,
     busy = await caller.execute(held(), wait_s=0)
     await until_said(runtime, busy.execution_id, "held")
     made_at = time.time() - 90
-    runtime.sessions.get(idle.session_id, "local")._lease.created_at = made_at  # pyright: ignore[reportPrivateUsage]
+    runtime.sessions.get(idle.session_id, "local").lease.created_at = made_at
     listed = {info["session_id"]: info for info in (await caller.fields("list_sessions"))["sessions"]}
     assert (listed[idle.session_id]["state"], listed[busy.session_id]["state"]) == ("idle", "running")
     assert (listed[idle.session_id]["last_status"], listed[busy.session_id]["last_status"]) == ("error", "running")

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from calls import Caller, connected, held, opened_runtime, until_said
-from estates import Estate, Reign, an_estate
+from keep_alive_servers import KeptDirectory, ServerRun, kept_directory
 
 from belljar.environments import Environment
 from belljar.errors import SettingsError
@@ -27,8 +27,8 @@ RESUMED = "its server ended while it ran; it went on under the next one"
 
 
 @pytest.fixture
-def estate(default_environment: Environment, tmp_path: Path) -> Generator[Estate]:
-    yield from an_estate(default_environment, tmp_path)
+def directory(default_environment: Environment, tmp_path: Path) -> Generator[KeptDirectory]:
+    yield from kept_directory(default_environment, tmp_path)
 
 
 # One server is killed at its busiest, and the next one looked at from all sides.
@@ -47,11 +47,11 @@ flooded = number
 
 
 @dataclass
-class Heirs:
+class TakenOver:
     """The second server, and what the first one was at when it was killed."""
 
-    reign: Reign
-    estate: Estate
+    server_run: ServerRun
+    directory: KeptDirectory
     idle: ExecutionResult
     running: ExecutionResult
     waiting: ExecutionResult
@@ -62,26 +62,26 @@ class Heirs:
 
 
 @pytest.fixture(scope="module")
-def heirs(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[Heirs]:
-    estates = an_estate(default_environment, tmp_path_factory.mktemp("estate"))
-    estate = next(estates)
-    with estate.server() as first:
+def taken_over(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[TakenOver]:
+    directories = kept_directory(default_environment, tmp_path_factory.mktemp("kept"))
+    directory = next(directories)
+    with directory.server() as first:
         results = anyio.run(make_busy, first)
         first.kill()
-    with estate.server() as second:
-        yield Heirs(second, estate, *results)
-    for _ in estates:
+    with directory.server() as second:
+        yield TakenOver(second, directory, *results)
+    for _ in directories:
         pass
 
 
-async def make_busy(reign: Reign) -> list[Any]:
-    async with reign.client() as client:
+async def make_busy(server_run: ServerRun) -> list[Any]:
+    async with server_run.client() as client:
         caller = Caller(client)
         idle = await caller.execute("import threading\nlock, x = threading.Lock(), 1\nprint('said')")
         early = await caller.execute("y = 1")
         made = await caller.fields("new_session", environment="kernel:python3")
         jupyter = await caller.execute("y = 1", made["session_id"])
-        await reign.until_ready()  # a session that is forked can be rewound
+        await server_run.until_ready()  # a session that is forked can be rewound
         one = await caller.execute("steps = [1]\nopen('file', 'w').write('one')")
         two = await caller.execute("steps.append(2)\nopen('file', 'w').write('two')", one.session_id)
         await until_rewindable(caller, one.session_id, states=2)
@@ -110,63 +110,63 @@ async def until_told(caller: Caller, execution: ExecutionResult, text: str) -> N
             await anyio.sleep(0.01)
 
 
-async def test_a_session_that_was_idle_has_everything_in_memory(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
+async def test_a_session_that_was_idle_has_everything_in_memory(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
         caller = Caller(client)
-        assert (await caller.get(heirs.idle.execution_id)).stdout == "said\n"
-        again = await caller.execute("x += 1\n(x, lock.locked())", heirs.idle.session_id)
+        assert (await caller.get(taken_over.idle.execution_id)).stdout == "said\n"
+        again = await caller.execute("x += 1\n(x, lock.locked())", taken_over.idle.session_id)
         assert (again.status, again.result, again.state, again.execution_count) == ("ok", "(2, False)", "kept", 2)
         (listed,) = [
             one
             for one in (await caller.fields("list_sessions"))["sessions"]
-            if one["session_id"] == heirs.idle.session_id
+            if one["session_id"] == taken_over.idle.session_id
         ]
         assert (listed["executions"], listed["last_status"]) == (2, "ok")
 
 
-async def test_a_cell_that_ran_goes_on_to_its_end_and_says_what_happened(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
+async def test_a_cell_that_ran_goes_on_to_its_end_and_says_what_happened(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
         caller = Caller(client)
-        seen = await caller.get(heirs.running.execution_id, wait_s=0)
+        seen = await caller.get(taken_over.running.execution_id, wait_s=0)
         assert (seen.status, seen.stdout) == ("running", "held\n")
-        waiting = await caller.get(heirs.waiting.execution_id)
+        waiting = await caller.get(taken_over.waiting.execution_id)
         assert (waiting.status, waiting.state) == ("rejected", "kept")
         assert waiting.cause == "its server ended without notice before its turn came; it never ran"
-        await caller.release(heirs.running.session_id)
-        done = await caller.ended(heirs.running.execution_id)
+        await caller.release(taken_over.running.session_id)
+        done = await caller.ended(taken_over.running.execution_id)
         assert (done.status, done.result, done.state, done.cause) == ("ok", "2", "kept", RESUMED)
         assert done.stdout == "held\nwent on\n"
         assert RESUMED in "".join(done.output)
-        rest = await caller.get(heirs.running.execution_id, since=seen.sequence)
+        rest = await caller.get(taken_over.running.execution_id, since=seen.sequence)
         assert rest.stdout == "went on\n"
-        assert (await caller.execute("z", heirs.running.session_id)).result == "2"
+        assert (await caller.execute("z", taken_over.running.session_id)).result == "2"
 
 
-async def test_a_flood_that_was_cut_in_the_middle_flows_on_and_the_next_cell_is_clean(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
+async def test_a_flood_that_was_cut_in_the_middle_flows_on_and_the_next_cell_is_clean(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
         caller = Caller(client)
-        await caller.release(heirs.flooding.session_id, "enough")
-        done = await caller.ended(heirs.flooding.execution_id)
+        await caller.release(taken_over.flooding.session_id, "enough")
+        done = await caller.ended(taken_over.flooding.execution_id)
         assert (done.status, done.cause) == ("ok", RESUMED)
         assert done.stdout.endswith("the last line\n")
-        after = await caller.execute("print(flooded > 100)\nflooded * 0", heirs.flooding.session_id)
+        after = await caller.execute("print(flooded > 100)\nflooded * 0", taken_over.flooding.session_id)
         assert (after.status, after.stdout, after.result) == ("ok", "True\n", "0")
 
 
-async def test_a_session_that_was_taken_over_can_be_forked_and_asks_for_packages(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
+async def test_a_session_that_was_taken_over_can_be_forked_and_asks_for_packages(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
         caller = Caller(client)
-        session_id = heirs.early.session_id
+        session_id = taken_over.early.session_id
         fork = await caller.fields("fork_session", session_id=session_id)
         assert (await caller.execute("y", fork["session_id"])).result == "1"
         refused = await caller.execute("!pip install 'not a name'", session_id)
         assert "not a name" in "".join(refused.output)
 
 
-async def test_a_session_that_was_taken_over_goes_back_to_states_from_before_it(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
+async def test_a_session_that_was_taken_over_goes_back_to_states_from_before_it(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
         caller = Caller(client)
-        first, second = heirs.rewindable
+        first, second = taken_over.rewindable
         session_id = first.session_id
         await caller.fields("rewind_session", session_id=session_id, to=second.execution_id)
         assert (await caller.execute("steps, open('file').read()", session_id)).result == "([1], 'one')"
@@ -175,37 +175,41 @@ async def test_a_session_that_was_taken_over_goes_back_to_states_from_before_it(
         assert begun.result == "(False, [])"
 
 
-async def test_a_session_of_a_jupyter_kernel_is_lost_and_says_why(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
-        again = await Caller(client).execute("'y' in globals()", heirs.jupyter.session_id)
+async def test_a_session_of_a_jupyter_kernel_is_lost_and_says_why(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
+        again = await Caller(client).execute("'y' in globals()", taken_over.jupyter.session_id)
         assert (again.result, again.state) == ("False", "lost")
         told = "its server ended without notice, which a session of kernel:python3 does not outlive"
         assert told in "".join(again.output)
 
 
-async def test_nothing_of_it_is_left_when_all_sessions_are_cleared_and_the_server_stops(heirs: Heirs) -> None:
-    async with heirs.reign.client() as client:
+async def test_nothing_of_it_is_left_when_all_sessions_are_cleared_and_the_server_stops(taken_over: TakenOver) -> None:
+    async with taken_over.server_run.client() as client:
         caller = Caller(client)
         for listed in (await caller.fields("list_sessions"))["sessions"]:
             await caller.fields("clear_session", session_id=listed["session_id"])
-    heirs.estate.look()
-    heirs.reign.stop()
-    await heirs.estate.until_empty()
-    left = {path.name for name in ("sessions", "runs", "keep") for path in (heirs.estate.folder / name).iterdir()}
+    taken_over.directory.look()
+    taken_over.server_run.stop()
+    await taken_over.directory.until_empty()
+    left = {
+        path.name for name in ("sessions", "runs", "keep") for path in (taken_over.directory.folder / name).iterdir()
+    }
     assert left == {"lock", "log"}
 
 
 # Other ends
 
 
-async def test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both(estate: Estate) -> None:
-    with estate.server(BELLJAR_FORK_START="false") as first:
+async def test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both(
+    directory: KeptDirectory,
+) -> None:
+    with directory.server(BELLJAR_FORK_START="false") as first:
         async with first.client() as client:
             made = await Caller(client).execute("import threading\nlock, x = threading.Lock(), 1")
         first.kill()
-    with estate.server(BELLJAR_FORK_START="false") as second:
+    with directory.server(BELLJAR_FORK_START="false") as second:
         second.kill()
-    with estate.server(BELLJAR_FORK_START="false") as third:
+    with directory.server(BELLJAR_FORK_START="false") as third:
         async with third.client() as client:
             caller = Caller(client)
             again = await caller.execute("(x, lock.locked())", made.session_id)
@@ -213,29 +217,29 @@ async def test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_s
             died = await caller.execute("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", made.session_id)
             assert died.cause == "kernel-died: the kernel's process ended with signal SIGKILL"
             await caller.fields("clear_session", session_id=made.session_id)
-    await estate.until_empty()
+    await directory.until_empty()
 
 
 # The rest is asked of engines in this process: they stop, they are not killed.
 
 
 @asynccontextmanager
-async def engine(estate: Estate, **chosen: Any) -> AsyncGenerator[tuple[Runtime, Caller]]:
+async def engine(directory: KeptDirectory, **chosen: Any) -> AsyncGenerator[tuple[Runtime, Caller]]:
     settings = {"keep_alive": True, "keep_alive_s": 60, "hibernate": True, **chosen}
     async with (
-        opened_runtime(estate.environment, estate.folder, **settings) as runtime,
+        opened_runtime(directory.environment, directory.folder, **settings) as runtime,
         connected(runtime) as caller,
     ):
         yield runtime, caller
-        estate.look()
+        directory.look()
 
 
-async def test_a_server_that_stops_leaves_its_sessions_and_their_cells_running(estate: Estate) -> None:
-    async with engine(estate) as (runtime, caller):
+async def test_a_server_that_stops_leaves_its_sessions_and_their_cells_running(directory: KeptDirectory) -> None:
+    async with engine(directory) as (runtime, caller):
         idle = await caller.execute("import threading\nlock, x = threading.Lock(), 1")
         running = await caller.execute(f"{held()}print('went on')", wait_s=0)
         await until_said(runtime, running.execution_id, "held")
-    async with engine(estate) as (_, caller):
+    async with engine(directory) as (_, caller):
         again = await caller.execute("(x, lock.locked())", idle.session_id)
         assert (again.result, again.state, again.output) == ("(1, False)", "kept", [])
         await caller.release(running.session_id)
@@ -243,78 +247,80 @@ async def test_a_server_that_stops_leaves_its_sessions_and_their_cells_running(e
         assert (done.status, done.stdout, done.cause) == ("ok", "held\nwent on\n", RESUMED)
         for result in (idle, running):
             await caller.fields("clear_session", session_id=result.session_id)
-    await estate.until_empty()
+    await directory.until_empty()
 
 
-async def test_a_session_that_nobody_came_for_in_time_is_woken_from_disk(estate: Estate) -> None:
-    async with engine(estate, keep_alive_s=0.01) as (_, caller):
+async def test_a_session_that_nobody_came_for_in_time_is_woken_from_disk(directory: KeptDirectory) -> None:
+    async with engine(directory, keep_alive_s=0.01) as (_, caller):
         made = await caller.execute("import threading\nlock, x = threading.Lock(), 1")
-    await estate.until_empty()
-    async with engine(estate) as (_, caller):
+    await directory.until_empty()
+    async with engine(directory) as (_, caller):
         woken = await caller.execute("x", made.session_id)
         assert (woken.result, woken.state, woken.lost) == ("1", "lost", ["lock"])
         await caller.fields("clear_session", session_id=made.session_id)
-    await estate.until_empty()
+    await directory.until_empty()
 
 
 async def test_a_supervisor_that_is_killed_takes_the_kernels_along_and_the_server_starts_another(
-    estate: Estate,
+    directory: KeptDirectory,
 ) -> None:
-    async with engine(estate) as (_, caller):
+    async with engine(directory) as (_, caller):
         made = await caller.execute("x = 1")
-        (supervisor,) = estate.supervisors()
-        estate.look()
+        (supervisor,) = directory.supervisors()
+        directory.look()
         os.kill(supervisor, signal.SIGKILL)
-        await until(lambda: not alive(estate.members))
+        await until(lambda: not alive(directory.members))
         again = await caller.execute("'x' in globals()", made.session_id)
         assert (again.status, again.result, again.state, again.lost) == ("ok", "False", "lost", ["x"])
         await caller.execute("y = 2", made.session_id)
-        assert len(estate.supervisors()) == 1
-    async with engine(estate) as (_, caller):
+        assert len(directory.supervisors()) == 1
+    async with engine(directory) as (_, caller):
         assert (await caller.execute("y", made.session_id)).result == "2"
         await caller.fields("clear_session", session_id=made.session_id)
-    await estate.until_empty()
+    await directory.until_empty()
 
 
 async def test_a_second_server_at_the_same_time_works_and_its_sessions_end_with_it(
-    estate: Estate, caplog: pytest.LogCaptureFixture
+    directory: KeptDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with engine(estate) as (_, one):
+    async with engine(directory) as (_, one):
         mine = await one.execute("x = 1")
-        async with engine(estate) as (_, other):
+        async with engine(directory) as (_, other):
             theirs = await other.execute("import threading\nlock, x = threading.Lock(), 2")
             assert "another server keeps its sessions here" in caplog.text
         assert (await one.execute("x", mine.session_id)).result == "1"
         assert (await one.execute("x", theirs.session_id)).lost == ["lock"]
         for result in (mine, theirs):
             await one.fields("clear_session", session_id=result.session_id)
-    await estate.until_empty()
+    await directory.until_empty()
 
 
-async def test_a_second_server_leaves_what_the_first_one_is_about_to_take_over(estate: Estate) -> None:
-    async with engine(estate) as (runtime, caller):
+async def test_a_second_server_leaves_what_the_first_one_is_about_to_take_over(directory: KeptDirectory) -> None:
+    async with engine(directory) as (runtime, caller):
         running = await caller.execute(f"{held()}print('went on')", wait_s=0)
         await until_said(runtime, running.execution_id, "held")
     # Somebody has the supervisor and has not come to the sessions yet.
-    with open_supervisor(estate.folder, 60) as taken:
+    with open_supervisor(directory.folder, 60) as taken:
         assert taken is not None
-        async with engine(estate, pool_size=0):
+        async with engine(directory, pool_size=0):
             pass
-    async with engine(estate) as (_, caller):
+    async with engine(directory) as (_, caller):
         await caller.release(running.session_id)
         done = await caller.ended(running.execution_id)
         assert (done.status, done.stdout, done.cause) == ("ok", "held\nwent on\n", RESUMED)
         await caller.fields("clear_session", session_id=running.session_id)
-    await estate.until_empty()
+    await directory.until_empty()
 
 
-async def test_a_sandbox_that_cannot_be_handed_on_is_refused(estate: Estate) -> None:
+async def test_a_sandbox_that_cannot_be_handed_on_is_refused(directory: KeptDirectory) -> None:
     with pytest.raises(SettingsError, match="keep_alive cannot be used: a sandbox of process"):
-        async with engine(estate, sandbox="process"):
+        async with engine(directory, sandbox="process"):
             pass
 
 
-async def test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_the_supervisor(estate: Estate) -> None:
+async def test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_the_supervisor(
+    directory: KeptDirectory,
+) -> None:
     async def come_and_go(caller: Caller) -> None:
         made = await caller.execute("x = 1")
         died = await caller.execute("import os\nos._exit(1)", made.session_id)
@@ -322,13 +328,13 @@ async def test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_th
         await caller.execute("x = 1", made.session_id)
         await caller.fields("clear_session", session_id=made.session_id)
 
-    async with engine(estate, pool_size=0) as (_, caller):
+    async with engine(directory, pool_size=0) as (_, caller):
         await come_and_go(caller)
-        held = descriptors(os.getpid(), *estate.supervisors())
+        held = descriptors(os.getpid(), *directory.supervisors())
         for _ in range(3):
             await come_and_go(caller)
-        assert descriptors(os.getpid(), *estate.supervisors()) == held
-    await estate.until_empty()
+        assert descriptors(os.getpid(), *directory.supervisors()) == held
+    await directory.until_empty()
 
 
 def descriptors(*pids: int) -> list[int]:

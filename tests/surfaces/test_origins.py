@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from calls import Caller, connected, opened_runtime
-from estates import Reign, an_estate
+from keep_alive_servers import ServerRun, kept_directory
 
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
@@ -153,12 +153,12 @@ async def test_a_session_of_every_origin_outlives_a_server_that_was_killed(
 ) -> None:
     async with engine(default_environment, tmp_path) as runtime, connected(runtime) as caller:
         asleep = (await caller.execute(MAKE)).session_id
-    estates = an_estate(default_environment, tmp_path)
-    estate = next(estates)
-    with estate.server(BELLJAR_POOL_SIZE="1", BELLJAR_PRELOAD="json", BELLJAR_HIBERNATE="true") as reign:
-        async with reign.client() as client:
-            sessions = await sessions_of_every_origin(Caller(client), reign, asleep)
-        reign.kill()
+    directories = kept_directory(default_environment, tmp_path)
+    directory = next(directories)
+    with directory.server(BELLJAR_POOL_SIZE="1", BELLJAR_PRELOAD="json", BELLJAR_HIBERNATE="true") as server_run:
+        async with server_run.client() as client:
+            sessions = await sessions_of_every_origin(Caller(client), server_run, asleep)
+        server_run.kill()
     lasting: dict[str, object] = {"keep_alive": True, "keep_alive_s": 60, "pool_size": 0}
     async with (
         engine(default_environment, tmp_path, fork_start=True, **lasting) as runtime,
@@ -171,19 +171,19 @@ async def test_a_session_of_every_origin_outlives_a_server_that_was_killed(
                 await go_through_everything(caller, runtime, session_id)
             else:
                 await caller.fields("clear_session", session_id=session_id)
-        estate.look()
+        directory.look()
     # Not `until_empty`: the other engines of this process have control groups too.
-    await until(lambda: not (estate.look() or estate.supervisors()))
-    for _ in estates:
+    await until(lambda: not (directory.look() or directory.supervisors()))
+    for _ in directories:
         pass
 
 
-async def sessions_of_every_origin(caller: Caller, reign: Reign, asleep: str) -> dict[str, tuple[str, str]]:
+async def sessions_of_every_origin(caller: Caller, server_run: ServerRun, asleep: str) -> dict[str, tuple[str, str]]:
     """Sessions that have run `MAKE`, and since when their kernels run."""
     sessions = {"cold": (await caller.execute(MAKE)).session_id}
     assert (await caller.execute(HOW, sessions["cold"])).result == "True"
-    await reign.until_ready()
-    await reign.until_measured("belljar_pool_ready 1.0")
+    await server_run.until_ready()
+    await server_run.until_measured("belljar_pool_ready 1.0")
     sessions["pooled"] = await session_from_pool(caller)
     sessions["forked"] = (await caller.fields("fork_session", session_id=sessions["pooled"]))["session_id"]
     woken = await caller.execute(LOOK, asleep)

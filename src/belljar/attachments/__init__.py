@@ -1,7 +1,8 @@
-"""A person's hold on a live session: what its cells say, whoever runs them, and a way to run more.
+"""A person attaches to a live session: sees the output of its cells, whoever runs them, and runs more.
 
-`local` holds a session of this process, `remote` one of a server that `serving` answers for; both speak the words of
-`messages`. Cells of a person take their turn like everyone's, and the journal says whose they are.
+`local` attaches to a session of this process, `remote` to one of another process, where `server` answers; `messages`
+has the form of what they exchange. Cells of a person take their turn like everyone's, and the journal says whose they
+are.
 """
 
 from belljar.attachments.base import AttachedSession

@@ -1,4 +1,4 @@
-"""The contract of a hold on a session, wherever the session is."""
+"""The contract of an attached session, whether it is in this process or in another one."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -8,64 +8,64 @@ from belljar.outputs.events import CommMessage
 
 
 class AttachedSession(Protocol):
-    """A front end holds one. Refusals are raised as the errors they name."""
+    """A session as a front end sees it. What the session refuses is raised as the error that it names."""
 
     @property
     def session_id(self) -> str:
-        """Which session."""
+        """Return the id of the session."""
         ...
 
     @property
     def environment(self) -> str:
-        """What it runs in."""
+        """Return the name of the session's environment."""
         ...
 
     @property
     def python_version(self) -> str:
-        """Of its interpreter; empty while none runs, and for other kernels than ours."""
+        """Return the version of the session's Python; empty while no kernel runs, and for Jupyter's kernels."""
         ...
 
     @property
     def count(self) -> int:
-        """The number its kernel gave to the last cell that was told of."""
+        """Return the number that the kernel gave to the last cell whose end was reported."""
         ...
 
     def news(self) -> AsyncGenerator[SessionEvent]:
-        """What happens in the session, cell by cell, in order and whole; ends with `Gone`. Read by one task only."""
+        """Yield all that happens in the session, cell by cell and in order, until `SessionEnded`. Read by one task."""
         ...
 
     async def execute(self, code: str, *, allow_input: bool) -> str:
-        """Queue a cell and tell its id; what becomes of it is in the news."""
+        """Queue a cell and return its execution id; what becomes of it comes through `news`."""
         ...
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
-        """Answer a cell of one's own that asks; `question` says which of its questions that is for."""
+        """Answer a question of a cell that was run from here; `question` is the number of the question."""
         ...
 
     async def send_comm(self, request_id: str, message: CommMessage) -> None:
-        """Hand a word to a widget, in the session's turn; the news ends with `Heard`."""
+        """Deliver a message to a widget, under the session's turn; `news` has what comes of it, up to `CommHeard`."""
         ...
 
     async def comms(self) -> dict[str, str]:
-        """Targets of the comms that are open, by their ids; none while a cell runs."""
+        """Return the targets of the open comms by comm id; none while a cell runs."""
         ...
 
     async def interrupt(self) -> None:
-        """Stop what runs and what waits, whoever wanted it."""
+        """Interrupt the running cell and the queued ones, whoever sent them."""
         ...
 
     async def complete(self, code: str, cursor: int) -> CompletionReply:
-        """Names that fit at the cursor; none while a cell runs."""
+        """Return the names that fit at the cursor; none while a cell runs."""
         ...
 
     async def inspect(self, code: str, cursor: int, detail: int = 0) -> InspectionReply:
-        """What the name at the cursor is; nothing while a cell runs."""
+        """Describe the name at the cursor; return nothing while a cell runs."""
         ...
 
     async def check(self, code: str) -> CompletenessReply:
-        """Whether code is a whole cell; unknown while a cell runs."""
+        """Return whether code is a whole cell; unknown while a cell runs."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of the session, which goes on; may be called twice."""
+        """Detach from the session, which goes on; may be called twice."""
         ...

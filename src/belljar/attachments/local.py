@@ -1,4 +1,8 @@
-"""A hold on a session of this process."""
+"""Attaching to a session of this process.
+
+Output of cells is read from the journal when the front end is ready for it. Messages of widgets are not in the journal:
+`CommViews` keeps them until their place in that output, within a limit. Does not know how a front end is connected.
+"""
 
 import asyncio
 import json
@@ -37,24 +41,24 @@ from belljar.toolbox.base import QuestionReply
 _T = TypeVar("_T")
 _BATCH = 100
 _LONG_S = 3600.0
-# A name that is completed a second late is completed too late: who types has gone on.
+# A completion that is a second late is too late, because the person has typed on.
 TURN_PATIENCE_S = 1.0
 
 
 def attach(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
-    """Hold a session; with an author, cells are marked as theirs rather than the owner's."""
+    """Attach to a session; with an author, cells are marked as theirs rather than the owner's."""
     return LocalAttachment(session, registry.executions.display_reader(session.id), author)
 
 
 class LocalAttachment:
-    """See `Attached`."""
+    """An `AttachedSession` whose session is in this process."""
 
     def __init__(self, session: Session, read_display: ReadDisplay, author: str) -> None:
         self._session = session
         self._read_display = read_display
         self._author = author
         self._own: set[str] = set()
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._queue: asyncio.Queue[Execution | CommUpdate | CommHeard | None] = asyncio.Queue()
         self._views = CommViews()
         last = session.queue.latest()
@@ -67,48 +71,48 @@ class LocalAttachment:
 
     @property
     def session_id(self) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._session.id
 
     @property
     def environment(self) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._session.environment
 
     @property
     def python_version(self) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         kernel = self._session.session_kernel.kernel
         return kernel.environment.version if isinstance(kernel, IPythonKernel) else ""
 
     @property
     def count(self) -> int:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._count
 
     def _on_execution(self, execution: Execution | None) -> None:
         if execution is None:
             self._queue.put_nowait(None)
-        elif execution.id not in self._told and (execution.has_started or execution.id in self._own):
-            self._told.add(execution.id)
+        elif execution.id not in self._announced and (execution.has_started or execution.id in self._own):
+            self._announced.add(execution.id)
             self._queue.put_nowait(execution)
         elif execution.is_finished:
-            self._told.discard(execution.id)
+            self._announced.discard(execution.id)
 
     def _on_comm(self, source_id: str, sequence: int, event: Event | None) -> None:
         if event is None:
             self._queue.put_nowait(CommHeard(request_id=source_id))
-        elif (word := self._views.taken(source_id, event)) is None:
+        elif (update := self._views.taken(source_id, event)) is None:
             return
-        elif source_id in self._told:
-            self._views.hold_back(word, sequence)
+        elif source_id in self._announced:
+            self._views.hold_back(update, sequence)
         else:
-            self._queue.put_nowait(word)
+            self._queue.put_nowait(update)
 
-    # News
+    # What happens in the session
 
     async def news(self) -> AsyncGenerator[SessionEvent]:
-        """See `Attached`. Read from the journal, so a slow reader loses nothing."""
+        """See `AttachedSession`. Read from the journal, so a slow reader loses nothing."""
         while (next_one := await self._queue.get()) is not None:
             if isinstance(next_one, Execution):
                 async for item in self._news_of(next_one):
@@ -122,7 +126,7 @@ class LocalAttachment:
         count = self._count + 1
         yield ExecutionStarted(execution_id=execution.id, code=execution.cell.code, count=count, is_own=is_own)
         has_error = False
-        async for item in self._said_by(execution, count, is_own=is_own):
+        async for item in self._outputs_of(execution, count, is_own=is_own):
             has_error = has_error or (isinstance(item, ExecutionOutput) and item.output == "error")
             yield item
         result = execution.result()
@@ -132,24 +136,26 @@ class LocalAttachment:
         self._count = result.execution_count
         yield ExecutionEnded(execution_id=execution.id, status=result.status, count=result.execution_count)
 
-    async def _said_by(self, execution: Execution, count: int, *, is_own: bool) -> AsyncGenerator[SessionEvent]:
+    async def _outputs_of(self, execution: Execution, count: int, *, is_own: bool) -> AsyncGenerator[SessionEvent]:
         seen = asked = 0
         while True:
-            # Asked first: what is said between the two questions is then found by the next look.
+            # Read this first: what is written between this line and the next is then found in the next round.
             is_finished = execution.is_finished
             events = list(islice(self._session.journal.events(execution.id, seen), _BATCH))
             for event in events:
-                for word in self._views.due(execution.id, event.sequence):
-                    yield word
+                for update in self._views.due(execution.id, event.sequence):
+                    yield update
                 seen = event.sequence
-                # Who ran it knows who did.
-                if (said := await self._said(execution, event, count)) and not (is_own and "author" in event.data):
-                    yield said
+                # The front end that ran the cell need not be told its author.
+                if (output := await self._read_output(execution, event, count)) and not (
+                    is_own and "author" in event.data
+                ):
+                    yield output
             question = execution.question
-            words = [*self._views.due(execution.id, seen + 1)]
-            for word in words:
-                yield word
-            if events or words:
+            updates = [*self._views.due(execution.id, seen + 1)]
+            for update in updates:
+                yield update
+            if events or updates:
                 continue
             if is_finished:
                 return
@@ -164,7 +170,7 @@ class LocalAttachment:
                 continue
             await execution.wait_for_change(_LONG_S)
 
-    async def _said(self, execution: Execution, event: OutputEvent, count: int) -> ExecutionOutput | None:
+    async def _read_output(self, execution: Execution, event: OutputEvent, count: int) -> ExecutionOutput | None:
         if event.kind in ("display", "result"):
             output = await asyncio.to_thread(output_of, event, self._read_display, count)
         else:
@@ -174,7 +180,7 @@ class LocalAttachment:
     # Cells
 
     async def execute(self, code: str, *, allow_input: bool) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         session = self._session
         session.lease.touch()
         execution = session.submit(
@@ -184,7 +190,7 @@ class LocalAttachment:
         return execution.id
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         execution = self._session.queue.find(execution_id)
         if execution is None or execution_id not in self._own or (asked := execution.question) is None:
             return
@@ -192,7 +198,7 @@ class LocalAttachment:
         execution.reply(QuestionReply("decline") if values is None else QuestionReply("accept", values), question)
 
     async def interrupt(self) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         self._session.comms.interrupt()
         for execution in reversed(self._session.queue.running()):
             execution.interrupt()
@@ -200,31 +206,31 @@ class LocalAttachment:
     # Widgets
 
     async def send_comm(self, request_id: str, message: CommMessage) -> None:
-        """See `Attached`."""
-        # Aside: it goes on when who sent it has gone, and ends with the session.
+        """See `AttachedSession`."""
+        # In a task of the session, so that it goes on when the front end has gone, and ends with the session.
         session = self._session
         session.queue.run_aside(session.comms.deliver(request_id, message, self._author))
 
     async def comms(self) -> dict[str, str]:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return await self._between_cells(lambda _: self._session.comms.opened()) or {}
 
-    # What a person who types wants to know
+    # Help for a person who types
 
     async def complete(self, code: str, cursor: int) -> CompletionReply:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         found = await self._between_cells(lambda kernel: kernel.complete(code, cursor))
         if found is None:
             return CompletionReply(matches=[], start=cursor, end=cursor)
         return CompletionReply(matches=found.matches, start=found.start, end=found.end)
 
     async def inspect(self, code: str, cursor: int, detail: int = 0) -> InspectionReply:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         found = await self._between_cells(lambda kernel: kernel.inspect(code, cursor, detail=detail))
         return InspectionReply(data=found or {})
 
     async def check(self, code: str) -> CompletenessReply:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         found = await self._between_cells(lambda kernel: kernel.check_complete(code))
         return (
             CompletenessReply(status=found.status, indent=found.indent)
@@ -233,7 +239,7 @@ class LocalAttachment:
         )
 
     async def _between_cells(self, ask: Callable[[Kernel], Awaitable[_T]]) -> _T | None:
-        """The kernel's answer, in the session's turn; None when others have it."""
+        """Return the kernel's answer, asked under the session's turn; None when the session is busy."""
         session = self._session
         if session.is_busy:
             return None
@@ -252,7 +258,7 @@ class LocalAttachment:
             session.turn.release()
 
     async def aclose(self) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         if self._on_execution in self._session.watchers:
             self._session.watchers.discard(self._on_execution)
             self._session.comms.unsubscribe(self._on_comm)
@@ -263,19 +269,17 @@ class LocalAttachment:
             self._queue.put_nowait(None)
 
 
-# What widgets say, on its way to one front end: in its place between the outputs of cells, and not without bound.
-# Outputs are read from the journal when the front end is ready for them. Words of widgets are not kept there, so they
-# wait here, and those that a front end is too slow for are lost to it.
+# Messages of widgets that wait for one front end. Those that it is too slow for are dropped.
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
-# What the shortest word takes in memory while it waits.
+# What the shortest message takes in memory while it waits.
 WORD_BYTES = 1_000
 _LOST = "[belljar: the front end is too slow for its widgets: some of what they said is lost]\n"
 
 
 @dataclass(frozen=True, slots=True)
 class CommUpdate:
-    """Something said that waits: as text, of which nested data takes many times as much."""
+    """A message of a widget that waits, kept as JSON text because nested data takes many times as much memory."""
 
     source_id: str
     output: OutputKind
@@ -285,12 +289,12 @@ class CommUpdate:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Return about what it takes in memory."""
         return WORD_BYTES + len(self.content) + len(self.metadata) + sum(map(len, self.buffers))
 
 
 class CommViews:
-    """One front end's."""
+    """The messages of widgets that wait for one front end, with a limit on their size."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[int, CommUpdate]]] = {}
@@ -298,7 +302,7 @@ class CommViews:
         self._is_behind = False
 
     def taken(self, source_id: str, event: Event) -> CommUpdate | None:
-        """An event that is to be told; None for what is not, or one too many."""
+        """Return what to pass on to the front end for an event; None if nothing, or if too much waits already."""
         if self._waiting_bytes > MOST_WAITING_BYTES:
             if self._is_behind:
                 return None
@@ -307,31 +311,31 @@ class CommViews:
             self._is_behind = False
         if (output := output_at_once(event)) is None:
             return None
-        word = CommUpdate(source_id, output[0], json.dumps(output[1]))
+        update = CommUpdate(source_id, output[0], json.dumps(output[1]))
         if isinstance(event, CommMessage):
-            word = CommUpdate(source_id, output[0], word.content, json.dumps(event.metadata), event.buffers)
-        self._waiting_bytes += word.size_bytes
-        return word
+            update = CommUpdate(source_id, output[0], update.content, json.dumps(event.metadata), event.buffers)
+        self._waiting_bytes += update.size_bytes
+        return update
 
-    def hold_back(self, word: CommUpdate, sequence: int) -> None:
-        """It comes after so many events of its execution."""
-        self._waiting.setdefault(word.source_id, deque()).append((sequence, word))
+    def hold_back(self, update: CommUpdate, sequence: int) -> None:
+        """Keep a message until that many events of its execution were passed on."""
+        self._waiting.setdefault(update.source_id, deque()).append((sequence, update))
 
     def due(self, execution_id: str, sequence: int) -> Iterator[ExecutionOutput]:
-        """What was said before the execution's event of that number."""
+        """Yield the messages that came before the execution's event of that number."""
         waiting = self._waiting.get(execution_id)
         while waiting and waiting[0][0] < sequence:
             yield self.told(waiting.popleft()[1])
         if waiting is not None and not waiting:
             self._waiting.pop(execution_id, None)
 
-    def told(self, word: CommUpdate) -> ExecutionOutput:
-        """The news of it, which waits no longer."""
-        self._waiting_bytes -= word.size_bytes
+    def told(self, update: CommUpdate) -> ExecutionOutput:
+        """Return the message for the front end, and count it as waiting no longer."""
+        self._waiting_bytes -= update.size_bytes
         return ExecutionOutput(
-            execution_id=word.source_id,
-            output=word.output,
-            content=json.loads(word.content),
-            metadata=json.loads(word.metadata),
-            buffers=[*word.buffers],
+            execution_id=update.source_id,
+            output=update.output,
+            content=json.loads(update.content),
+            metadata=json.loads(update.metadata),
+            buffers=[*update.buffers],
         )

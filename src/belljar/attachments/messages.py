@@ -1,6 +1,6 @@
-"""What is said between a session and the people who share it, as JSON: requests one way, replies and news the other.
+"""The JSON messages between a session and the people attached to it: requests one way, replies and events the other.
 
-Outputs have the content of Jupyter's messages of the same name. Neither side trusts the other's form.
+Outputs have the content of Jupyter's messages of the same name. Both sides check the form of what they receive.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,27 +15,27 @@ from belljar.outputs.jupyter_messages import OutputKind
 
 
 class SessionsRequest(Model):
-    """The first word: a list of all sessions, whose form is in `control.py`; the server hangs up after it."""
+    """As first message: ask for a list of all sessions, whose form is in `control.py`. The server then hangs up."""
 
     op: Literal["sessions"] = "sessions"
 
 
 class AttachRequest(Model):
-    """The first word: which session."""
+    """As first message: attach to this session."""
 
     op: Literal["attach"] = "attach"
     session_id: str
 
 
 class OpenRequest(Model):
-    """The first word: a new session, of whoever says it."""
+    """As first message: open a new session, owned by the sender."""
 
     op: Literal["open"] = "open"
     environment: str = ""
 
 
 class EndRequest(Model):
-    """End the session that this connection opened; nothing of it stays."""
+    """End the session that this connection opened, and delete all of it."""
 
     op: Literal["end"] = "end"
 
@@ -55,11 +55,11 @@ class AnswerRequest(Model):
     execution_id: str
     text: str | None
     question: int
-    """Which one, by its number: the answer to one that is over is none to the next."""
+    """The number of the question, so that a late answer is not taken for the answer to the next one."""
 
 
 class CommRequest(Model):
-    """Hand a word to a widget; what comes of it is in the news, under `request_id`, until it is heard."""
+    """Deliver a message to a widget. What comes of it is reported under `request_id`, until `CommHeard`."""
 
     op: Literal["comm"] = "comm"
     request_id: str = Field(max_length=200)
@@ -67,19 +67,19 @@ class CommRequest(Model):
 
 
 class CommsRequest(Model):
-    """Which comms are open."""
+    """Ask which comms are open."""
 
     op: Literal["comms"] = "comms"
 
 
 class InterruptRequest(Model):
-    """Stop what runs and what waits."""
+    """Interrupt the running cell and the queued ones."""
 
     op: Literal["interrupt"] = "interrupt"
 
 
 class CompleteRequest(Model):
-    """Which names fit at the cursor."""
+    """Ask which names fit at the cursor."""
 
     op: Literal["complete"] = "complete"
     code: str
@@ -87,7 +87,7 @@ class CompleteRequest(Model):
 
 
 class InspectRequest(Model):
-    """What the name at the cursor is."""
+    """Ask what the name at the cursor is."""
 
     op: Literal["inspect"] = "inspect"
     code: str
@@ -96,7 +96,7 @@ class InspectRequest(Model):
 
 
 class CompletenessRequest(Model):
-    """Whether code is a whole cell."""
+    """Ask whether code is a whole cell."""
 
     op: Literal["check"] = "check"
     code: str
@@ -117,7 +117,7 @@ Request = Annotated[
 
 
 class NumberedRequest(Model):
-    """A request, and the number its reply will have."""
+    """A request and the number that its reply will have."""
 
     number: int
     request: Request
@@ -127,27 +127,27 @@ class NumberedRequest(Model):
 
 
 class DoneReply(Model):
-    """It was done."""
+    """The request was carried out."""
 
     kind: Literal["done"] = "done"
 
 
 class QueuedReply(Model):
-    """A cell waits for its turn."""
+    """The cell is queued."""
 
     kind: Literal["queued"] = "queued"
     execution_id: str
 
 
 class OpenedReply(Model):
-    """The targets of comms, by their ids; empty while a cell runs."""
+    """The targets of the open comms by comm id; empty while a cell runs."""
 
     kind: Literal["opened"] = "opened"
     comms: dict[str, str]
 
 
 class CompletionReply(Model):
-    """Names that fit, and the span they replace."""
+    """The names that fit, and the span of the code that they replace."""
 
     kind: Literal["completed"] = "completed"
     matches: list[str]
@@ -156,7 +156,7 @@ class CompletionReply(Model):
 
 
 class InspectionReply(Model):
-    """What a name is; empty for nothing."""
+    """The description of a name; empty for nothing."""
 
     kind: Literal["inspected"] = "inspected"
     data: dict[str, JsonValue]
@@ -171,7 +171,7 @@ class CompletenessReply(Model):
 
 
 class RefusedReply(Model):
-    """An error: `told` is its code and its message."""
+    """The request failed: `told` is the code and the message of the error."""
 
     kind: Literal["refused"] = "refused"
     told: str
@@ -192,64 +192,64 @@ class NumberedReply(Model):
     reply: Reply
 
 
-# News
+# Events
 
 
 class AttachedMessage(Model):
-    """The session is there."""
+    """The answer to `AttachRequest` and `OpenRequest`: the session is attached."""
 
     kind: Literal["welcome"] = "welcome"
     session_id: str
     environment: str
     python_version: str
     count: int
-    """Of its last cell."""
+    """The number of its last cell."""
 
 
 class ExecutionStarted(Model):
-    """A cell's turn has come; `count` is what its kernel will number it with, unless it starts anew."""
+    """A cell begins; `count` is the number that its kernel will give it, unless the kernel is replaced first."""
 
     kind: Literal["begun"] = "begun"
     execution_id: str
     code: str
     count: int
     is_own: bool
-    """Whether it was queued by whoever reads this."""
+    """Whether it was queued over this connection."""
 
 
 class ExecutionOutput(Model):
-    """An output, or a widget's word, as Jupyter names it."""
+    """An output of a cell, or a message of a widget; `output` is Jupyter's name of the message."""
 
     kind: Literal["said"] = "said"
     execution_id: str
-    """Or the id of a request that is being heard."""
+    """The id of the execution, or of the `CommRequest` that caused it."""
     output: OutputKind
     content: dict[str, Any]
     metadata: dict[str, Any] = Field(default_factory=dict)
     buffers: list[str] = Field(default_factory=list)
-    """Of a comm's message, in base64."""
+    """The buffers of a comm message, in base64."""
 
 
 class QuestionAsked(Model):
-    """A cell of the reader's own waits for an answer."""
+    """A cell that was queued over this connection waits for an answer."""
 
     kind: Literal["asks"] = "asks"
     execution_id: str
     prompt: str
     is_password: bool
     question: int
-    """Its number, for the answer."""
+    """The number of the question, for the answer."""
 
 
 class CommHeard(Model):
-    """A widget has had its word, and all that came of it was told."""
+    """A widget has received the message of a `CommRequest`, and all that came of it was sent."""
 
     kind: Literal["heard"] = "heard"
     request_id: str
 
 
 class ExecutionEnded(Model):
-    """A cell is over."""
+    """A cell has ended."""
 
     kind: Literal["ended"] = "ended"
     execution_id: str
@@ -277,7 +277,7 @@ ToClient = Annotated[
     Field(discriminator="kind"),
 ]
 
-# Made ready when the first person attaches, as the models are.
+# The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
 first: TypeAdapter[SessionsRequest | AttachRequest | OpenRequest] = TypeAdapter(
     Annotated[SessionsRequest | AttachRequest | OpenRequest, Field(discriminator="op")], config=_LATE

@@ -1,4 +1,7 @@
-"""A hold on a session of a running server of the same user, over its socket."""
+"""Attaching to a session of a running server of the same user, over the server's socket.
+
+Finds the server and the session, and is the client of `server.py`.
+"""
 
 import asyncio
 import itertools
@@ -41,13 +44,13 @@ from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNo
 from belljar.outputs.events import CommMessage
 
 _Reply = TypeVar("_Reply", DoneReply, QueuedReply, OpenedReply, CompletionReply, InspectionReply, CompletenessReply)
-_NEWS_AHEAD = 1_000
-_TOLD = 5
+_MAX_QUEUED_EVENTS = 1_000
+_MAX_NAMED = 5
 
 
 @asynccontextmanager
 async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[AttachedSession]:
-    """Hold the one live session whose id begins like this, on whichever server of the data directory it is."""
+    """Attach to the one live session whose id begins with `prefix`, on any server of the data directory."""
     session_id, server_pid = await _find(data_directory, prefix)
     attached = RemoteAttachment(await _connect(data_directory, f"{server_pid}-*"))
     try:
@@ -59,12 +62,12 @@ async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenera
 
 @asynccontextmanager
 async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[AttachedSession]:
-    """Hold a new session on a running server of the data directory; it ends with the block."""
+    """Open a session on a running server of the data directory and attach to it; it ends with the block."""
     attached = RemoteAttachment(await _connect(data_directory))
     try:
         await attached.greet(OpenRequest(environment=environment))
         yield attached
-        with suppress(BelljarError):  # the session, or the server, may have gone before us
+        with suppress(BelljarError):  # the session or the server may have ended before
             await attached.end()
     finally:
         await attached.aclose()
@@ -76,7 +79,7 @@ async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
     if len(found) == 1:
         return found[0]
     known = [session_id for session_id, _ in found] or [info.session_id for _, _, info in live]
-    names = ", ".join(known[:_TOLD])
+    names = ", ".join(known[:_MAX_NAMED])
     if found:
         which = f"{prefix} begins the ids of {len(found)}" if prefix else f"there are {len(found)}"
         raise InvalidArgument(f"{which} live sessions", hint=f"Name one of {names}")
@@ -98,19 +101,19 @@ async def _connect(data_directory: Path, run: str = "*") -> ipc.MessageStream:
 
 
 class RemoteAttachment:
-    """See `Attached`; made by `open_attachment`."""
+    """An `AttachedSession` whose session is in another process; made by `open_attachment` and `open_served`."""
 
     def __init__(self, stream: ipc.MessageStream) -> None:
         self._stream = stream
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[messages.Reply]] = {}
-        self._news: asyncio.Queue[SessionEvent] = asyncio.Queue(_NEWS_AHEAD)
+        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self._reading: asyncio.Task[None] | None = None
         self._welcome: AttachedMessage | None = None
         self._count = 0
 
     async def greet(self, wanted: AttachRequest | OpenRequest) -> None:
-        """Say which session; must come first."""
+        """Say which session is wanted, and start to read. Called first."""
         await self._stream.send(wanted.model_dump())
         answer = await self._receive()
         if isinstance(answer, RefusedReply):
@@ -122,28 +125,28 @@ class RemoteAttachment:
 
     @property
     def session_id(self) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._welcome.session_id if self._welcome else ""
 
     @property
     def environment(self) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._welcome.environment if self._welcome else ""
 
     @property
     def python_version(self) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._welcome.python_version if self._welcome else ""
 
     @property
     def count(self) -> int:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return self._count
 
     async def news(self) -> AsyncGenerator[SessionEvent]:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         while True:
-            item = await self._news.get()
+            item = await self._events.get()
             if isinstance(item, messages.ExecutionEnded):
                 self._count = item.count
             yield item
@@ -151,50 +154,50 @@ class RemoteAttachment:
                 return
 
     async def execute(self, code: str, *, allow_input: bool) -> str:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return (await self._ask(ExecuteRequest(code=code, allow_input=allow_input), QueuedReply)).execution_id
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         await self._ask(AnswerRequest(execution_id=execution_id, text=text, question=question), DoneReply)
 
     async def send_comm(self, request_id: str, message: CommMessage) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         await self._ask(CommRequest(request_id=request_id, comm=message), DoneReply)
 
     async def comms(self) -> dict[str, str]:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return (await self._ask(CommsRequest(), OpenedReply)).comms
 
     async def interrupt(self) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         await self._ask(InterruptRequest(), DoneReply)
 
     async def complete(self, code: str, cursor: int) -> CompletionReply:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return await self._ask(CompleteRequest(code=code, cursor=cursor), CompletionReply)
 
     async def inspect(self, code: str, cursor: int, detail: int = 0) -> InspectionReply:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return await self._ask(InspectRequest(code=code, cursor=cursor, detail=detail), InspectionReply)
 
     async def check(self, code: str) -> CompletenessReply:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         return await self._ask(CompletenessRequest(code=code), CompletenessReply)
 
     async def end(self) -> None:
-        "EndRequest the session, if it was opened from here."
+        """End the session, if it was opened over this connection."""
         await self._ask(EndRequest(), DoneReply)
 
     async def aclose(self) -> None:
-        """See `Attached`."""
+        """See `AttachedSession`."""
         self._stream.close()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         self._end()
 
-    # The wire
+    # The connection
 
     async def _ask(self, request: Request, kind: type[_Reply]) -> _Reply:
         number = next(self._numbers)
@@ -231,9 +234,9 @@ class RemoteAttachment:
                     case AttachedMessage() | RefusedReply():
                         pass
                     case _:
-                        await self._news.put(message)
+                        await self._events.put(message)
         except EngineError:
-            await self._news.put(SessionEnded())
+            await self._events.put(SessionEnded())
         finally:
             self._end()
 

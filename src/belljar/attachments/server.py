@@ -1,7 +1,7 @@
-"""The operator's socket of a server, which only its own user can open: a list of sessions, or a hold on one.
+"""The operator's socket of a server, which only its own user can open: lists sessions, or attaches to one.
 
-The socket's folder is closed to others (0700), and that is all the authority there is: whoever may open it may run code
-in every session, whoever owns it.
+The socket's folder is closed to others (0700), and nothing else is checked: whoever can open the socket may run code in
+every session, whoever owns it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from belljar.sessions.registry import Registry
 
 @asynccontextmanager
 async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[None]:
-    """Answer at the socket in `run_folder` while the server lives, one task a connection."""
+    """Answer on the socket in `run_folder` until the block ends, with one task for each connection."""
 
     async def converse(stream: ipc.MessageStream) -> None:
         wanted = await stream.receive(messages.first.validate_json)
@@ -46,14 +46,14 @@ async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerato
 
 
 class _AttachedPeer:
-    """One person's hold on one session, until either side hangs up."""
+    """One connection that is attached to one session, until either side hangs up."""
 
     def __init__(self, stream: ipc.MessageStream, registry: Registry) -> None:
         self._stream = stream
         self._registry = registry
         self._owner = ""
-        """Of the session, where it was opened from here."""
-        self._last_word: int | None = None
+        """The owner of the session, if it was opened over this connection."""
+        self._end_request: int | None = None
 
     async def run(self, wanted: messages.AttachRequest | messages.OpenRequest) -> None:
         try:
@@ -90,7 +90,7 @@ class _AttachedPeer:
 
     async def _converse(self, attached: LocalAttachment) -> None:
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._tell(attached)), loop.create_task(self._listen(attached))]
+        tasks = [loop.create_task(self._send_events(attached)), loop.create_task(self._listen(attached))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -102,26 +102,29 @@ class _AttachedPeer:
             await attached.aclose()
 
     async def _end(self, attached: LocalAttachment) -> None:
-        """Here, where nothing is cancelled by the end of what it ends."""
-        if self._last_word is not None:
+        """Clear the session after an `EndRequest`.
+
+        Done after the conversation, because the end of the session would cancel a task in it.
+        """
+        if self._end_request is not None:
             if self._owner:
                 with contextlib.suppress(SessionNotFound):
                     await self._registry.clear(attached.session_id, self._owner)
-            await self._send(NumberedReply(number=self._last_word, reply=DoneReply()))
+            await self._send(NumberedReply(number=self._end_request, reply=DoneReply()))
 
-    async def _tell(self, attached: LocalAttachment) -> None:
+    async def _send_events(self, attached: LocalAttachment) -> None:
         async with aclosing(attached.news()) as news:
             async for item in news:
                 await self._send(item)
 
     async def _listen(self, attached: LocalAttachment) -> None:
-        # Each in a task of its own: an interrupt must not wait behind a completion.
+        # Each request has a task of its own, because an interrupt must not wait behind a completion.
         answering: set[asyncio.Task[None]] = set()
         try:
             while True:
                 asked = await self._stream.receive(messages.numbered.validate_json)
                 if isinstance(asked.request, messages.EndRequest):
-                    self._last_word = asked.number
+                    self._end_request = asked.number
                     return
                 task = asyncio.get_running_loop().create_task(self._answer(attached, asked))
                 answering.add(task)
@@ -156,7 +159,7 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
         case messages.InterruptRequest():
             await attached.interrupt()
         case messages.EndRequest():
-            pass  # ends the conversation, not here
+            pass  # `_listen` has handled it
         case messages.CompleteRequest(code=code, cursor=cursor):
             return await attached.complete(code, cursor)
         case messages.InspectRequest(code=code, cursor=cursor, detail=detail):

@@ -1,8 +1,7 @@
-"""A running belljar server as Python code uses it: the sessions of `api.py`, over MCP.
+"""A running belljar server as Python code uses it: the session handles of `api.py`, over MCP.
 
-`connecting.py` opens the connection and `server.py` sessions over it; `session.py` is the handle of one, `calls.py`
-calls its tools, `answering.py` reads what comes back. Knows the tools of the `interpreter` surface; imports nothing of
-the engine.
+`server.py` opens the connection and sessions over it, `session.py` is the handle of one, and `connection.py` calls
+tools and reads their answers. Knows the tools of the `interpreter` surface; imports nothing of the engine.
 """
 
 from belljar.client.server import RemoteServer, connect

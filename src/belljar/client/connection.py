@@ -1,4 +1,7 @@
-"""Tools called and resources read on a connected server."""
+"""Calls tools and reads resources on a connected server, and turns its answers into fields, questions and errors.
+
+Does not know what the tools do.
+"""
 
 import contextlib
 from base64 import b64decode
@@ -24,26 +27,24 @@ from belljar.answers import values_of
 from belljar.errors import BelljarError, EngineError, InvalidArgument, named_error
 from belljar.models import ExecutionResult
 
-# What a server answers: fields, questions and refusals, which are raised as errors of ours. Sends nothing.
-
 Fields = dict[str, Any]
 
 _REFUSAL = frozenset({"success", "error", "hint"})
 
 
 def result_of(fields: Fields) -> ExecutionResult:
-    """The result in the fields of an answer, whatever events came with it."""
+    """Return the result in the fields of an answer, without the events that came with it."""
     return ExecutionResult.model_validate({name: value for name, value in fields.items() if name != "events"})
 
 
 def fields_of(answer: CallToolResult) -> Fields:
-    """The structured content of an answer; a call that was refused raises what it was told."""
+    """Return the structured content of an answer; a refusal is raised as the error that it names."""
     fields = answer.structured_content
     if isinstance(fields, dict) and not _REFUSAL.issuperset(cast("Fields", fields)):
         return cast("Fields", fields)
     if isinstance(fields, dict):
-        told = cast("Fields", fields)
-        raise named_error(str(told.get("error")), str(told.get("hint") or ""))
+        refusal = cast("Fields", fields)
+        raise named_error(str(refusal.get("error")), str(refusal.get("hint") or ""))
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
     if " validation error" in text:
         raise InvalidArgument(text)
@@ -51,13 +52,13 @@ def fields_of(answer: CallToolResult) -> Fields:
 
 
 def prompt_of(question: InputRequiredResult) -> str:
-    """What the server asks, for a person to read."""
+    """Return what the server asks, for a person to read."""
     requests = (question.input_requests or {}).values()
     return "\n".join(request.params.message for request in requests if isinstance(request, ElicitRequest))
 
 
 def answers_to(question: InputRequiredResult, text: str | None) -> InputResponses:
-    """The answer to all it asks; None declines."""
+    """Return the answer to all that the server asks; None declines."""
     return {key: _response(request, text) for key, request in (question.input_requests or {}).items()}
 
 
@@ -70,17 +71,17 @@ def _response(request: object, text: str | None) -> ElicitResult:
 
 @contextlib.contextmanager
 def mapped_errors() -> Generator[None]:
-    """Have what the SDK raises raised as errors of ours."""
+    """Raise the SDK's errors as ours."""
     try:
         yield
     except MCPError as error:
-        raise error_told(error) from error
+        raise as_belljar_error(error) from error
     except ValidationError as error:
         raise EngineError(f"the server's answer has not the form of MCP: {error.errors()[0]['msg']}") from error
 
 
-def error_told(error: MCPError) -> BelljarError:
-    """An error of the SDK as ours; the server puts the code of its own in front of the message."""
+def as_belljar_error(error: MCPError) -> BelljarError:
+    """Return an error of the SDK as ours; the server puts the code of our error in front of the message."""
     data: object = error.data
     hint = str(cast("Fields", data).get("hint", "")) if isinstance(data, dict) else ""
     named = named_error(error.message, hint)
@@ -89,13 +90,13 @@ def error_told(error: MCPError) -> BelljarError:
 
 
 class ServerCalls:
-    """What can be asked of a server."""
+    """Calls tools and reads resources over one connection."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Fields:
-        """The fields of a tool's answer; a refusal is raised."""
+        """Call a tool and return the fields of its answer; a refusal is raised."""
         answer = await self.send(tool, arguments)
         if isinstance(answer, InputRequiredResult):
             raise EngineError(f"the server asked a question in answer to {tool}")
@@ -110,7 +111,7 @@ class ServerCalls:
         *,
         wants_events: bool = False,
     ) -> CallToolResult | InputRequiredResult:
-        """One call, or its continuation with the answers to a question."""
+        """Send a call, or its continuation with the answers to a question."""
         for name, value in arguments.items():
             _check_text(name, value)
         meta: Fields = {"belljar/structured": "always", **({"belljar/events": True} if wants_events else {})}
@@ -125,7 +126,7 @@ class ServerCalls:
             )
 
     async def read(self, uri: str) -> bytes:
-        """What stands behind a resource's URI."""
+        """Return the content of a resource."""
         with mapped_errors():
             answer = await self._client.read_resource(uri)
         content = answer.contents[0]
@@ -133,7 +134,7 @@ class ServerCalls:
 
 
 def _check_text(name: str, value: object) -> None:
-    """Refuse what no message can hold: the SDK would give up the whole connection over it."""
+    """Refuse text that no message can hold, because the SDK would end the whole connection over it."""
     for each in cast("list[object]", value) if isinstance(value, list) else [value]:
         try:
             if isinstance(each, str):

@@ -1,4 +1,7 @@
-"""A connected server: sessions opened on it, which end with their block."""
+"""Connects to a server, over HTTP with a key or over anything else that an MCP client connects to.
+
+Opens sessions on it, which end with their block. Knows nothing of what sessions do.
+"""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -13,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 from mcp.types import INTERNAL_ERROR, ElicitRequestParams, ElicitResult
 
-from belljar.client.connection import ServerCalls, error_told
+from belljar.client.connection import ServerCalls, as_belljar_error
 from belljar.client.session import RemoteSession
 from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
 from belljar.handles import SessionHandle
@@ -26,23 +29,21 @@ class RemoteServer(ServerCalls):
 
     @asynccontextmanager
     async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
-        """A session on the server, cleared when the block ends."""
+        """Open a session on the server, and clear it and its forks when the block ends."""
         fields = await self.call("new_session", {"environment": environment})
-        family: list[RemoteSession] = []
-        handle = RemoteSession(self, str(fields["session_id"]), family)
+        handles: list[RemoteSession] = []
+        handle = RemoteSession(self, str(fields["session_id"]), handles)
         try:
             yield handle
         finally:
-            # A server that is out of reach ends the sessions by itself when nothing has used them for a while.
+            # A server that cannot be reached ends the sessions by itself when nothing has used them for a while.
             with anyio.move_on_after(CLEAR_TIMEOUT_S, shield=True):
-                for member in [*family]:
+                for opened in [*handles]:
                     with contextlib.suppress(BelljarError):
-                        await member.aclose()
+                        await opened.aclose()
 
 
-# The connection to a server: over HTTP with a key, or over anything else that an MCP client connects to.
-
-# A server that makes its environment for the first session is silent for minutes.
+# A server that makes its environment for the first session does not answer for minutes.
 _TIMEOUT = httpx2.Timeout(30, read=600)
 START_HINT = "Start one with: belljar serve --http 127.0.0.1:8000"
 
@@ -70,9 +71,9 @@ async def _open_client(server: Target, api_key: str | None) -> AsyncGenerator[Cl
             if not server.startswith(("http://", "https://")):
                 raise InvalidArgument(f"{server!r} is not a URL", hint="Use one like http://127.0.0.1:8000/mcp")
             http = await stack.enter_async_context(_HttpClient(headers=_credentials(api_key), timeout=_TIMEOUT))
-            # The server limits its answers; the limit here, 1 MiB unless told otherwise, would lose them.
+            # The server limits its answers. The SDK's own limit, 1 MiB by default, would lose larger ones.
             target = streamable_http_client(server, http_client=http, max_sse_event_size=None)
-        # Files change, so nothing is cached; a callback must be there for the server to pass questions on.
+        # Nothing is cached, because files change. Without a callback the server would not pass questions on.
         client = Client(target, cache=None, elicitation_callback=_decline)
         try:
             await stack.enter_async_context(client)
@@ -86,12 +87,12 @@ def _credentials(api_key: str | None) -> dict[str, str]:
 
 
 async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Questions of cells are answered in `session.py`; one outside a call of ours has nobody to answer it."""
+    """Decline a question outside a call of ours, which nobody can answer. `session.py` answers those of cells."""
     return ElicitResult(action="decline")
 
 
 class _HttpClient(httpx2.AsyncClient):
-    """Turns a failure on the way into an answer, because one exception ends the SDK's whole connection."""
+    """Turns a failed HTTP request into an answer, because an exception would end the SDK's whole connection."""
 
     async def send(self, request: httpx2.Request, *args: Any, **kwargs: Any) -> httpx2.Response:
         place = request.url.copy_with(query=None, username=None, password=None)
@@ -113,11 +114,13 @@ def _refused(request: httpx2.Request, message: str, hint: str) -> httpx2.Respons
 
 
 def _unopened(server: Target, error: BaseException) -> BelljarError:
-    """Why a connection could not be opened, in one line."""
+    """Return an error that says in one line why a connection could not be opened."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    told = error_told(error) if isinstance(error, MCPError) else EngineError(str(error) or type(error).__name__)
-    if told.hint:
-        return told
+    mapped = as_belljar_error(error) if isinstance(error, MCPError) else EngineError(str(error) or type(error).__name__)
+    if mapped.hint:
+        return mapped
     place = server if isinstance(server, str) else type(server).__name__
-    return EngineError(f"no MCP connection to {place}: {told.message}", hint="Give the URL of a belljar server's /mcp")
+    return EngineError(
+        f"no MCP connection to {place}: {mapped.message}", hint="Give the URL of a belljar server's /mcp"
+    )

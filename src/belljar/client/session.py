@@ -1,7 +1,7 @@
-"""A session of a connected server.
+"""The handle of a session on a connected server.
 
-A cell is never waited for in one long call: it is started, and then asked after until it has ended, so no time limit
-on the way can lose its result.
+A cell is never waited for in one long call. It is started, and then its result is asked for until it has ended, so that
+no time limit between here and the server can lose the result.
 """
 
 import contextlib
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 FIRST_WAIT_S = 2.0
 NEXT_WAIT_S = 20.0
 LOOK_AGAIN_S = 0.25
-# More events in one answer than this: there are more already, so the next look need not wait.
+# If an answer has more events than this, more are there already, so the next request does not wait.
 _BACKLOG = 100
 
 
 class RemoteSession:
-    """See `SessionHandle`."""
+    """A `SessionHandle` of a session on a server."""
 
     def __init__(
-        self, server: ServerCalls, session_id: str, family: "list[RemoteSession]", forked: SessionFork | None = None
+        self, server: ServerCalls, session_id: str, handles: "list[RemoteSession]", forked: SessionFork | None = None
     ) -> None:
         self._server = server
         self._id = session_id
         self._forked = forked
         self._askers = Askers()
-        self._family = family
-        """All that end with one block: the session it opened and the forks of it."""
-        family.append(self)
+        self._handles = handles
+        """All handles that end with one block: the session that it opened and the forks of it."""
+        handles.append(self)
 
     @property
     def id(self) -> str:
@@ -53,7 +53,8 @@ class RemoteSession:
         self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
     ) -> ExecutionResult:
         """See `SessionHandle`."""
-        # A question leads back to the call it came in answer to; asking after an execution can be repeated.
+        # The answer to a question repeats the call that raised it. `get_execution` can be repeated safely, so questions
+        # should come in answer to that.
         first_wait_s = FIRST_WAIT_S if on_input is None else 0
         with self._askers.of_cell(on_input) as asker:
             result = result_of(await self._follow("execute_code", self._cell(code, timeout_s, first_wait_s), asker))
@@ -83,7 +84,7 @@ class RemoteSession:
                 wait_s = 0 if len(events) > _BACKLOG else LOOK_AGAIN_S
                 again = {"execution_id": result.execution_id, "since": seen, "wait_s": wait_s}
                 answer = await self._follow("get_execution", again, asker, wants_events=True)
-            # Asked once more from the start: an answer with `since` leaves out the output before it.
+            # Ask once more without `since`, because an answer with it leaves out the output before.
             yield result_of(await self._follow("get_execution", {"execution_id": result.execution_id}, asker))
 
     def _cell(self, code: str, timeout_s: float | None, wait_s: float) -> dict[str, Any]:
@@ -93,14 +94,14 @@ class RemoteSession:
     async def _follow(
         self, tool: str, arguments: dict[str, Any], asker: Asker, *, wants_events: bool = False
     ) -> Fields:
-        """Call, and answer the questions that come instead of an answer."""
+        """Call a tool, and answer the questions that come before its answer."""
         send = partial(self._server.send, tool, arguments, wants_events=wants_events)
         answer = await send()
         while isinstance(answer, InputRequiredResult):
             try:
                 text = await asker.ask(prompt_of(answer))
             except Exception:
-                # The cell must not wait for somebody who will not come.
+                # Decline, because the cell would wait for an answer that never comes.
                 await send(answer, answers_to(answer, None))
                 raise
             answer = await send(answer, answers_to(answer, text))
@@ -164,7 +165,7 @@ class RemoteSession:
         """See `SessionHandle`."""
         answer = await self._server.call("fork_session", {"session_id": self._id, "at": at, "reseed": reseed})
         forked = SessionFork.model_validate(answer)
-        return RemoteSession(self._server, forked.session_id, self._family, forked)
+        return RemoteSession(self._server, forked.session_id, self._handles, forked)
 
     async def rewind(self, to: str | int) -> Rewinding:
         """See `SessionHandle`."""
@@ -174,5 +175,5 @@ class RemoteSession:
         """See `SessionHandle`."""
         with contextlib.suppress(SessionNotFound):
             await self._server.call("clear_session", {"session_id": self._id})
-        if self in self._family:
-            self._family.remove(self)
+        if self in self._handles:
+            self._handles.remove(self)

@@ -1,8 +1,8 @@
 """The host's end of a session's network: an HTTP proxy on a UNIX socket that reaches the allowed hosts only.
 
-It takes CONNECT and absolute-form http: requests. Names are resolved here and nowhere else, every address of a name is
-judged, and the connection goes to a judged address, so a name cannot change its mind in between. The client is code
-that may be hostile: heads, times and numbers are bounded. What is inside a tunnel is not looked at.
+It takes CONNECT and absolute-form http: requests. Names are resolved only here, every address of a name is judged, and
+the connection goes to a judged address, so a name cannot resolve to another one in between. The client may be hostile
+code: heads, times and numbers are bounded. The proxy does not look at what is inside a tunnel.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from belljar.egress.rules import Rule, authority
 from belljar.egress.session_sockets import SessionSocket, serving
 from belljar.ipc import Conversations
 
-_TOLD = 16
-"""Connections beyond the limit that are answered, with a refusal; more are hung up on."""
+_EXTRA_CONNECTIONS = 16
+"""Connections beyond the limit that still get a refusal as an answer; more are hung up on."""
 
 log = logging.getLogger(__name__)
 
 Judge = Callable[[str, Rule], str]
-"""Why not to connect to an address by a rule; empty when it is fine."""
+"""Returns why not to connect to an address under a rule; empty when it is fine."""
 
-# Apart from the loop's own threads: names that resolve slowly must not hold up the server's other work.
+# Not the loop's own threads, because names that resolve slowly must not delay the server's other work.
 _resolver = ThreadPoolExecutor(4, thread_name_prefix="egress-names")
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyLimits:
-    """What one session may take of the proxy."""
+    """What one session may use of the proxy."""
 
     connections: int = 64
     head_bytes: int = 32_768
@@ -46,7 +46,7 @@ class ProxyLimits:
 
 
 class Proxy:
-    """One session's way out; made by `open_proxy`."""
+    """The proxy of one session; made by `open_proxy`."""
 
     def __init__(self, session_id: str, rules: Sequence[Rule], judge: Judge, limits: ProxyLimits) -> None:
         self.traffic = Traffic()
@@ -54,14 +54,14 @@ class Proxy:
         self._rules = rules
         self._judge = judge
         self._limits = limits
-        # Beyond the limit there is room for some that are only told so.
-        self._conversations = Conversations(limits.connections + _TOLD)
-        self._told: dict[str, str] = {}
+        # Some connections beyond the limit are accepted only to get that answer.
+        self._conversations = Conversations(limits.connections + _EXTRA_CONNECTIONS)
+        self._facts_by_place: dict[str, str] = {}
 
     @property
     def refused(self) -> list[str]:
-        """What was said of each place that the rules forbid, once a place."""
-        return [*self._told.values()]
+        """The refusal of each host and port that the rules forbid, one for each."""
+        return [*self._facts_by_place.values()]
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -83,11 +83,11 @@ class Proxy:
                 async with asyncio.timeout(self._limits.head_s):
                     writer.write(refused.answer())
                     await writer.drain()
-                    await _hear_out(reader, writer)
+                    await _read_rest(reader, writer)
         except (OSError, TimeoutError, EOFError):
             pass
         finally:
-            # Not a graceful close: a client that never reads would hold it.
+            # Not a graceful close, because a client that never reads would hold it open.
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +102,7 @@ class Proxy:
         upstream_reader, upstream_writer = await self._connect(request, rule)
         self.traffic.connections += 1
         for each in (writer, upstream_writer):
-            # Then `drain` means that nothing is left here, and an abort loses nothing.
+            # With this limit `drain` returns only when nothing is buffered here, so an abort loses nothing.
             each.transport.set_write_buffer_limits(high=0)
         try:
             if isinstance(request, Tunnel):
@@ -137,7 +137,7 @@ class Proxy:
     async def _connect(
         self, request: ProxyRequest | Tunnel, rule: Rule
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the first of the judged addresses that answers."""
+        """Connect to the first of the judged addresses that answers."""
         place = authority(request.host, request.port)
         reason = "it has no address"
         for address in await self._addresses(request, rule, place):
@@ -163,7 +163,7 @@ class Proxy:
                 502, f"the name {host} is not known", "It is allowed, but the host cannot resolve it."
             ) from None
         for address in found:
-            # All of them: a name that mixes public and private addresses is up to something.
+            # Every address must pass, because a name that mixes public and private addresses is suspicious.
             if reason := self._judge(address, rule):
                 raise ProxyRefusal(
                     403,
@@ -174,11 +174,11 @@ class Proxy:
         return found
 
     def _note(self, refused: ProxyRefusal) -> None:
-        """A line for every refused place, once: a cell that tries for ever must not fill the log."""
+        """Log each refused host and port once, because a cell that tries for ever must not fill the log."""
         self.traffic.refusals += 1
         measures.refusals.add("egress")
-        if refused.place and refused.place not in self._told and len(self._told) < 100:
-            self._told[refused.place] = refused.fact
+        if refused.place and refused.place not in self._facts_by_place and len(self._facts_by_place) < 100:
+            self._facts_by_place[refused.place] = refused.fact
             log.warning("session %s: %s", self._session_id, refused.fact, extra={"session_id": self._session_id})
 
 
@@ -196,7 +196,7 @@ async def open_proxy(
 ) -> AsyncGenerator[Proxy]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends.
 
-    The log says for what `purpose` so much was sent.
+    `purpose` is the word for this traffic in the log.
     """
     limits = limits or ProxyLimits()
     proxy = Proxy(session_id, rules, judge, limits)
@@ -209,8 +209,8 @@ async def open_proxy(
             log.info("session %s: %s %s", session_id, purpose, proxy.traffic, extra={"session_id": session_id})
 
 
-async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read what the client still sends, up to a bound: a reset would take our answer from its hands."""
+async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read what the client still sends, up to a bound, because a reset could discard our answer before it is read."""
     writer.write_eof()
     for _ in range(64):
         if not await reader.read(65_536):

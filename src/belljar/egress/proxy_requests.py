@@ -1,7 +1,7 @@
-"""Requests to the proxy, read strictly, and the bytes that follow them.
+"""Requests to the proxy: read strictly, refused with a reason, and their bytes carried and counted.
 
-A plain request is written anew for the host it names, so that a `Host` header cannot lead elsewhere, and is the only
-one on its connection: what a client sends after its body is never read.
+A plain request is written anew for the host it names, so that a `Host` header cannot lead elsewhere. It is the only one
+on its connection: what a client sends after its body is never read.
 """
 
 import asyncio
@@ -14,12 +14,11 @@ import h11
 
 from belljar.egress.rules import parse_port, plain_host
 
-# What the proxy says when it does not do what it was asked.
-# Most clients show the reason phrase of a refused CONNECT and nothing else of the answer, so the fact is in both.
+# Most clients show only the reason phrase of a refused CONNECT, so the fact is in the reason phrase and in the body.
 
 
 class ProxyRefusal(Exception):
-    """A status, the fact, and the next action. `place` is the host and port that the operator's rules forbid."""
+    """A refusal: a status, the fact, and the next action. `place` is the host and port that the rules forbid."""
 
     def __init__(self, status: int, fact: str, hint: str, *, place: str = "") -> None:
         super().__init__(fact)
@@ -29,7 +28,7 @@ class ProxyRefusal(Exception):
         self.place = place
 
     def answer(self) -> bytes:
-        """The HTTP response."""
+        """Return the HTTP response."""
         body = f"belljar: {self.fact}.\n{self.hint}\n".encode("ascii", "backslashreplace")
         reason = f"belljar: {self.fact}".encode("ascii", "backslashreplace")
         return (
@@ -38,12 +37,9 @@ class ProxyRefusal(Exception):
         )
 
 
-# What went through a session's proxy.
-
-
 @dataclass(slots=True)
 class Traffic:
-    """Counted from the proxy's start; bytes of bodies and tunnels."""
+    """What went through a session's proxy since it started; bytes of bodies and tunnels."""
 
     connections: int = 0
     refusals: int = 0
@@ -58,7 +54,7 @@ class Traffic:
 
 
 CHUNK_BYTES = 65_536
-# Between client and proxy only, or in the way of one request a connection.
+# Headers that are for the client and the proxy only, or that contradict one request a connection.
 _HOP_BY_HOP = frozenset(
     {b"host", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"upgrade"}
 )
@@ -68,7 +64,7 @@ Body = Callable[[asyncio.StreamReader], AsyncGenerator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Tunnel:
-    """A CONNECT."""
+    """A CONNECT request."""
 
     host: str
     port: int
@@ -76,7 +72,7 @@ class Tunnel:
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """A plain http: request: its new head, and what reads its body from the client."""
+    """A plain http: request: its rewritten head, and what reads its body from the client."""
 
     host: str
     port: int
@@ -85,7 +81,7 @@ class ProxyRequest:
 
 
 async def read_head(reader: asyncio.StreamReader, limit: int) -> bytes:
-    """The request up to its empty line, and no byte more."""
+    """Return the request up to its empty line, and no byte more."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
@@ -94,7 +90,7 @@ async def read_head(reader: asyncio.StreamReader, limit: int) -> bytes:
 
 
 def parse_head(head: bytes) -> Tunnel | ProxyRequest:
-    """What is asked for; refuses what is not a request to a proxy."""
+    """Return what is asked for; refuse what is not a request to a proxy."""
     connection = h11.Connection(h11.SERVER)
     try:
         connection.receive_data(head)
@@ -120,7 +116,7 @@ def _place(host: str, port: str) -> tuple[str, int]:
 def _plain(request: h11.Request, connection: h11.Connection, target: str) -> ProxyRequest:
     try:
         split = urlsplit(target)
-        # Not `hostname`, which hides a user name; brackets stay for `plain_host` to judge.
+        # Not `hostname`, which hides a user name. Brackets stay, because `plain_host` judges them.
         host, colon, port = split.netloc.rpartition(":")
         if not colon or port.endswith("]"):
             host, port = split.netloc, "80"
@@ -145,7 +141,7 @@ def _plain(request: h11.Request, connection: h11.Connection, target: str) -> Pro
 async def _body(
     receiver: h11.Connection, sender: h11.Connection, reader: asyncio.StreamReader
 ) -> AsyncGenerator[bytes]:
-    """The body as the receiver frames it, and nothing after it."""
+    """Yield the body as the receiver frames it, and nothing after it."""
     while True:
         try:
             event = receiver.next_event()
@@ -174,7 +170,7 @@ async def pump(
     traffic: Traffic,
     idle_s: float,
 ) -> None:
-    """Carry bytes both ways until both sides are done or neither says anything for long."""
+    """Carry bytes both ways until both sides are done, or both are silent for `idle_s`."""
 
     loop = asyncio.get_running_loop()
 
@@ -183,7 +179,7 @@ async def pump(
             async for chunk in chunks:
                 traffic.sent_bytes += len(chunk)
                 await _pass_on(chunk, outward[1])
-        # A plain request says "close" in its head; some servers take an early end of the stream for a lost client.
+        # A plain request says "close" in its head, and some servers take an early end of the stream for a lost client.
         if outgoing is None:
             outward[1].write_eof()
 
@@ -203,7 +199,7 @@ async def pump(
     async with asyncio.timeout(idle_s) as patience:
         ways = [loop.create_task(carry_out()), loop.create_task(carry_in())]
         try:
-            # With the answer's end a plain exchange is over, whether or not the client has sent all of its body.
+            # A plain exchange is over when the answer ends, whether or not the client has sent all of its body.
             await asyncio.wait(ways[1:]) if outgoing else await asyncio.gather(*ways)
         finally:
             for way in ways:

@@ -1,4 +1,4 @@
-"""Which hosts a session may reach: rules as the operator writes them, and names as they are compared.
+"""Which hosts a session may reach: rules as the operator writes them, and host names in the form that is compared.
 
 Every name is brought into one form before it is compared: lower case, ASCII, no final dot. Resolves nothing.
 """
@@ -10,19 +10,19 @@ from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 PACKAGES = "packages"
-"""Stands for the hosts of the package index, wherever pip and uv are told that it is."""
+"""Stands for the hosts of the package index that pip and uv are configured for."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _MAX_NAME = 253
-# Under the domain of a country these are registries of their own: `*.co.uk` is no narrower than `*.com`.
+# Below a country's domain these are registries of their own: `*.co.uk` is no narrower than `*.com`.
 _REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "mil", "ne", "net", "or", "org"})
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One host and port, or every host below a name."""
+    """One host and port, or all hosts below a name."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Rule:
     """Whether the operator's own configuration names the host, rather than an answer from the network."""
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether it covers this host, as `plain_host` spells it."""
+        """Return whether it covers this host, given in the form of `plain_host`."""
         if port != self.port:
             return False
         return host.endswith(f".{self.host}") if self.covers_below else host == self.host
@@ -41,7 +41,7 @@ class Rule:
 
 
 def authority(host: str, port: int) -> str:
-    """Host and port as one word."""
+    """Return host and port as one word."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -61,12 +61,12 @@ def parse_rule(text: str) -> Rule:
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:
-    """The rules among the entries of the setting; the alias is not one."""
+    """Return the rules among the entries of the setting, without the alias `packages`."""
     return [parse_rule(text) for text in texts if text != PACKAGES]
 
 
 def rule_of_url(url: str) -> Rule | None:
-    """The rule that lets a URL be fetched; None for what is not HTTP, such as a file."""
+    """Return the rule that allows a URL to be fetched; None for what is not HTTP, such as a file."""
     try:
         split = urlsplit(url)
         port = split.port or _DEFAULT_PORTS.get(split.scheme)
@@ -77,13 +77,13 @@ def rule_of_url(url: str) -> Rule | None:
 
 
 def parse_port(text: str) -> int | None:
-    """A port in plain digits; None for what is none."""
+    """Return a port written in plain digits; None for anything else."""
     is_number = text.isascii() and text.isdigit() and len(text) <= 5
     return int(text) if is_number and 0 < int(text) < 65536 else None
 
 
 def plain_host(text: str) -> str:
-    """A host name or address in the one form that is compared and connected to; empty for what is neither."""
+    """Return a host name or address in the form that is compared and connected to; empty for what is neither."""
     if text.startswith("[") != text.endswith("]"):
         return ""
     if text.startswith("["):
@@ -97,7 +97,7 @@ def plain_host(text: str) -> str:
         return ""
     labels = name.split(".")
     is_name = len(name) <= _MAX_NAME and all(_LABEL.fullmatch(label) for label in labels)
-    # 127.1, 0x7f000001 and 2130706433 are addresses to a resolver though no address to us.
+    # 127.1, 0x7f000001 and 2130706433 are addresses to a resolver but not to `ip_address`.
     return name if is_name and not _NUMBER.fullmatch(labels[-1]) else ""
 
 

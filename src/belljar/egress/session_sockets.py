@@ -1,6 +1,6 @@
-"""Listening sockets in a session's scratch folder, where its code can reach them.
+"""Listening sockets in a session's scratch folder, where its code can connect to them.
 
-Whoever connects may be hostile: connections are accepted at a pace that leaves the event loop to others.
+The clients may be hostile, so connections are accepted at a pace that leaves the event loop time for others.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from typing import Any, Final
 from belljar import ipc
 
 AT_ONCE: Final = 64
-"""As many connections of a session are accepted without a pause."""
+"""How many connections of a session are accepted without a pause."""
 PER_SECOND: Final = 200
-"""And then that many: each costs the event loop a quarter of a millisecond. The others wait in the kernel."""
+"""How many are accepted after that: each costs the event loop a quarter of a millisecond. Others wait in the kernel."""
 _BACKLOG: Final = 128
 _NO_DESCRIPTORS_S: Final = 1.0
 
@@ -29,19 +29,19 @@ Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 @dataclass(slots=True)
 class SessionSocket:
-    """A listening socket beyond the end of a server, for whoever keeps it."""
+    """A listening socket that can outlive its server, for whoever deposits it."""
 
     descriptor: int = -1
-    """An earlier server's, to listen on; then, while it is served, the one to keep."""
+    """At first an earlier server's descriptor to listen on, if any; while it is served, the one to deposit."""
     is_left: bool = False
-    """Whether it stays when it is served no longer."""
+    """Whether the socket's file stays when this server stops serving it."""
 
 
 @asynccontextmanager
 async def serving(
     folder: Path, name: str, accept: Accept, *, limit: int, door: SessionSocket | None = None
 ) -> AsyncGenerator[None]:
-    """Answer on a UNIX socket of that name in the folder until the block ends; lines are up to `limit` bytes."""
+    """Serve a UNIX socket of that name in the folder until the block ends; lines have up to `limit` bytes."""
     loop = asyncio.get_running_loop()
 
     def begin() -> asyncio.Protocol:
@@ -55,7 +55,7 @@ async def serving(
 async def serving_as(
     folder: Path, name: str, begin: Callable[[], asyncio.Protocol], *, door: SessionSocket | None = None
 ) -> AsyncGenerator[None]:
-    """The same for who takes the bytes as they come."""
+    """Serve a socket like `serving`, for callers with an asyncio protocol of their own."""
     with _listening(folder, name, door or SessionSocket()) as listener:
         acceptor = _Acceptor(listener, begin)
         acceptor.start()
@@ -75,7 +75,7 @@ class _Acceptor:
         self._left = float(AT_ONCE)
         self._counted_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._beginning: set[asyncio.Task[Any]] = set()
+        self._starting: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         self._timer = None
@@ -101,33 +101,33 @@ class _Acceptor:
             self._left -= 1
             connection.setblocking(False)
             task = self._loop.create_task(self._loop.connect_accepted_socket(self._begin, connection))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
         self._pause(1 / PER_SECOND)
 
     async def aclose(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._listener)
-        # Let those begin that were accepted: whoever serves them ends them.
-        await asyncio.gather(*self._beginning, return_exceptions=True)
+        # Wait for the accepted connections to start, because whoever serves them also ends them.
+        await asyncio.gather(*self._starting, return_exceptions=True)
 
 
 @contextmanager
-def _listening(folder: Path, name: str, door: SessionSocket) -> Generator[socket.socket]:
-    """A socket that is gone afterwards. Only who may enter the folder can connect."""
-    is_kept = door.descriptor >= 0
-    with socket.socket(fileno=door.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
+def _listening(folder: Path, name: str, kept: SessionSocket) -> Generator[socket.socket]:
+    """Open the listening socket; remove its file afterwards. Only who may enter the folder can connect."""
+    is_kept = kept.descriptor >= 0
+    with socket.socket(fileno=kept.descriptor) if is_kept else socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
-        door.descriptor = listener.fileno()
+        kept.descriptor = listener.fileno()
         if not is_kept:
-            # The session may have a uid of its own; the folder is closed to everyone else's.
+            # The session may have its own uid; the folder is closed to all other users.
             ipc.bind(listener, folder / name, 0o666)
         try:
             if not is_kept:
                 listener.listen(_BACKLOG)
             yield listener
         finally:
-            if not door.is_left:
+            if not kept.is_left:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()

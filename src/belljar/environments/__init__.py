@@ -1,6 +1,7 @@
 """Environments: the interpreter and packages that the code of sessions runs with.
 
-They are the sessions' own and apart from the server's packages: nothing of them is imported here, only run or read.
+They are separate from the packages of the server: belljar runs their interpreters and reads their files, and imports
+nothing from them.
 """
 
 from belljar.environments.base import Environment, Interpreter, inspect_interpreter

@@ -1,7 +1,7 @@
-"""What an environment is: an interpreter, and the trees of the host it needs in order to run.
+"""An environment: an interpreter, and the trees of the host that it needs in order to run.
 
-It asks the interpreter itself, once, and believes it: an environment is the operator's choice, not a session's. It
-knows nothing of how environments are made or of what is installed in them.
+This module runs the interpreter once to ask for its version and paths, and believes the answer, because the operator
+chose the environment and no session did. It does not know how environments are made or what is installed in them.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from belljar.errors import EnvironmentBroken
 
-# `sys.stdlib_module_names` came with Python 3.10: before, what lies in the folders of the library is asked.
+# `sys.stdlib_module_names` exists since Python 3.10. For older ones, list the folders of the standard library.
 _INSPECTION = """
 import json, os, pkgutil, platform, sys, sysconfig
 names = getattr(sys, "stdlib_module_names", None)
@@ -31,7 +31,7 @@ print(json.dumps({
 """
 _WORDS_LIMIT = 2_000
 _LINKS_LIMIT = 40
-# Every sandbox shows these already.
+# Every sandbox shows these already, so an environment need not list them as readable.
 _SYSTEM_TREES = tuple(Path(tree) for tree in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"))
 
 
@@ -43,23 +43,23 @@ class Environment:
     python: Path
     readable: tuple[Path, ...]
     kind: str = ""
-    """How it was found or made: venv, venv-uv, conda, system or managed; empty where nobody said."""
+    """How it was found or made: venv, venv-uv, conda, system or managed; empty if the caller did not say."""
     version: str = ""
-    """Of its Python."""
+    """The version of its Python."""
     support: Path | None = None
-    """A folder with IPython for our runner, where the environment has none: searched after all of its own."""
+    """A folder with IPython for our runner, if the environment has none; it is searched after the environment's own."""
     channels: tuple[str, ...] = ()
-    """The URLs of conda's channels that packages for it come from; none for what is not conda's."""
+    """The URLs of the conda channels that packages for it come from; empty if it is not an environment of conda."""
 
     @property
     def prefix(self) -> Path:
-        """The folder that holds its `bin`."""
+        """Return the folder that holds its `bin`."""
         return self.python.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What an interpreter says of itself in isolated mode; `paths` is where it looks for modules."""
+    """What an interpreter reports about itself in isolated mode; `paths` is where it looks for modules."""
 
     executable: Path
     version: str
@@ -68,35 +68,35 @@ class Interpreter:
     paths: tuple[Path, ...]
     standard_library: frozenset[str] = field(repr=False)
     tag: str = ""
-    """Interpreters of one tag can use the same compiled packages."""
+    """Interpreters with the same tag can use the same compiled packages."""
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it belongs to a virtual environment."""
+        """Tell whether it belongs to a virtual environment."""
         return self.prefix != self.base_prefix
 
     @property
     def release(self) -> tuple[int, int]:
-        """Major and minor version."""
+        """Return the major and minor version."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
 
 def inspect_interpreter(python: Path, *, timeout_s: float = 30) -> Interpreter:
-    """Run an interpreter once, isolated from the caller's variables and folders, and return what it says of itself."""
+    """Run an interpreter once, isolated from the caller's variables and folders, and return what it reports."""
     status, answer, words = run_briefly([str(python), "-I", "-c", _INSPECTION], timeout_s)
     if status:
         raise EnvironmentBroken(f"{python} does not run: {last_words(words) or f'it ended with status {status}'}")
     try:
-        told = json.loads(answer.rstrip().rpartition("\n")[2])
+        facts = json.loads(answer.rstrip().rpartition("\n")[2])
         return Interpreter(
-            executable=Path(told["executable"]),
-            version=told["version"],
-            prefix=Path(told["prefix"]),
-            base_prefix=Path(told["base_prefix"]),
-            paths=tuple(Path(entry) for entry in told["paths"]),
-            standard_library=frozenset(told["standard_library"]),
-            tag=str(told["tag"]),
+            executable=Path(facts["executable"]),
+            version=facts["version"],
+            prefix=Path(facts["prefix"]),
+            base_prefix=Path(facts["base_prefix"]),
+            paths=tuple(Path(entry) for entry in facts["paths"]),
+            standard_library=frozenset(facts["standard_library"]),
+            tag=str(facts["tag"]),
         )
     except (ValueError, KeyError, TypeError):
         raise EnvironmentBroken(f"{python} is not a Python interpreter: it answered {last_words(answer)!r}") from None
@@ -110,7 +110,7 @@ def describe(
     support: Path | None = None,
     channels: tuple[str, ...] = (),
 ) -> Environment:
-    """The environment of an interpreter that was inspected."""
+    """Return the environment of an interpreter that was inspected."""
     # A virtual environment is found through the link in its bin folder, anything else through the real file.
     python = interpreter.executable if interpreter.is_virtual else interpreter.executable.resolve()
     readable = (*_readable(python, interpreter), *([support] if support else []))
@@ -118,7 +118,7 @@ def describe(
 
 
 def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
-    """The status of a command on the host, and what it wrote to stdout and stderr; it has nothing to read."""
+    """Run a command on the host with an empty stdin; return its exit status, its stdout and its stderr."""
     try:
         process = subprocess.Popen(
             command,
@@ -135,7 +135,8 @@ def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
         try:
             answer, words = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            # A wrapper script's children hold the pipes too: without the whole group, closing them would wait on.
+            # Kill the whole process group, because children of a wrapper script hold the pipes too, and leaving the
+            # `with process` block would wait for them.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise EnvironmentBroken(f"{command[0]} gave no answer in {timeout_s:g} s") from None
@@ -143,27 +144,27 @@ def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
 
 
 def last_words(words: str) -> str:
-    """The end of what a command said."""
+    """Return the end of a command's output."""
     return words.strip()[-_WORDS_LIMIT:]
 
 
 def _readable(python: Path, interpreter: Interpreter) -> tuple[Path, ...]:
     needed = [interpreter.prefix, interpreter.base_prefix, *_link_folders(python)]
     for tree in needed:
-        if would_bare(tree):
+        if exposes_home(tree):
             raise EnvironmentBroken(
                 f"{python} needs {tree}, which sessions must not see",
                 hint="Use an interpreter that has a folder of its own",
             )
     # Editable installs put folders of their own on the path.
-    found = [path for path in interpreter.paths if path.is_dir() and not would_bare(path)]
+    found = [path for path in interpreter.paths if path.is_dir() and not exposes_home(path)]
     trees = {form for tree in (*needed, *found) for form in (Path(os.path.abspath(tree)), tree.resolve())}  # noqa: PTH100 - keeps links
     own = [tree for tree in trees if not any(tree.is_relative_to(system) for system in _SYSTEM_TREES)]
     return tuple(sorted(tree for tree in own if not any(parent in own for parent in tree.parents)))
 
 
 def _link_folders(executable: Path) -> Iterator[Path]:
-    """The folders that the links of an executable lead through: Python walks them to find its own library."""
+    """Yield the folders that the links of an executable lead through, because Python walks them to find its library."""
     hop = executable
     for _ in range(_LINKS_LIMIT):
         yield hop.parent
@@ -172,8 +173,8 @@ def _link_folders(executable: Path) -> Iterator[Path]:
         hop = hop.parent.resolve() / hop.readlink()
 
 
-def would_bare(tree: Path) -> bool:
-    """Whether showing a tree would show the whole host or the home folder with it."""
+def exposes_home(tree: Path) -> bool:
+    """Tell whether showing a tree to a sandbox would show it the user's home folder too, or the whole host."""
     try:
         home = Path.home().resolve()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Every environment that the settings name, as it is now; and folders of managed ones that nobody names any more."""
+"""Lists the environments that the settings name, in their current state, and folders of managed ones no longer used."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ State = Literal["ready", "not made", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class ListedEnvironment:
-    """One environment and what is known of it."""
+    """One environment: its state, its interpreter, its packages, or what is wrong with it."""
 
     name: str
     kind: str
@@ -33,7 +33,7 @@ class ListedEnvironment:
 
 
 def examine(settings: Settings, name: str) -> ListedEnvironment:
-    """One of them, as far as it can be looked at; makes nothing."""
+    """Return the state of the environment of that name. Makes and fetches nothing."""
     kind = settings.environments[name].kind if name in settings.environments else "managed"
     is_default = name == settings.environment
     try:
@@ -42,16 +42,23 @@ def examine(settings: Settings, name: str) -> ListedEnvironment:
             return ListedEnvironment(name, kind, "not made", is_default, hint=f"Run: belljar env create {name}")
         if name not in settings.environments and name != DEFAULT.name:
             kind = kind_of(interpreter)
-        told = describe_interpreter(interpreter)
+        description = describe_interpreter(interpreter)
     except BelljarError as error:
         return ListedEnvironment(name, kind, "broken", is_default, problem=error.message, hint=error.hint)
     return ListedEnvironment(
-        name, kind, "ready", is_default, str(interpreter.executable), told.version, told.packages, told.size_bytes
+        name,
+        kind,
+        "ready",
+        is_default,
+        str(interpreter.executable),
+        description.version,
+        description.packages,
+        description.size_bytes,
     )
 
 
 def managed_folder(settings: Settings, name: str) -> Path:
-    """Where a managed environment is or will be; InvalidArgument for one that is not ours."""
+    """Return the folder of a managed environment, made or not; InvalidArgument for one that belljar does not make."""
     if name == DEFAULT.name:
         return folder(settings)
     entry = settings.environments.get(name)
@@ -65,12 +72,12 @@ def managed_folder(settings: Settings, name: str) -> Path:
 
 
 def managed_names(settings: Settings) -> list[str]:
-    """Those that are ours to make."""
+    """Return the names of the environments that belljar makes."""
     return [DEFAULT.name, *(name for name, entry in settings.environments.items() if entry.is_ours)]
 
 
 def unused_folders(settings: Settings) -> list[Path]:
-    """Finished or half made environments of earlier settings or versions."""
+    """Return folders of finished or half-made environments that no current setting or version uses."""
     used = {managed_folder(settings, name) for name in managed_names(settings)}
     try:
         found = sorted(environments_folder(settings).iterdir())

@@ -1,4 +1,4 @@
-"""What an environment is, in figures: its Python, its packages, its size on disk. Nothing is imported."""
+"""Describes an environment: its Python version, its packages, its size on disk. Imports none of its packages."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from belljar.environments.installed_packages import PackageFolder
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
-    """The version of its Python, its packages by name, and what it takes on disk."""
+    """The version of an environment's Python, its packages by name, and the disk space that it takes."""
 
     version: str
     packages: dict[str, str]
@@ -20,12 +20,12 @@ class EnvironmentDescription:
 
 
 def describe_packages(environment: Environment) -> EnvironmentDescription:
-    """Look at an environment; blocks while its interpreter runs and its tree is walked."""
+    """Describe an environment; blocks while its interpreter runs and its tree is walked."""
     return describe_interpreter(inspect_interpreter(environment.python))
 
 
 def describe_interpreter(interpreter: Interpreter) -> EnvironmentDescription:
-    """The same of an interpreter that was inspected."""
+    """Describe the environment of an interpreter that was inspected; blocks while its tree is walked."""
     packages = {**conda_packages(interpreter.prefix), **installed_packages(interpreter.paths)}
     return EnvironmentDescription(
         interpreter.version, dict(sorted(packages.items())), size_on_disk(_own_trees(interpreter))
@@ -33,7 +33,7 @@ def describe_interpreter(interpreter: Interpreter) -> EnvironmentDescription:
 
 
 def installed_packages(paths: Iterable[Path]) -> dict[str, str]:
-    """The version of each distribution that code would find on these paths, by name."""
+    """Return the version of each distribution that code would find on these paths, by name."""
     found: dict[str, str] = {}
     for path in paths:
         for name, distribution in PackageFolder(path).distributions.items():
@@ -42,14 +42,14 @@ def installed_packages(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def _own_trees(interpreter: Interpreter) -> list[Path]:
-    """An environment's own folder; of the system's Python its packages alone, for the folder around it is the host."""
+    """Return an environment's own folder; for the system's Python its packages, because its prefix is the host's."""
     if interpreter.is_virtual or (interpreter.prefix / "conda-meta").is_dir():
         return [interpreter.prefix]
     return [path for path in interpreter.paths if path.name in ("site-packages", "dist-packages")]
 
 
 def size_on_disk(trees: Iterable[Path]) -> int:
-    """Bytes of all files below these folders, each once; links are not followed."""
+    """Return the bytes on disk of all files below these folders; hard links count once, links are not followed."""
     sizes: dict[tuple[int, int], int] = {}
     waiting = [*trees]
     while waiting:

@@ -1,4 +1,4 @@
-"""A lock that servers on one host hold in turn, through a file; it goes with the process that held it."""
+"""A lock on a file that servers on one host hold in turn; it is released when the process that holds it ends."""
 
 import fcntl
 import os
@@ -13,13 +13,13 @@ _LOOK_EVERY_S = 0.1
 
 @asynccontextmanager
 async def open_lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> AsyncGenerator[int]:
-    """Hold the lock; a child that gets the descriptor holds it on, should this process be killed."""
+    """Hold the lock. A child that inherits the descriptor keeps it locked if this process is killed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not _try_lock(descriptor):
             if on_wait:
                 on_wait()
-            # A thread that waits in flock cannot be cancelled, so we look again instead.
+            # Poll, because a thread that waits in flock cannot be cancelled.
             while not _try_lock(descriptor):  # noqa: ASYNC110
                 await anyio.sleep(_LOOK_EVERY_S)
         yield descriptor

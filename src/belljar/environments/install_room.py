@@ -1,8 +1,8 @@
-"""The room that a session has left for packages, and an installer that is held to it while it unpacks.
+"""The disk space that a session has left for packages, and the check that stops an installer which needs more.
 
 A wheel of a few megabytes may unpack to any size and number of files, and no installer asks first. So the folders that
-it writes are measured while it runs, wherever that is: in a sandbox of any provider, or on the host. Knows nothing of
-sessions: whose folders count, the caller says.
+the installer writes are measured while it runs, whether it runs in a sandbox of any provider or on the host. This
+module knows nothing of sessions: the caller says which folders count.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from belljar.errors import TooLarge
 from belljar.files.disk_usage import FolderUsage, files_within, usage
 
 MEBIBYTE = 1024 * 1024
-# What an installer keeps beside the packages while it works: its cache, what it reads of the index, its own records.
+# What an installer writes besides the packages while it runs: its cache, pages of the index, its own records.
 _BESIDE = FolderUsage(64 * MEBIBYTE, 10_000)
-# conda's solver also keeps the index of every channel and the packed archives.
+# conda's solver also stores the index of every channel and the packed archives.
 _BESIDE_CHANNELS = FolderUsage(768 * MEBIBYTE, 50_000)
 _FILE_TOO_LARGE = "(os error 27)"
 _SHORTEST_S = 0.05
@@ -28,11 +28,11 @@ _REST_PER_LOOK = 5
 
 
 class NoRoom(Exception):
-    """What the packages need more than, in words for whoever asked for them."""
+    """The packages need more space than is left; the message is for whoever asked for them."""
 
 
 class InstallRoom:
-    """What the folders of one session may hold. A limit of 0 is none."""
+    """The space that the folders of one session may take. A limit of 0 means no limit."""
 
     def __init__(self, folders: Sequence[Path], limit_mb: int) -> None:
         self._folders = folders
@@ -41,17 +41,17 @@ class InstallRoom:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit at all."""
+        """Tell whether there is a limit at all."""
         return bool(self._limit_mb)
 
     async def left(self) -> FolderUsage:
-        """Measure what may be added; nothing where the limit is reached."""
+        """Measure and return what may be added; zero of both once either limit is reached."""
         used = await to_thread.run_sync(usage, self._folders)
         left = FolderUsage(self._limit.size_bytes - used.size_bytes, self._limit.files - used.files)
         return left if left.size_bytes > 0 and left.files > 0 else FolderUsage()
 
     async def check_begun(self) -> FolderUsage:
-        """Return what is left, or refuse to begin where nothing is."""
+        """Return what is left, or raise `TooLarge` if nothing is."""
         left = await self.left()
         if left == FolderUsage():
             raise TooLarge(
@@ -61,14 +61,14 @@ class InstallRoom:
         return left
 
     async def check_fits(self, tree: Path) -> None:
-        """Refuse a tree of packages that is about to be added."""
+        """Raise `NoRoom` if a tree of packages that is about to be added does not fit."""
         if self.is_limited:
             left = await self.left()
             if exceeds(await to_thread.run_sync(usage, [tree]), left):
                 raise self.refusal(left)
 
     def refusal(self, left: FolderUsage) -> NoRoom:
-        """The error of packages that need more than is left."""
+        """Return the error for packages that need more than is left."""
         return NoRoom(
             f"the packages need more than what is left of disk_mb = {self._limit_mb}: "
             f"{left.size_bytes // MEBIBYTE:,} MB and {left.files:,} files. "
@@ -76,13 +76,13 @@ class InstallRoom:
         )
 
     async def check_complaint(self, complaint: str) -> None:
-        """Refuse in our own words what an installer complains of that met the limit on the size of one file."""
+        """Raise `NoRoom` if an installer's error message says that it hit the limit on the size of one file."""
         if self.is_limited and _FILE_TOO_LARGE in complaint:
             raise self.refusal(await self.left())
 
     @asynccontextmanager
     async def holding(self, folders: Callable[[], Sequence[Path]], *, has_channels: bool) -> AsyncGenerator[None]:
-        """Cancel the block when the folders that an installer fills hold more than is left; `NoRoom` then."""
+        """Cancel the block and raise `NoRoom` when the folders that an installer fills hold more than is left."""
         if not self.is_limited:
             yield
             return
@@ -101,7 +101,7 @@ class InstallRoom:
 
 
 async def _watch(folders: Callable[[], Sequence[Path]], allowed: FolderUsage, scope: anyio.CancelScope) -> None:
-    """Cancel the scope once the folders hold too much."""
+    """Measure the folders again and again, and cancel the scope once they hold too much."""
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
@@ -112,10 +112,10 @@ async def _watch(folders: Callable[[], Sequence[Path]], allowed: FolderUsage, sc
 
 
 def largest_file_mb(limit_mb: int) -> int:
-    """Return the size that no file of an installer may go beyond, so that one alone cannot outrun who measures."""
+    """Return the largest size of one file of an installer, so that one cannot grow far between two measurements."""
     return limit_mb and limit_mb + _BESIDE_CHANNELS.size_bytes // MEBIBYTE
 
 
 def exceeds(used: FolderUsage, allowed: FolderUsage) -> bool:
-    """Whether there is more of either."""
+    """Tell whether more bytes or more files are used than allowed."""
     return used.size_bytes > allowed.size_bytes or used.files > allowed.files

@@ -1,6 +1,7 @@
-"""Reads what is installed in a folder of packages, from its metadata, without importing or running any of it.
+"""Reads from metadata what is installed in a folder of packages, without importing or running any of it.
 
-A folder that a session can write is hostile: nothing there is followed out of it, waited for, or read without bound.
+A folder that a session can write is hostile: links out of it are not followed, pipes in it are not waited for, and
+every read has a limit.
 """
 
 import os
@@ -40,7 +41,7 @@ class PackageFolder:
 
     @cached_property
     def distributions(self) -> dict[str, Distribution]:
-        """By normalised name."""
+        """Return the installed distributions by normalised name."""
         found: dict[str, Distribution] = {}
         for entry in _entries(self.directory):
             distribution = self._read_distribution(entry)
@@ -49,11 +50,11 @@ class PackageFolder:
         return found
 
     def find(self, name: str) -> Distribution | None:
-        """The distribution of that name, however it is spelled."""
+        """Return the distribution of that name, in any spelling."""
         return self.distributions.get(canonicalize_name(name))
 
     def has_module(self, name: str) -> bool:
-        """Whether `import name` would find something here; dots are allowed."""
+        """Tell whether `import name` would find something here; dots are allowed."""
         *parents, last = name.split(".")
         folder = self.directory
         for parent in parents:
@@ -65,7 +66,7 @@ class PackageFolder:
         return any(_is_extension(entry, last) and self._is_file(entry) for entry in _entries(folder))
 
     def find_owner(self, module: str) -> Distribution | None:
-        """The distribution that installed a module."""
+        """Return the distribution that installed a module."""
         path = "\n" + module.replace(".", "/")
         forms = tuple(path + ending for ending in _MODULE_ENDINGS)
         for name, record in self._records.items():
@@ -74,7 +75,7 @@ class PackageFolder:
         return None
 
     def read_record(self, distribution: Distribution) -> str:
-        """The list of files of a distribution, as its installer wrote it."""
+        """Return a distribution's list of files, as its installer wrote it."""
         return self._read(distribution.metadata / "RECORD", _RECORD_LIMIT)
 
     @cached_property
@@ -83,7 +84,7 @@ class PackageFolder:
         left = _RECORDS_LIMIT
         for name, distribution in self.distributions.items():
             text = self.read_record(distribution)
-            # Packages of before 2012, and the ones Linux distributions install, list their modules only.
+            # Packages from before 2012, and those that Linux distributions install, list only their modules.
             text = text or self._read(distribution.metadata / "top_level.txt", _HEADER_LIMIT).replace("\n", "/\n")
             left -= len(text)
             if left < 0:
@@ -104,7 +105,7 @@ class PackageFolder:
             return None
 
     def _read_version(self, entry: Path) -> str:
-        """A development install has no version in its folder's name."""
+        """Read the version of a development install, whose folder has none in its name."""
         header = self._read(entry / "PKG-INFO", _HEADER_LIMIT).partition("\n\n")[0]
         return next((line[9:].strip() for line in header.splitlines() if line.startswith("Version: ")), "")
 
@@ -121,10 +122,10 @@ class PackageFolder:
         return stat.S_ISREG(self._mode(path))
 
     def _read(self, path: Path, limit: int) -> str:
-        # Without O_NONBLOCK, a named pipe that a session left here would hold us for ever.
+        # Without O_NONBLOCK, opening a named pipe that a session left here would block for ever.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if self.is_trusted else os.O_NOFOLLOW)
         try:
-            with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - of a descriptor
+            with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - opens a descriptor
                 return file.read(limit).decode("utf-8", "replace") if _is_regular(file.fileno()) else ""
         except OSError:
             return ""

@@ -1,8 +1,8 @@
-"""Adds packages to a session's layer, with uv, which reaches the package index so that the session need not.
+"""Installs packages into a session's layer with uv, which reaches the package index so that the session need not.
 
-In an environment of conda its channels are asked first, and uv brings what they do not. The environment is read and
-never changed: what it has is not installed again. Where uv runs is the caller's choice; what it leaves in the staging
-folder is trusted no more than what a session leaves in its layer, and is looked at only once uv is gone.
+For an environment of conda, its channels are tried first, and uv installs what they do not have. The environment is
+read and never changed, and what it has is not installed again. The caller decides where uv runs. What uv leaves in the
+staging folder is trusted no more than what a session leaves in its layer, and is read only after uv has ended.
 """
 
 import os
@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 from belljar.environments.base import Environment
 from belljar.environments.conda.installs import ChannelInstall, install_from_channels
 from belljar.environments.conda.places import conda_packages, find_tool
-from belljar.environments.conda.prefix import layer_shelves, own_prefix
+from belljar.environments.conda.prefix import layer_package_folders, own_prefix
 from belljar.environments.file_lock import open_lock
 from belljar.environments.install_room import InstallRoom, NoRoom
 from belljar.environments.layers import move_into, take_over
@@ -32,12 +32,11 @@ from belljar.environments.uv import SIDE, OpenUv, Uv, UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.files.fd_walk import remove_tree
 
-# Wheels, with uv: which ones go together for a session, and fetching them into a folder.
-# Only wheels are taken, because a source package runs its own code when it is installed. Where uv runs is the
-# caller's choice; nothing here looks at what it leaves.
+# Wheels: uv resolves which versions go together, and fetches them into a folder. Only wheels are accepted, because a
+# source package runs its own code when it is installed.
 
 TREE = "tree"
-"""The folder in the staging folder that wheels are put into."""
+"""The folder inside the staging folder into which uv installs wheels."""
 _WHEELS_ONLY = ("--only-binary", ":all:")
 _ADDITION = re.compile(r"^ [+~] (?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)", re.MULTILINE)
 
@@ -45,22 +44,25 @@ Pins = dict[str, Version]
 
 
 class UvError(Exception):
-    """uv's complaint."""
+    """uv failed; the message is uv's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class WheelFetch:
-    """The part of an installation that uv does. Paths are relative: uv may see the staging folder under another."""
+    """uv's part of an installation. Paths are relative, because uv may see the staging folder at another path."""
 
     environment: Environment
     staging: Path
     timeout_s: float
     uv: Uv
     agreed: Sequence[Requirement] = ()
-    """What was brought in another way for the same request; no wheel may contradict it."""
+    """Requirements of the same request that conda's channels met; no wheel may contradict them."""
 
     async def resolve_most(self, wanted: list[Requirement], present: Pins) -> tuple[list[int], Pins, dict[int, str]]:
-        """All together, or else as many as go together, in order: their numbers, the pins, and the others' errors."""
+        """Resolve all requirements together, or else as many as fit, in order.
+
+        Return the numbers of those accepted, their pins, and the errors of the others by number.
+        """
         everything = list(range(len(wanted)))
         try:
             return everything, await self._resolve(wanted, present), {}
@@ -79,7 +81,7 @@ class WheelFetch:
         return accepted, pins, errors
 
     async def _resolve(self, wanted: list[Requirement], present: Pins) -> Pins:
-        """What the layer has stays, unless what is wanted cannot live with it."""
+        """Resolve with the layer's packages as they are, or without them if the wanted ones conflict with them."""
         kept = {name: version for name, version in present.items() if _is_fit(name, version, wanted)}
         try:
             return await self._plan(wanted, kept, present)
@@ -92,14 +94,14 @@ class WheelFetch:
         lines = [f"{name}=={version}" for name, version in kept.items()]
         lines += [f"{canonicalize_name(each.name)}{each.specifier}" for each in self.agreed]
         constraints = _write_new(self.staging, "".join(f"{line}\n" for line in lines))
-        # The layer hides what the environment has of the same name, so that a fit version there is no help.
+        # The layer's package hides the environment's of the same name, so uv must not count on the latter.
         hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
         options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
         answer = await self._uv(*options, *(_spell(each) for each in wanted))
         return _read_plan(answer.words)
 
     async def fetch(self, pins: Pins) -> None:
-        """Put these versions and nothing else into the tree."""
+        """Install exactly these versions, without dependencies, into the tree."""
         exact = [f"{name}=={version}" for name, version in pins.items()]
         await self._uv("--no-deps", "--target", TREE, "--compile-bytecode", *exact)
 
@@ -112,16 +114,16 @@ class WheelFetch:
 
 
 def _write_new(folder: Path, text: str) -> str:
-    """A file of a new name: whoever may write in the folder could have put a link under a known one."""
+    """Write a file with a random name, because whoever can write to the folder could put a link under a known one."""
     descriptor, path = tempfile.mkstemp(dir=folder, suffix=".txt")
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - of a descriptor
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - opens a descriptor
         os.fchmod(descriptor, 0o644)
         file.write(text)
     return Path(path).name
 
 
 def _spell(requirement: Requirement) -> str:
-    """Without dots: uv takes `name.whl` for a file."""
+    """Return a requirement with a normalised name, without dots, because uv takes `name.whl` for a file."""
     spelled = Requirement(str(requirement))
     spelled.name = canonicalize_name(requirement.name)
     return str(spelled)
@@ -140,50 +142,50 @@ def _read_plan(words: str) -> Pins:
         raise UvError(f"uv's plan cannot be read: {error}") from error
 
 
-# `===` may be followed by anything, and conda's solver reads a channel or a URL out of brackets.
+# Checked because `===` may be followed by anything, and conda's solver reads a channel or a URL from brackets.
 _VERSION = re.compile(r"[A-Za-z0-9_.!+*-]+")
 
-# All reasons together, because a hundred packages may be refused for the same long one.
+# The limit for the reasons of all packages together, because a hundred may be refused for the same long reason.
 _REASONS_CHARS = 100_000
 
 OnStage = Callable[[str], Awaitable[None]]
-"""Hears what an installation is busy with."""
+"""Called with a line that says what an installation does now."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallOutcome:
-    """One requirement's version now, or why it has none, in the installer's own words."""
+    """The version that a requirement has now, or the installer's message that says why it has none."""
 
     name: str
     installed_version: str | None
     error: str | None
     imported: bool | None = None
-    """Whether it imports in the session's running kernel; None where that was not tried."""
+    """Whether it imports in the session's running kernel; None if that was not tried."""
     import_error: str | None = None
     source: str = ""
-    """In an environment of conda, where it was fetched from now: conda or pypi."""
+    """In an environment of conda, where this installation fetched it from: conda or pypi."""
     note: str = ""
-    """Why it is a wheel though the environment is conda's."""
+    """Why it is a wheel although the environment is conda's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageChange:
-    """A package that was put into the layer, and the version that code of the session found before."""
+    """A package that was put into the layer, and the version that the session's code found before."""
 
     name: str
     before: str | None
     after: str
     build: str = ""
-    """Of a package of conda."""
+    """The build of a package of conda; empty for a wheel."""
 
     @property
     def pin(self) -> str:
-        """It alone, as its installer takes it."""
+        """Return the exact version as its installer spells it."""
         return f"{self.name}={self.after}={self.build}" if self.build else f"{self.name}=={self.after}"
 
 
 def parse_requirement(text: str) -> Requirement:
-    """A requirement on the index: no option, path, URL or direct reference."""
+    """Parse a requirement on the index; refuse an option, path, URL or direct reference."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -198,7 +200,7 @@ def parse_requirement(text: str) -> Requirement:
 
 
 def check_requirements(texts: Sequence[str]) -> list[Requirement]:
-    """The requirements, or a refusal of the first that is none."""
+    """Parse all requirements, or refuse the first that is none."""
     check_names(texts)
     return [parse_requirement(text) for text in texts]
 
@@ -214,9 +216,10 @@ async def install(
     open_uv: OpenUv = open_uv_on_host,
     room: InstallRoom | None = None,
 ) -> list[InstallOutcome]:
-    """Install into the layer what the environment lacks; the folder that holds the layer must be ours alone.
+    """Install into the layer what the environment lacks; only the server may be able to write the layer's parent.
 
-    `TooLarge` where there is no room to begin with; packages that turn out to need more than there is are outcomes.
+    Raise `TooLarge` if no disk space is left at the start. If the packages turn out to need more than is left, the
+    outcomes say so.
     """
     wanted = check_requirements(requirements)
     if not wanted:
@@ -248,11 +251,11 @@ async def install(
 
 
 async def _keep_quiet(_: str) -> None:
-    """Nobody listens."""
+    """Ignore the message."""
 
 
 def _ignore(_: PackageChange) -> None:
-    """Nobody asks."""
+    """Ignore the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +293,7 @@ class _Installation:
     async def _from_index(
         self, wanted: list[Requirement], agreed: list[Requirement], open_uv: OpenUv
     ) -> dict[int, str]:
-        """Wheels; the errors of those that there are none of."""
+        """Install wheels; return the errors of the requirements that failed, by number."""
         present = await to_thread.run_sync(_read_pins, self.layer, self.environment.version)
         async with open_uv(self.environment, self.staging) as uv:
             fetching = WheelFetch(self.environment, self.staging, self.timeout_s, uv, agreed)
@@ -305,11 +308,11 @@ class _Installation:
                 errors.update(dict.fromkeys(accepted, str(refusal)))
                 missing = {}
         if missing:
-            await self._put_in(missing)
+            await self._move_into_layer(missing)
         return errors
 
     def _advice(self, requirement: Requirement) -> str:
-        """What conda's tool could bring into the environment itself."""
+        """Return a line that says how the operator can add a package to an environment of conda."""
         if self.environment.kind != "conda":
             return ""
         wanted = f"{requirement.name}{requirement.specifier}"
@@ -319,8 +322,8 @@ class _Installation:
         command = f"{tool[0] if tool else 'conda'} install -p {shlex.quote(str(self.environment.prefix))}"
         return f"\nA package of conda's own is for the operator to install: {command} {shlex.quote(wanted)}"
 
-    async def _put_in(self, pins: Pins) -> None:
-        """Move what was fetched into the layer, and tell of it."""
+    async def _move_into_layer(self, pins: Pins) -> None:
+        """Move what was fetched into the layer, and report each change."""
         before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*pins])
         tree = self.staging / TREE
         await self.room.check_fits(tree)
@@ -343,7 +346,7 @@ class _Installation:
         ]
         if self.environment.kind != "conda":
             return outcomes
-        return [_told(outcome, number, channels) for number, outcome in enumerate(outcomes)]
+        return [_with_source(outcome, number, channels) for number, outcome in enumerate(outcomes)]
 
 
 def _outcome(wanted: Requirement, status: PackageStatus, error: str | None) -> InstallOutcome:
@@ -352,8 +355,8 @@ def _outcome(wanted: Requirement, status: PackageStatus, error: str | None) -> I
     return InstallOutcome(wanted.name, status.version if status.installed else None, _absence(wanted, status))
 
 
-def _told(outcome: InstallOutcome, number: int, channels: ChannelInstall) -> InstallOutcome:
-    """With where it came from, and why not from the channels."""
+def _with_source(outcome: InstallOutcome, number: int, channels: ChannelInstall) -> InstallOutcome:
+    """Return the outcome with the package's source, and why it did not come from the channels."""
     longest = _REASONS_CHARS // (len(channels.unknown) + 1)
     reason = f"conda: {_cut(channels.unknown[number], longest)}" if number in channels.unknown else ""
     if outcome.error is not None:
@@ -364,12 +367,12 @@ def _told(outcome: InstallOutcome, number: int, channels: ChannelInstall) -> Ins
 
 
 def _cut(text: str, longest: int) -> str:
-    """The end of a complaint, which says what is wrong, where there is too much of it."""
+    """Return the end of a message that is too long, because the end says what is wrong."""
     return text if len(text) <= longest else f"… {text[-longest:]}"
 
 
 def _absence(wanted: Requirement, status: PackageStatus) -> str | None:
-    """Why a requirement that uv did not complain of is still not met."""
+    """Return why a requirement is not met although uv reported no error for it."""
     if status.installed:
         return None
     return f"its condition does not hold here: {wanted.marker}" if wanted.marker else "uv did not install it"
@@ -380,5 +383,5 @@ def _spelled(pins: Pins) -> str:
 
 
 def _read_pins(layer: Path, version: str) -> Pins:
-    shelves = reversed(layer_shelves(layer, version))
-    return {name: each.version for shelf in shelves for name, each in shelf.distributions.items()}
+    folders = reversed(layer_package_folders(layer, version))
+    return {name: each.version for folder in folders for name, each in folder.distributions.items()}

@@ -1,6 +1,6 @@
-"""IPython and cloudpickle for environments without them, in a folder beside: nothing is installed into any environment.
+"""IPython and cloudpickle for environments without them, in a separate folder: no environment is changed.
 
-One folder for each kind of interpreter, made by uv once under the data directory. Our runner searches it after
+uv makes one folder for each kind of interpreter, once, under the data directory. Our runner searches it after
 everything that the environment has itself, so that it hides nothing.
 """
 
@@ -20,7 +20,8 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing
 from belljar.settings import Settings
 
-# The newest that each Python can have: IPython 8.18 is the last one for 3.9. Sessions sleep on disk by cloudpickle.
+# The newest that each Python can have: IPython 8.18 is the last one for 3.9. Sessions hibernate to disk with
+# cloudpickle.
 REQUIREMENTS = ("ipython>=8.18,<10", "matplotlib-inline", "cloudpickle>=3")
 _BUILD_TIMEOUT_S = 600
 _PROBE_TIMEOUT_S = 60
@@ -31,12 +32,12 @@ _PROBE = "import sys; sys.path.append(sys.argv[1]); from IPython.core.interactiv
 
 
 def has_ipython(interpreter: Interpreter) -> bool:
-    """Whether the environment has its own, which is then used."""
+    """Tell whether the environment has its own IPython, which is then used."""
     return _has(interpreter, "ipython")
 
 
 def support_folder(settings: Settings, interpreter: Interpreter) -> Path:
-    """Where the folder for such an interpreter is or will be."""
+    """Return the support folder for such an interpreter, which need not exist yet."""
     release = ".".join(map(str, interpreter.release))
     key = hashlib.sha256("\0".join((interpreter.tag, release, *REQUIREMENTS)).encode()).hexdigest()[:12]
     return settings.data_directory / "support" / f"python{release}-{key}"
@@ -45,7 +46,7 @@ def support_folder(settings: Settings, interpreter: Interpreter) -> Path:
 async def provide(
     settings: Settings, interpreter: Interpreter, *, on_progress: Callable[[str], None] | None = None
 ) -> Path | None:
-    """The folder, made first if need be, and seen to work; None where the environment has all of it."""
+    """Return the support folder, made if missing and checked to work; None if the environment has all packages."""
     if has_ipython(interpreter) and _has(interpreter, "cloudpickle"):
         return None
     folder = support_folder(settings, interpreter)
@@ -62,7 +63,7 @@ async def provide(
 
 
 def check_support(interpreter: Interpreter, folder: Path) -> None:
-    """See that IPython imports with what the environment has: its own packages come first, however old they are."""
+    """Check that IPython imports, because the environment's own packages come first and may be too old for it."""
     command = [str(interpreter.executable), "-I", "-c", _PROBE, str(folder)]
     status, _, words = run_briefly(command, _PROBE_TIMEOUT_S)
     if status:
@@ -119,9 +120,9 @@ def _has(interpreter: Interpreter, name: str) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    """A folder gets its name only when nothing is missing in it."""
+    """Tell whether a folder is complete: it gets its final name only when nothing is missing in it."""
     return folder.is_dir()
 
 
 def _keep_quiet(_: str) -> None:
-    """Nobody listens."""
+    """Ignore the message."""

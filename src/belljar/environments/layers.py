@@ -1,7 +1,7 @@
-"""A session's layer: a folder of packages of its own, which its code may be able to write.
+"""A session's layer: its own folder of packages, which its code may be able to write.
 
 New packages are moved in from a folder that the session cannot reach. Every step goes through descriptors of folders
-and never through a link, so that nothing planted in the layer can lead a write or a removal out of it.
+and never through a link, so that nothing a session put into the layer can lead a write or a removal out of it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _INSTALLER_LOCK = ".lock"
 
 
 def move_into(layer: Path, tree: Path) -> None:
-    """Move the packages of a tree into the layer, on the same file system, in place of those of the same name."""
+    """Move the packages of a tree on the same file system into the layer, replacing those of the same name."""
     make_missing(layer)
     present = PackageFolder(layer, is_trusted=False)
     with open_folder(layer) as target, open_folder(tree) as source:
@@ -36,8 +36,8 @@ def move_into(layer: Path, tree: Path) -> None:
 
 
 def take_over(tree: Path) -> None:
-    """Make all of a tree the server's own, where another user has written it, with nothing in it but files; blocks."""
-    # First: root's own set-user-ID file would be the worst that a package could bring.
+    """Make the server the owner of a tree that another user may have written, and remove special files; blocks."""
+    # Clear set-user-ID bits before the change of owner, because such a file of root's would be the worst outcome.
     disarm([tree], keeps_pipes=False)
     if os.geteuid() == 0:
         change_owner([tree], os.geteuid(), os.getegid())
@@ -45,7 +45,7 @@ def take_over(tree: Path) -> None:
 
 
 def withdraw(distribution: Distribution, record: str, layer: int) -> None:
-    """Remove the files a distribution lists, as far as they are in the layer."""
+    """Remove the files that a distribution lists, as far as they are in the layer."""
     for path in islice(_recorded(record), _FILES_LIMIT):
         if path.parts and not path.is_absolute() and ".." not in path.parts:
             with contextlib.suppress(OSError, ValueError):
@@ -54,14 +54,14 @@ def withdraw(distribution: Distribution, record: str, layer: int) -> None:
 
 
 def _recorded(record: str) -> Generator[PurePosixPath]:
-    # What is not a RECORD ends the list: the rest of the files stay, hidden by the new ones or harmless.
+    # A malformed RECORD ends the list here. The remaining files stay, hidden by the new ones or harmless.
     with contextlib.suppress(csv.Error):
         for row in csv.reader(record.splitlines()):
             yield PurePosixPath(row[0] if row else "")
 
 
 def unlink(path: PurePosixPath, layer: int) -> None:
-    """Remove one file, at a path without `..`, and the folders that are empty without it."""
+    """Remove one file, at a path without `..`, and the folders that are empty afterwards."""
     with contextlib.ExitStack() as stack:
         folders = [layer]
         for part in path.parts[:-1]:
@@ -73,7 +73,7 @@ def unlink(path: PurePosixPath, layer: int) -> None:
 
 
 def move(name: str, source: int, target: int) -> None:
-    """Move one entry of a folder to another, what both have of it becoming one."""
+    """Move one entry of a folder to another; if both have a folder of that name, merge them."""
     if is_folder(name, source) and is_folder(name, target):
         # Several distributions may share one package folder.
         with open_folder(name, source) as inner_source, open_folder(name, target) as inner_target:
@@ -94,13 +94,13 @@ def _clear(name: str, folder: int) -> None:
 
 
 def names_in(folder: int) -> list[str]:
-    """What is in a folder."""
+    """Return the names of the entries of a folder."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
 
 
 def is_folder(name: str, folder: int) -> bool:
-    """Whether an entry is a folder, and no link to one."""
+    """Tell whether an entry is a folder, and not a link to one."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def is_folder(name: str, folder: int) -> bool:
 
 @contextmanager
 def open_folder(path: Path | str, inside: int | None = None) -> Generator[int]:
-    """The descriptor of a folder that is no link, by its path or by its name inside another."""
+    """Open a folder that is not a link, by its path or by its name inside another; yield its descriptor."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         yield descriptor

@@ -1,6 +1,6 @@
-"""The lock of a session's environment: every package at its version, the session's own before the environment's.
+"""The lock of a session's environment: the version of every package, the session's own before the environment's.
 
-A session may have written anything into its layer: only names and versions that are such are repeated.
+A session may have written anything into its layer, so only well-formed names and versions are copied from it.
 """
 
 import json
@@ -14,12 +14,12 @@ _DIRECT_LIMIT = 64_000
 
 
 def lock_of(environment: Environment, layer: Path | None = None) -> str:
-    """Requirements that make the same packages again, for pip, uv or a managed environment; blocks."""
+    """Return requirements that reproduce the packages with pip, uv or a managed environment; blocks."""
     interpreter = inspect_interpreter(environment.python)
-    shelves = map(PackageFolder, interpreter.paths)
+    folders = map(PackageFolder, interpreter.paths)
     found: dict[str, Distribution] = {}
-    for shelf in shelves:
-        for name, distribution in shelf.distributions.items():
+    for packages in folders:
+        for name, distribution in packages.distributions.items():
             found.setdefault(name, distribution)
     own = PackageFolder(layer, is_trusted=False).distributions if layer is not None else {}
     pinned = {**found, **own}
@@ -30,23 +30,26 @@ def lock_of(environment: Environment, layer: Path | None = None) -> str:
 
 
 def pin_of(distribution: Distribution, *, is_own: bool) -> str:
-    """A requirement for this version; a comment for what the index does not have. A session's word is not asked."""
+    """Return a requirement for this version, or a comment if it is not from the index.
+
+    The recorded origin of a session's own package is not read, because the session could have written it.
+    """
     pin = f"{distribution.name}=={distribution.version}"
     origin = "" if is_own else _origin(distribution.metadata / "direct_url.json")
     return f"# {pin} comes from {origin}" if origin else pin
 
 
 def _origin(file: Path) -> str:
-    """Where a package is from that the index does not have: a folder under work, or a repository."""
+    """Return the origin of a package that is not from the index: an editable folder or a repository; else empty."""
     try:
         with file.open("rb") as content:
-            told: Any = json.loads(content.read(_DIRECT_LIMIT))
+            parsed: Any = json.loads(content.read(_DIRECT_LIMIT))
     except (OSError, ValueError):
         return ""
-    if not isinstance(told, dict):
+    if not isinstance(parsed, dict):
         return ""
-    table = cast("dict[str, Any]", told)
+    table = cast("dict[str, Any]", parsed)
     folder: Any = table.get("dir_info")
-    # Packages of conda name the folder they were built in, which is nobody's.
+    # Packages of conda name the folder that they were built in, which is of no use here.
     is_editable = isinstance(folder, dict) and bool(cast("dict[str, Any]", folder).get("editable"))
     return str(table.get("url", "elsewhere")) if is_editable or "vcs_info" in table else ""

@@ -1,8 +1,8 @@
-"""The environments we make ourselves, once per list of requirements and Python, under the data directory.
+"""The environments that belljar makes, once for each list of requirements and Python, under the data directory.
 
-A finished one has a marker, written last: one without it was left by a server that died, and the next one goes on with
-what is whole of it, and with what uv's cache has. Nothing
-here knows who uses an environment.
+A finished environment has a marker file that is written last. One without it was left by a server that died; the next
+server goes on with the packages that are complete in it and with uv's cache. This module does not know who uses an
+environment.
 """
 
 import hashlib
@@ -32,27 +32,27 @@ from belljar.settings import Settings
 
 SHARED = "managed"
 LOCK = "requirements.lock"
-"""In a finished environment that uv chose the versions of: which ones those are."""
+"""In a finished environment whose versions uv chose: the file that lists them."""
 CONDA_LOCK = "environment.lock.yml"
-"""The same of one with packages of conda."""
+"""The same file in an environment with packages of conda."""
 _READY = ".ready"
 _BUILD_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a managed environment is made of: a complete list of pinned requirements, or some for uv to choose from."""
+    """What a managed environment is made of: a complete list of pins, or requirements for which uv chooses versions."""
 
     name: str
     lock: Path | None = None
-    ingredients: EnvironmentRequirements = field(default=EnvironmentRequirements(""))
+    requirements: EnvironmentRequirements = field(default=EnvironmentRequirements(""))
 
     @property
     def text(self) -> str:
-        """What makes it what it is."""
+        """Return the text that identifies it: the same text makes the same environment."""
         if self.lock:
             return self.lock.read_text("utf-8")
-        ours = self.ingredients
+        ours = self.requirements
         return "\n".join(["conda", *ours.channels, *ours.specs, ours.text]) if ours.specs else ours.text
 
 
@@ -60,28 +60,28 @@ DEFAULT = Recipe("default", Path(__file__).with_name("science.lock.txt"))
 
 
 def folder(settings: Settings, recipe: Recipe = DEFAULT) -> Path:
-    """Where a recipe's environment is or will be; another lock, Python or platform has another folder.
+    """Return the folder of a recipe's environment, made or not; it depends on the text, the Python and the platform.
 
-    Recipes for uv to choose from share one, whatever their names, if they are the same.
+    Recipes without a lock share one folder if they are the same, whatever their names.
     """
-    wanted = [recipe.ingredients.python] if recipe.ingredients.python else []
+    wanted = [recipe.requirements.python] if recipe.requirements.python else []
     parts = (recipe.text, *wanted, sys.base_prefix, sysconfig.get_platform(), sys.implementation.cache_tag)
     key = hashlib.sha256("\0".join((*parts, str(sysconfig.get_config_var("SOABI")))).encode()).hexdigest()[:12]
     return environments_folder(settings) / f"{recipe.name if recipe.lock else SHARED}-{key}"
 
 
 def environments_folder(settings: Settings) -> Path:
-    """Where all of them are."""
+    """Return the folder that holds all managed environments."""
     return settings.data_directory / "environments"
 
 
 def interpreter_path(root: Path) -> Path:
-    """The interpreter of the virtual environment in a folder."""
+    """Return the interpreter of the environment in a folder."""
     return root / "bin" / "python"
 
 
 def is_ready(root: Path) -> bool:
-    """Whether an environment was finished and the interpreter behind it is still there."""
+    """Tell whether an environment was finished and its interpreter is still there."""
     return (root / _READY).is_file() and os.access(interpreter_path(root), os.X_OK)
 
 
@@ -92,7 +92,7 @@ async def prepare(
     show: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Path:
-    """Make the environment unless it is there, and return its interpreter; `show` lets uv draw on our stderr."""
+    """Make the environment unless it is there, and return its interpreter; `show` lets uv write to our stderr."""
     root = folder(settings, recipe)
     tell = on_progress or _keep_quiet
     if is_ready(root):
@@ -113,7 +113,7 @@ async def prepare(
 
 
 def _keep_quiet(_: str) -> None:
-    """Nobody listens."""
+    """Ignore the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,17 @@ class _Build:
 
     async def run(self) -> None:
         self.tell(f"preparing the {self.recipe.name} environment in {self.root}: once, may take a minute")
-        is_begun = await to_thread.run_sync(self._has_beginning)
-        if self.root.exists() and not is_begun:
+        is_continued = await to_thread.run_sync(self._can_continue)
+        if self.root.exists() and not is_continued:
             await to_thread.run_sync(shutil.rmtree, self.root)
-        if self.recipe.ingredients.specs:
-            await make_prefix(self.root, self.recipe.ingredients, self.tell, lock=self.lock, timeout_s=_BUILD_TIMEOUT_S)
-            if self.recipe.ingredients.text:
+        if self.recipe.requirements.specs:
+            await make_prefix(
+                self.root, self.recipe.requirements, self.tell, lock=self.lock, timeout_s=_BUILD_TIMEOUT_S
+            )
+            if self.recipe.requirements.text:
                 await self._install("--break-system-packages")
         else:
-            if not is_begun:
+            if not is_continued:
                 await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
             await self._install()
         if self.recipe.lock is None:
@@ -142,10 +144,10 @@ class _Build:
         (self.root / _READY).touch()
         self.tell(f"the {self.recipe.name} environment is ready")
 
-    def _has_beginning(self) -> bool:
-        """Whether a server that was cut off left something to go on with; packages it left in part are withdrawn."""
+    def _can_continue(self) -> bool:
+        """Tell whether a killed server left a virtual environment to continue; remove its incomplete packages."""
         is_venv = (self.root / "pyvenv.cfg").is_file() and os.access(interpreter_path(self.root), os.X_OK)
-        if self.recipe.ingredients.specs or not is_venv or (self.root / _READY).exists():
+        if self.recipe.requirements.specs or not is_venv or (self.root / _READY).exists():
             return False
         for information in self.root.glob("lib/python*/site-packages/*.dist-info"):
             if not _is_complete(information):
@@ -153,14 +155,14 @@ class _Build:
         return True
 
     async def _install(self, *options: str) -> None:
-        # Sessions see the tree read-only and could not keep what they compile: `import pandas, sklearn` took 8 s
-        # instead of 2.5 s, in every session. Compiling costs 18 s and 250 MB, once.
+        # Compile the packages here, because sessions see the tree read-only and cannot store what they compile:
+        # `import pandas, sklearn` took 8 s instead of 2.5 s, in every session. Compiling costs 18 s and 250 MB, once.
         wheels = ("--only-binary", ":all:", "--compile-bytecode", *options, *self._requirements())
         await self._uv("pip", "install", "--python", str(interpreter_path(self.root)), *wheels)
 
     def _python(self) -> str:
-        """The server's own where that will do."""
-        wanted = self.recipe.ingredients.python
+        """Return the server's own interpreter if it fits, else the wanted version for uv to find."""
+        wanted = self.recipe.requirements.python
         try:
             is_fit = not wanted or SpecifierSet(wanted).contains(platform.python_version(), prereleases=True)
         except InvalidSpecifier:
@@ -170,21 +172,21 @@ class _Build:
     def _requirements(self) -> tuple[str, ...]:
         if self.recipe.lock is not None:
             return ("--no-deps", "-r", str(self.recipe.lock))
-        if self.recipe.ingredients.file is not None:
-            return ("-r", str(self.recipe.ingredients.file))
+        if self.recipe.requirements.file is not None:
+            return ("-r", str(self.recipe.requirements.file))
         file = self.root / "requirements.in"
-        file.write_text(self.recipe.ingredients.text, "utf-8")
+        file.write_text(self.recipe.requirements.text, "utf-8")
         return ("-r", str(file))
 
     def _write_lock(self) -> None:
-        """By what is there rather than by what uv said."""
-        if self.recipe.ingredients.specs:
+        """Write the lock from what is installed, rather than from what uv reported."""
+        if self.recipe.requirements.specs:
             interpreter = inspect_interpreter(interpreter_path(self.root))
-            lock = conda_lock(interpreter, self.recipe.name, self.recipe.ingredients.channels)
+            lock = conda_lock(interpreter, self.recipe.name, self.recipe.requirements.channels)
             (self.root / CONDA_LOCK).write_text(lock, "utf-8")
             return
-        shelves = [PackageFolder(path) for path in self.root.glob("lib/python*/site-packages")]
-        found = {name: each.version for shelf in shelves for name, each in shelf.distributions.items()}
+        site_folders = [PackageFolder(path) for path in self.root.glob("lib/python*/site-packages")]
+        found = {name: each.version for site_folder in site_folders for name, each in site_folder.distributions.items()}
         (self.root / LOCK).write_text("".join(f"{name}=={found[name]}\n" for name in sorted(found)), "utf-8")
 
     async def _uv(self, *arguments: str) -> None:
@@ -194,7 +196,7 @@ class _Build:
             timeout_s=_BUILD_TIMEOUT_S,
             show=self.show,
             on_line=self.tell,
-            # Should this server be killed, the next one must not start over while uv still writes.
+            # uv inherits the lock, so that if this server is killed, the next one does not start while uv still writes.
             pass_fds=(self.lock,),
         )
         if answer.status:
@@ -202,7 +204,7 @@ class _Build:
 
 
 def _is_complete(information: Path) -> bool:
-    """Whether uv was done with a package: the last that it writes is a list of all its files, its own included."""
+    """Tell whether uv finished a package: the last file that it writes is RECORD, which lists all files and itself."""
     try:
         record = (information / "RECORD").read_text("utf-8")
     except (OSError, ValueError):

@@ -1,6 +1,7 @@
-"""Where the package index is, as pip and uv are told on this host, and as the index itself answers.
+"""Where the package index is on this host, and what uv needs in order to reach it from inside a sandbox.
 
-No host is written down here: mirrors work because uv is asked what it would fetch, and pip's configuration is read.
+The hosts come from pip's and uv's configuration and from a trial run of uv. No host is written down here, so mirrors
+work. Credentials of the index are read here and are not for logs.
 """
 
 import configparser
@@ -23,12 +24,12 @@ from urllib.parse import unquote, urlsplit
 import platformdirs
 
 from belljar.egress.rules import Rule, rule_of_url
-from belljar.environments.base import would_bare
+from belljar.environments.base import exposes_home
 from belljar.environments.uv import run_uv
 from belljar.errors import EnvironmentBroken
 
 _PROBE_TIMEOUT_S = 15
-# Every index that serves our sessions has it: their kernel is made of it.
+# Every index that serves our sessions has this package, because their kernel needs it.
 _PROBE = "ipython"
 _PIP_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IndexHosts:
-    """Where packages come from; incomplete when an index did not tell where its files are."""
+    """Egress rules for the hosts that packages come from; not complete if an index did not say where its files are."""
 
     rules: list[Rule]
     is_complete: bool
@@ -48,20 +49,20 @@ class IndexHosts:
 
 async def find_index_hosts() -> IndexHosts:
     """Find the hosts that pip and uv would fetch from: their indexes, and wherever those say that the files are."""
-    told: list[str] = []
+    urls: list[str] = []
     chosen: list[str] = []
     is_complete = True
     with tempfile.TemporaryDirectory(prefix="belljar-index-") as folder:
         # uv's own configuration first, with the default that is built into it; then each index of pip's.
         for index in ("", *dict.fromkeys(_pip_indexes(os.environ))):
-            pages, files, has_answered = await _asked(index, Path(folder))
-            # The first page is looked for before anything was heard: its host is uv's own default, if no other.
+            pages, files, has_answered = await _probe_index(index, Path(folder))
+            # uv requests the first page before any index has answered, so its host is configured or uv's default.
             chosen += pages[:1]
-            told += [*pages, *files]
+            urls += [*pages, *files]
             is_complete = is_complete and has_answered
     named = _rules([*configured_places(os.environ), *chosen])
     configured = [replace(rule, is_configured=True) for rule in named]
-    return IndexHosts(list(dict.fromkeys([*configured, *_rules(told)])), is_complete)
+    return IndexHosts(list(dict.fromkeys([*configured, *_rules(urls)])), is_complete)
 
 
 def _rules(urls: Iterable[str]) -> Iterator[Rule]:
@@ -69,7 +70,7 @@ def _rules(urls: Iterable[str]) -> Iterator[Rule]:
 
 
 def index_variables() -> dict[str, str]:
-    """Variables that tell a session's own pip and uv of the index; a URL with a password in it stays here."""
+    """Return the variables that point a session's own pip and uv to the index, without URLs that contain a password."""
     kept = {name: value for name in (*_PIP_VARIABLES[:2], *_UV_VARIABLES[:4]) if (value := os.environ.get(name))}
     indexes = list(dict.fromkeys(_pip_settings("index-url")))
     if indexes:
@@ -81,25 +82,25 @@ def _is_open(url: str) -> bool:
     return rule_of_url(url) is not None and "@" not in urlsplit(url).netloc
 
 
-async def _asked(index: str, folder: Path) -> tuple[list[str], list[str], bool]:
-    """The URLs that uv looks at to find one package, in order; those of its files; and whether it was found."""
+async def _probe_index(index: str, folder: Path) -> tuple[list[str], list[str], bool]:
+    """Let uv resolve one package; return the pages it requested in order, the files' URLs, and whether it succeeded."""
     wanted, plan = folder / "wanted.in", folder / "pylock.toml"
     wanted.write_text(_PROBE)
     plan.unlink(missing_ok=True)
     chosen = ("--default-index", index) if index else ()
     options = ("--no-deps", "--only-binary", ":all:", "--no-header", "--format", "pylock.toml", "-o", str(plan))
     command = ("--no-cache", "-v", "pip", "compile", *chosen, *options, str(wanted))
-    # The first session waits for this: an index that is down now may be asked again by the next server.
+    # No retries, because the first session waits for this; the next server tries an index again that is down now.
     patience = {"UV_HTTP_RETRIES": "0"}
     answer = await run_uv(command, directory=folder, timeout_s=_PROBE_TIMEOUT_S, variables=patience)
     if answer.status:
         log.warning("packages: an index did not tell where its files are, only its own host is allowed")
-    told = plan.read_text("utf-8") if plan.exists() else ""
-    return [*_index_pages(answer.words)], _FETCHED.findall(told), not answer.status
+    planned = plan.read_text("utf-8") if plan.exists() else ""
+    return [*_index_pages(answer.words)], _FETCHED.findall(planned), not answer.status
 
 
 def _index_pages(words: str) -> Iterator[str]:
-    """The pages of the package that uv says it fetched: nothing else it mentions is an index."""
+    """Yield the pages of the probed package in uv's output; other URLs in it are not of an index."""
     for line in words.splitlines():
         for url in _FETCHED.findall(line):
             if f"/{_PROBE}/" in url:
@@ -107,7 +108,7 @@ def _index_pages(words: str) -> Iterator[str]:
 
 
 def configured_places(variables: Mapping[str, str]) -> Iterator[str]:
-    """URLs and paths of every index and folder of files that pip and uv are told of."""
+    """Yield the URLs and paths of every index and folder of files that pip and uv are configured with."""
     for name in _PIP_VARIABLES:
         yield from _split(variables.get(name, ""))
     for option in _PIP_OPTIONS:
@@ -116,7 +117,7 @@ def configured_places(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def uv_places(variables: Mapping[str, str]) -> Iterator[str]:
-    """Those of uv alone."""
+    """Yield the URLs and paths that uv alone is configured with."""
     for name in _UV_VARIABLES:
         yield from _split(variables.get(name, ""))
     for file in uv_files(variables).values():
@@ -132,7 +133,7 @@ def _pip_indexes(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _split(value: str) -> list[str]:
-    """URLs between blanks, without the names that uv lets them have; a comma joins uv's find-links."""
+    """Split a value into URLs at blanks and at the commas of uv's find-links, without the names that uv allows."""
     return [re.sub(r"^[\w.-]+=", "", word) for word in re.split(r"[\s,]+", value) if word]
 
 
@@ -146,7 +147,7 @@ def _pip_settings(option: str) -> Iterator[str]:
 
 
 def _pip_files(variables: Mapping[str, str]) -> Iterator[Path]:
-    """In pip's own order: the system's, the user's, the environment's, and the one that a variable names."""
+    """Yield pip's configuration files in pip's order: system, user, environment, and the one that a variable names."""
     chosen = variables.get("PIP_CONFIG_FILE", "")
     if chosen == os.devnull:
         return
@@ -161,7 +162,7 @@ def _pip_files(variables: Mapping[str, str]) -> Iterator[Path]:
 
 
 def uv_files(variables: Mapping[str, str]) -> dict[str, Path]:
-    """uv's own configuration files, whether or not they are there: the one that a variable names, or two by level."""
+    """Return uv's configuration files, existing or not: the one that a variable names, or system's and user's."""
     if chosen := variables.get("UV_CONFIG_FILE"):
         return {"chosen": Path(chosen)}
     return {"system": Path("/etc/uv/uv.toml"), "user": platformdirs.user_config_path("uv") / "uv.toml"}
@@ -175,11 +176,10 @@ def _uv_settings(table: Mapping[str, Any]) -> Iterator[str]:
             yield from _split(value) if isinstance(value, str) else map(str, cast("list[Any]", value or []))
 
 
-# How uv reaches the package index on this host, gathered so that uv can do the same from inside a sandbox.
-# Only what has to do with the index is taken: its places, its credentials, its certificates, and the operator's rules
-# for what may be chosen. The rest of the server's variables and files stay where they are. Starts nothing.
+# What uv needs in order to reach the index from inside a sandbox: URLs and folders, credentials, certificates, and the
+# operator's rules for which versions may be chosen. No other variable or file of the server is passed on.
 
-# By prefix: an index has variables of its own, such as UV_INDEX_MIRROR_PASSWORD.
+# Matched as prefixes, because an index has variables of its own, such as UV_INDEX_MIRROR_PASSWORD.
 _PASSED = (
     *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_OFFLINE"),
     *("UV_INSECURE_HOST", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_HTTP_", "UV_REQUEST_TIMEOUT", "UV_CONCURRENT_"),
@@ -191,19 +191,19 @@ _LISTS = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE")
 
 @dataclass(frozen=True, slots=True)
 class IndexAccess:
-    """What uv has to be told and shown. Not for logs: it holds passwords."""
+    """The variables and files that uv needs to reach the index. Not for logs, because it holds passwords."""
 
     variables: dict[str, str]
     files: dict[str, str] = field(repr=False)
-    """Contents by path within a folder that only uv can read."""
+    """Contents of files, by their path within a folder that only uv can read."""
     places: dict[str, str]
-    """Variables whose value is a path within that folder."""
+    """Variables whose value is a path within that folder, with that path."""
     readable: tuple[Path, ...]
-    """Files and folders of the host that uv has to see at their own path: an index may be one."""
+    """Files and folders of the host that uv has to see at their own path, because an index may be a folder."""
 
 
 def read_access(hosts: Collection[str]) -> IndexAccess:
-    """All of it, as it is now; credentials for other hosts than these are left out. Reads a few small files."""
+    """Read the present configuration from variables and a few small files, with credentials for these hosts only."""
     environ = os.environ
     variables = {name: value for name, value in environ.items() if name.startswith(_PASSED)}
     copied = [*_configuration(environ), *_certificates(environ), *_netrc(environ, hosts), *_store(environ, hosts)]
@@ -252,7 +252,7 @@ def _netrc(environ: Mapping[str, str], hosts: Collection[str]) -> Iterator[_Copi
 
 
 def _store(environ: Mapping[str, str], hosts: Collection[str]) -> Iterator[_Copied]:
-    """What `uv auth login` has kept."""
+    """Yield the credentials that `uv auth login` stored for these hosts."""
     chosen = environ.get("UV_CREDENTIALS_DIR")
     folder = Path(chosen) if chosen else platformdirs.user_data_path("uv") / "credentials"
     try:
@@ -267,7 +267,7 @@ def _store(environ: Mapping[str, str], hosts: Collection[str]) -> Iterator[_Copi
 
 
 def _line(name: str, value: object) -> str:
-    # A string of JSON is one of TOML too.
+    # A JSON string is a TOML string too.
     return f"{name} = {json.dumps(value)}\n"
 
 
@@ -277,7 +277,7 @@ def _readable(environ: Mapping[str, str]) -> Iterator[Path]:
         path = Path(unquote(urlsplit(place).path)) if place.startswith("file:") else Path(place)
         if not path.is_absolute() or not path.exists():
             continue
-        if would_bare(path):
+        if exposes_home(path):
             raise EnvironmentBroken(
                 f"the package index needs {path}, which holds the whole home folder",
                 hint="Give the files of the index a folder of their own",

@@ -1,4 +1,4 @@
-"""The packages of a session, as surfaces ask: are they there, put them there, and the fields of an answer."""
+"""What surfaces use for a session's packages: checking, installing, and turning a result into fields."""
 
 from dataclasses import asdict
 
@@ -24,9 +24,9 @@ __all__ = [
 
 
 def as_fields(answer: InstallOutcome | PackageStatus) -> dict[str, JsonValue]:
-    """What an answer says of one package, by name."""
+    """Return the fields of one package's result, by name."""
     fields = asdict(answer)
     if isinstance(answer, PackageStatus):
         return fields
-    # Of interest only where packages come from more than one place.
+    # Left out when empty, because they matter only if packages come from more than one source.
     return {name: value for name, value in fields.items() if value or name not in ("source", "note")}

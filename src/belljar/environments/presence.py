@@ -1,6 +1,7 @@
-"""Answers whether packages are installed for a session: by distribution name, import name, or with a version.
+"""Answers whether packages are installed for a session, and which modules a distribution provides.
 
-The session's layer, a folder of packages of its own, comes before the environment's. Nothing is imported.
+Packages are named by distribution or import name, with or without a version. The session's layer, its own folder of
+packages, comes before the environment's. Only metadata is read; nothing is imported.
 """
 
 import csv
@@ -17,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment, inspect_interpreter
 from belljar.environments.conda.places import conda_packages
-from belljar.environments.conda.prefix import layer_shelves, own_prefix, own_record
+from belljar.environments.conda.prefix import layer_package_folders, own_prefix, own_record
 from belljar.environments.installed_packages import Distribution, PackageFolder
 from belljar.errors import InvalidArgument
 
@@ -27,7 +28,7 @@ NAME_LIMIT_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class PackageStatus:
-    """Whether a package is there; an unfit version is not, though `version` says what there is."""
+    """Whether a package is installed in a version that fits; `version` is the installed one, fitting or not."""
 
     name: str
     installed: bool
@@ -37,19 +38,19 @@ class PackageStatus:
 
 
 def check_installed(environment: Environment, layer: Path | None, names: Sequence[str]) -> list[PackageStatus]:
-    """The status of each name, in order; blocks while the environment's interpreter tells where it looks."""
+    """Return the status of each name, in order; blocks while the environment's interpreter reports its paths."""
     check_names(names)
     interpreter = inspect_interpreter(environment.python)
-    shelves = [PackageFolder(path) for path in interpreter.paths]
+    folders = [PackageFolder(path) for path in interpreter.paths]
     others = conda_packages(interpreter.prefix)
     if layer is not None:
-        shelves = [*layer_shelves(layer, interpreter.version), *shelves]
+        folders = [*layer_package_folders(layer, interpreter.version), *folders]
         others |= conda_packages(own_prefix(layer))
-    return [_check(name, shelves, interpreter.standard_library, others) for name in names]
+    return [_check(name, folders, interpreter.standard_library, others) for name in names]
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse more, or longer, names than any call needs."""
+    """Refuse more names, or longer ones, than any call needs."""
     if len(names) > NAMES_LIMIT:
         raise InvalidArgument(f"{len(names)} packages in one call", hint=f"Name at most {NAMES_LIMIT}")
     for name in names:
@@ -58,20 +59,20 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _check(
-    text: str, shelves: list[PackageFolder], standard_library: frozenset[str], others: Mapping[str, str]
+    text: str, folders: list[PackageFolder], standard_library: frozenset[str], others: Mapping[str, str]
 ) -> PackageStatus:
     parsed = _parse(text)
     if parsed is None:
         return PackageStatus(text, False, note="not a package name")
     name, specifier = parsed
-    for shelf in shelves:
-        if distribution := shelf.find(name):
-            return _judge(text, shelf, distribution, specifier)
+    for folder in folders:
+        if distribution := folder.find(name):
+            return _judge(text, folder, distribution, specifier)
     if name.partition(".")[0] in standard_library:
         return PackageStatus(text, True, note="part of Python's standard library")
-    for shelf in shelves if _is_module_name(name) else ():
-        if shelf.has_module(name):
-            return _judge_module(text, shelf, name, specifier)
+    for folder in folders if _is_module_name(name) else ():
+        if folder.has_module(name):
+            return _judge_module(text, folder, name, specifier)
     other = others.get(name.lower())
     return _judge_other(text, other, specifier) if other else PackageStatus(text, False)
 
@@ -80,7 +81,7 @@ def _parse(text: str) -> tuple[str, SpecifierSet] | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
-        # `_pytest` can be imported though no distribution may be called that.
+        # `_pytest` can be imported although no distribution may have that name.
         return (text.strip(), SpecifierSet()) if _is_module_name(text.strip()) else None
     return None if requirement.url else (requirement.name, requirement.specifier)
 
@@ -90,7 +91,7 @@ def _is_module_name(name: str) -> bool:
 
 
 def _judge_other(text: str, version: str, specifier: SpecifierSet) -> PackageStatus:
-    """A package of conda that Python knows nothing of, such as a library or a program."""
+    """Return the status of a conda package that is no Python distribution, such as a library or a program."""
     try:
         is_fit = specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -99,51 +100,53 @@ def _judge_other(text: str, version: str, specifier: SpecifierSet) -> PackageSta
     return PackageStatus(text, is_fit, version, note=note if is_fit else f"{note}; {version} is not {specifier}")
 
 
-def _judge_module(text: str, shelf: PackageFolder, module: str, specifier: SpecifierSet) -> PackageStatus:
-    owner = shelf.find_owner(module)
+def _judge_module(text: str, folder: PackageFolder, module: str, specifier: SpecifierSet) -> PackageStatus:
+    owner = folder.find_owner(module)
     if owner:
-        return _judge(text, shelf, owner, specifier, f"imported as {module}, installed by {owner.name}")
+        return _judge(text, folder, owner, specifier, f"imported as {module}, installed by {owner.name}")
     note = "a module that no package claims, so its version is unknown"
-    return PackageStatus(text, not specifier, location=str(shelf.directory), note=note)
+    return PackageStatus(text, not specifier, location=str(folder.directory), note=note)
 
 
 def _judge(
-    text: str, shelf: PackageFolder, distribution: Distribution, specifier: SpecifierSet, note: str = ""
+    text: str, folder: PackageFolder, distribution: Distribution, specifier: SpecifierSet, note: str = ""
 ) -> PackageStatus:
     is_fit = specifier.contains(distribution.version, prereleases=True)
     unfit = "" if is_fit else f"{distribution.name} {distribution.version} is not {specifier}"
     notes = "; ".join(part for part in (note, unfit) if part)
-    return PackageStatus(text, is_fit, str(distribution.version), str(shelf.directory), notes)
+    return PackageStatus(text, is_fit, str(distribution.version), str(folder.directory), notes)
 
 
-# Which modules a distribution brings, from the list of its files; nothing is imported.
+# Modules of a distribution, from its list of files.
 
 _FILES_LIMIT = 100_000
 _MODULES_LIMIT = 5
 _PACKAGES = "/site-packages/"
 _MODULE = re.compile(r"[^\W\d]\w*")
-# Folders that some packages leave beside their own by mistake; nobody means them by the package's name.
-_BESIDE = frozenset({"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks", "scripts"})
+# Folders that some packages install beside their own by mistake; importing the package does not mean them.
+_STRAY_FOLDERS = frozenset(
+    {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks", "scripts"}
+)
 
 
 def modules_of(environment: Environment, layer: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """The modules to import for each distribution, the session's layer before the environment; blocks for a moment."""
+    """Return the modules to import for each distribution, the session's layer first; blocks shortly."""
     interpreter = inspect_interpreter(environment.python)
-    shelves = [*layer_shelves(layer, interpreter.version), *map(PackageFolder, interpreter.paths)]
-    return {name: _modules(name, shelves) or _modules_of_conda(name, layer) for name in names}
+    folders = [*layer_package_folders(layer, interpreter.version), *map(PackageFolder, interpreter.paths)]
+    return {name: _modules(name, folders) or _modules_of_conda(name, layer) for name in names}
 
 
-def _modules(name: str, shelves: Iterable[PackageFolder]) -> list[str]:
-    for shelf in shelves:
-        if distribution := shelf.find(name):
-            return _meant(name, _listed(_rows(shelf.read_record(distribution))))
+def _modules(name: str, folders: Iterable[PackageFolder]) -> list[str]:
+    for folder in folders:
+        if distribution := folder.find(name):
+            return _likely_imports(name, _listed(_rows(folder.read_record(distribution))))
     return []
 
 
 def _modules_of_conda(name: str, layer: Path) -> list[str]:
-    """Of a package whose distribution is called otherwise, by the files that conda has put there for it."""
+    """Return the modules of a conda package whose distribution has another name, from conda's record of its files."""
     files = (path.partition(_PACKAGES) for path in own_record(layer, name.lower()))
-    return _meant(name, _listed([inside for _, found, inside in files if found]))
+    return _likely_imports(name, _listed([inside for _, found, inside in files if found]))
 
 
 def _rows(record: str) -> list[str]:
@@ -154,7 +157,7 @@ def _rows(record: str) -> list[str]:
 
 
 def _listed(rows: Iterable[str]) -> Iterator[str]:
-    """Modules at the top, and packages that lie in no other package: namespace folders have no code of their own."""
+    """Yield top-level modules, and packages that are in no other package, because namespace folders have no code."""
     paths = [PurePosixPath(row) for row in rows if not row.startswith(("/", "..")) and row.endswith((".py", ".so"))]
     packages = {path.parent for path in paths if path.stem == "__init__"}
     for path in paths:
@@ -170,9 +173,9 @@ def _is_name(path: PurePosixPath) -> bool:
     return bool(path.parts) and all(_MODULE.fullmatch(part) for part in path.parts)
 
 
-def _meant(name: str, found: Iterable[str]) -> list[str]:
-    """The module that is called like the distribution; else those that are not private."""
+def _likely_imports(name: str, found: Iterable[str]) -> list[str]:
+    """Return the modules named like the distribution, or else the public ones, or else all; at most five."""
     modules = list(dict.fromkeys(found))
     same = [module for module in modules if canonicalize_name(module) == canonicalize_name(name)]
-    public = [module for module in modules if not module.startswith("_") and module not in _BESIDE]
+    public = [module for module in modules if not module.startswith("_") and module not in _STRAY_FOLDERS]
     return (same or public or modules)[:_MODULES_LIMIT]

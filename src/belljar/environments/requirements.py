@@ -1,6 +1,6 @@
-"""What a managed environment is made of, read from a list, a requirements.txt, a pyproject.toml or an environment.yml.
+"""Reads what a managed environment is made of: a list, a requirements.txt, a pyproject.toml or an environment.yml.
 
-Files are the operator's own. They are read, and nothing of them is run or fetched here.
+The files are the operator's own. They are only read; nothing is run or fetched here.
 """
 
 import re
@@ -19,7 +19,7 @@ from belljar.settings import EnvironmentEntry
 _INCLUDES = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)", re.MULTILINE)
 _INCLUDES_LIMIT = 50
 _CONDA = re.compile(r"(?:[\w.-]+::)?(?P<name>[A-Za-z0-9_.-]+)\s*(?P<version>[=<>!~][^\s]*|\s[^\s]+)?(?:\s+\S+)?\s*")
-# Conda's names for what the package index has under another; None for what is part of making an environment there.
+# The package index's names for packages of conda; None for those that only conda needs to make an environment.
 _ON_THE_INDEX: Mapping[str, str | None] = {
     "pip": None,
     "setuptools": None,
@@ -47,19 +47,19 @@ class EnvironmentRequirements:
     """The requirements, a line each, and the Python they are for."""
 
     text: str
-    """All that matters of them: the same text makes the same environment."""
+    """The requirements, with all included files; the same text makes the same environment."""
     python: str = ""
     """A version, a range of versions or an interpreter; empty for the server's own."""
     file: Path | None = None
-    """The file itself where uv reads it as it stands."""
+    """The file itself, if uv reads it unchanged."""
     specs: tuple[str, ...] = ()
-    """Packages of conda, which come before the requirements; without any, it is a virtual environment."""
+    """Packages of conda, installed before the requirements; without any, it is a virtual environment."""
     channels: tuple[str, ...] = ()
-    """Where those come from."""
+    """The URLs of the channels for the packages of conda."""
 
 
 def read_requirements(entry: EnvironmentEntry) -> EnvironmentRequirements:
-    """Those of a managed environment; blocks while its files are read."""
+    """Read the requirements of a managed environment; blocks while its files are read."""
     if entry.requirements:
         return EnvironmentRequirements(_lines(entry.requirements, "requirements"), entry.python)
     path = Path(entry.file).expanduser().absolute()
@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
 
 
 def _with_includes(path: Path) -> Iterator[str]:
-    """The text of a requirements file and of those it names: a change in any makes another environment."""
+    """Yield the text of a requirements file and of its includes: a change in any makes another environment."""
     waiting, seen = [path], set[Path]()
     while waiting and len(seen) < _INCLUDES_LIMIT:
         file = waiting.pop(0)
@@ -114,18 +114,18 @@ def _from_project(path: Path) -> EnvironmentRequirements:
     project: Any = table.get("project")
     if not isinstance(project, dict):
         raise EnvironmentBroken(f"{path} has no [project] table", hint="Its dependencies are read from there")
-    told = cast("dict[str, Any]", project)
+    parsed = cast("dict[str, Any]", project)
     return EnvironmentRequirements(
-        _lines(_texts(told.get("dependencies"), path), path), str(told.get("requires-python", ""))
+        _lines(_texts(parsed.get("dependencies"), path), path), str(parsed.get("requires-python", ""))
     )
 
 
 def _for_conda(path: Path) -> EnvironmentRequirements:
-    """As conda would read it."""
+    """Read an environment.yml as conda would."""
     table = _yaml(path)
     specs, wheels = _dependencies(table, path)
     named = [channel for channel in _texts(table.get("channels"), path) if channel != "nodefaults"]
-    # A package that names its channel is taken from any: they are searched in order.
+    # A package that names its channel may come from any of them: its channel is only added to the end of the list.
     named += [spec.rpartition("::")[0] for spec in specs if "::" in spec]
     plain = tuple(spec.rpartition("::")[2].strip() for spec in specs)
     if not any(_conda_parts(spec, path)[0] == "python" for spec in plain):
@@ -136,18 +136,18 @@ def _for_conda(path: Path) -> EnvironmentRequirements:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    # 20 ms that only those pay who have such a file.
+    # Imported here because it takes 20 ms, and only an environment.yml needs it.
     import yaml
 
     try:
-        told: Any = yaml.safe_load(_text(path))
+        parsed: Any = yaml.safe_load(_text(path))
     except yaml.YAMLError as error:
         raise EnvironmentBroken(f"{path} is not YAML: {error}") from error
-    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
 def _dependencies(table: Mapping[str, Any], path: Path) -> tuple[list[str], list[str]]:
-    """The packages of conda, and those of pip."""
+    """Return the packages of conda and those of pip."""
     entries: Any = table.get("dependencies")
     if not isinstance(entries, list):
         raise EnvironmentBroken(f"{path} has no list of dependencies", hint="It is not an environment.yml")
@@ -175,7 +175,7 @@ def _from_conda(path: Path) -> EnvironmentRequirements:
 
 
 def _conda_parts(spec: str, path: Path) -> tuple[str, str]:
-    """The name and the version of a package of conda, the latter as pip writes it: `numpy=1.26` is `numpy==1.26.*`."""
+    """Return the name and version of a conda package, the version as pip writes it: `numpy=1.26` is `numpy==1.26.*`."""
     match = _CONDA.fullmatch(spec)
     if match is None:
         raise EnvironmentBroken(f"{path}: {spec!r} is no package of conda", hint="Write it like numpy=1.26")

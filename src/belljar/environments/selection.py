@@ -1,7 +1,8 @@
-"""Which environment a name means, and whether this host has it.
+"""Opens the environment that a name or an entry of the settings means, and checks whether this host has it.
 
-Only the operator's settings may name a path: its interpreter runs outside the sandbox when it is checked, so a path
-from a client, or one that a session can write, would be a way out.
+Existing environments (virtual environments, conda's, an interpreter, the system's Python) are used as they are. Only
+the operator's settings may name a path, because its interpreter runs outside the sandbox when it is checked: a path
+from a client, or one that a session can write, would be a way out of the sandbox.
 """
 
 import shutil
@@ -27,7 +28,7 @@ Tell = Callable[[str], None]
 
 
 async def open_environment(settings: Settings, name: str = "", *, on_progress: Tell | None = None) -> Environment:
-    """The environment of that name, made first where it is ours to make; empty means the configured one."""
+    """Return the environment of that name, made first if belljar makes it; an empty name means the configured one."""
     chosen = name or settings.environment
     check_name(settings, chosen)
     if chosen == DEFAULT.name:
@@ -43,7 +44,7 @@ async def open_environment(settings: Settings, name: str = "", *, on_progress: T
 async def open_entry(
     settings: Settings, name: str, entry: EnvironmentEntry, *, on_progress: Tell | None = None
 ) -> Environment:
-    """The environment that an entry describes, made first where it is ours to make; the entry is the operator's."""
+    """Return the environment that an entry of the operator describes, made first if belljar makes it."""
     if entry.is_ours:
         recipe = await to_thread.run_sync(recipe_of, name, entry)
         python = await prepare(settings, recipe, on_progress=on_progress)
@@ -64,12 +65,12 @@ async def _supported(
 
 
 def recipe_of(name: str, entry: EnvironmentEntry) -> Recipe:
-    """What a managed environment of the settings is made of; blocks while its files are read."""
-    return Recipe(name, ingredients=read_requirements(entry))
+    """Return the recipe of a managed environment of the settings; blocks while its files are read."""
+    return Recipe(name, requirements=read_requirements(entry))
 
 
 def known_names(settings: Settings) -> list[str]:
-    """The environments that a session can ask for, Jupyter's kernels aside."""
+    """Return the environments that a session can ask for, without Jupyter's kernels."""
     return list(dict.fromkeys([DEFAULT.name, settings.environment, *settings.environments]))
 
 
@@ -83,7 +84,7 @@ def check_name(settings: Settings, name: str) -> None:
 
 
 async def check_configured(settings: Settings) -> None:
-    """Refuse settings that name an environment which is not there, or which cannot be made of what it names."""
+    """Refuse settings that name an environment which does not exist and cannot be made."""
 
     async def check(name: str, entry: EnvironmentEntry) -> None:
         try:
@@ -101,14 +102,14 @@ async def check_configured(settings: Settings) -> None:
 
 
 def look_at(settings: Settings, name: str, entry: EnvironmentEntry) -> Interpreter | None:
-    """The interpreter of an entry, once checked; None where it is ours to make and not made yet. Changes nothing."""
+    """Check an entry and return its interpreter; None if belljar makes it and has not yet. Changes nothing."""
     if not entry.is_ours:
         interpreter = find_entry(entry)
     else:
         recipe = recipe_of(name, entry)
         root = folder(settings, recipe)
         if not is_ready(root):
-            if recipe.ingredients.specs:
+            if recipe.requirements.specs:
                 check_rattler()
             return None
         interpreter = inspect_recent(interpreter_path(root))
@@ -118,7 +119,7 @@ def look_at(settings: Settings, name: str, entry: EnvironmentEntry) -> Interpret
 
 
 def is_prepared(settings: Settings, name: str) -> bool:
-    """Whether a session of that environment could start without anything being made or fetched; blocks."""
+    """Tell whether a session of that environment could start without making or fetching anything; blocks."""
     if name == DEFAULT.name:
         return is_ready(folder(settings))
     entry = settings.environments.get(name)
@@ -127,12 +128,12 @@ def is_prepared(settings: Settings, name: str) -> bool:
 
 
 def check_environments(settings: Settings) -> list[HostCheck]:
-    """What `belljar doctor` says of environments; changes nothing, blocks while interpreters answer."""
+    """Return the checks of environments for `belljar doctor`; changes nothing, blocks while interpreters run."""
     return [_check_uv(), _check_chosen(settings), *(_check_named(settings, name) for name in settings.environments)]
 
 
 def kind_of(interpreter: Interpreter) -> str:
-    """What an interpreter that was given by its path belongs to."""
+    """Return the kind of environment that an interpreter given by its path belongs to."""
     if interpreter.is_virtual:
         return "venv"
     return "conda" if (interpreter.prefix / "conda-meta").is_dir() else "system"
@@ -153,10 +154,10 @@ def _check_named(settings: Settings, name: str) -> HostCheck:
         return HostCheck(title, False, error.message, error.hint)
     if interpreter is None:
         return HostCheck(title, True, f"{entry.kind}, not made yet", f"Run: belljar env create {name}")
-    return HostCheck(title, True, f"{entry.kind}, {_told(interpreter)}")
+    return HostCheck(title, True, f"{entry.kind}, {_summary(interpreter)}")
 
 
-def _told(interpreter: Interpreter) -> str:
+def _summary(interpreter: Interpreter) -> str:
     lacks = "" if has_ipython(interpreter) else "; IPython is brought along"
     return f"Python {interpreter.version} in {interpreter.executable}{lacks}"
 
@@ -170,7 +171,7 @@ def _check_chosen(settings: Settings) -> HostCheck:
     root = folder(settings)
     try:
         if settings.environment != DEFAULT.name:
-            return HostCheck(title, True, _told(find_installed(settings.environment)))
+            return HostCheck(title, True, _summary(find_installed(settings.environment)))
         if is_ready(root):
             interpreter = inspect_recent(interpreter_path(root))
             return HostCheck(title, True, f"Python {interpreter.version} in {root}")
@@ -184,21 +185,20 @@ def _check_chosen(settings: Settings) -> HostCheck:
     )
 
 
-# Environments that are there already: a virtual environment, conda's, an interpreter, the system's Python.
-# They are found, checked and used as they stand, never changed.
+# Existing environments: found, checked and used as they are, never changed.
 
 OLDEST_PYTHON = (3, 9)
-# Before the user's own: what a version manager puts on the PATH is not the system's.
+# Searched before the user's PATH, because what a version manager puts there is not the system's Python.
 _SYSTEM_FOLDERS = "/usr/bin:/usr/local/bin:/bin"
 
 
 def find_installed(path: str) -> Interpreter:
-    """The interpreter at the path of an environment or of itself, once it has answered; blocks while it runs."""
+    """Return the interpreter at the path of an environment or of the interpreter itself; blocks while it runs."""
     return inspect_recent(_locate(path))
 
 
 def find_entry(entry: EnvironmentEntry) -> Interpreter:
-    """The interpreter that an entry of the settings leads to; blocks while it runs."""
+    """Return the interpreter of an existing environment that an entry names; blocks while it runs."""
     if entry.kind == "conda":
         return inspect_recent(find_conda(entry.path) / "bin" / "python")
     if entry.kind == "system":
@@ -213,7 +213,7 @@ def find_entry(entry: EnvironmentEntry) -> Interpreter:
 
 
 def inspect_recent(python: Path) -> Interpreter:
-    """What an interpreter says of itself, if it can run sessions."""
+    """Inspect an interpreter, and refuse one that is too old to run sessions."""
     interpreter = inspect_interpreter(python)
     if interpreter.release < OLDEST_PYTHON:
         raise EnvironmentBroken(

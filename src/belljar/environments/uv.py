@@ -1,8 +1,8 @@
-"""Runs uv, or conda's solver, as a subprocess that is heard, limited in time, and gone when its caller is.
+"""Runs uv or conda's solver as a subprocess with captured output and a time limit, which ends when the server does.
 
-It passes the process's own variables on, so that the user's index settings count. Nothing of it reaches our stdout,
-which may be an MCP connection. It does not know what is installed or where. That uv may run elsewhere than on the host
-is said here; where, `kernels` knows.
+The subprocess gets the server's environment variables, so that the user's index settings apply. It never writes to our
+stdout, which may be an MCP connection. This module does not know what is installed or where. It also has the interface
+of a uv that runs elsewhere than on the host; `provisioning.confined_uv` implements it for a sandbox.
 """
 
 import codecs
@@ -31,24 +31,24 @@ SOLVER = FOLDER / "conda_solver.py"
 GUARD = FOLDER / "child_guard.py"
 LANDLOCK = FOLDER / "landlock.py"
 SIDE = ".uv-"
-"""How the names of folders begin that uv has beside the one it works in, while it works."""
+"""Prefix of the names of folders that uv has beside its working folder while it runs."""
 EXTRA = "pip install 'belljar[conda]'"
-"""What brings rattler."""
-_HEARD_LIMIT = 1_000_000
+"""The command that installs rattler."""
+_CAPTURED_LIMIT = 1_000_000
 _COMPLAINT_LIMIT = 20_000
 _CHATTER = ("Using ", "Resolved ", "Downloading ", " Downloaded ", "Prepared ", "Audited ", "Checked ")
 
 
 @dataclass(frozen=True, slots=True)
 class UvAnswer:
-    """How uv ended and what it said."""
+    """uv's exit status and its output."""
 
     status: int
     words: str
 
     @property
     def complaint(self) -> str:
-        """What uv said went wrong, without what it said before."""
+        """Return uv's error message, without the progress lines before it."""
         lines = self.words.strip().splitlines()
         start = next((number for number, line in enumerate(lines) if line.startswith("error:")), None)
         kept = lines[start:] if start is not None else [line for line in lines if not line.startswith(_CHATTER)]
@@ -56,24 +56,24 @@ class UvAnswer:
 
 
 class Uv(Protocol):
-    """uv, wherever it runs, in the folder that it was opened for."""
+    """uv in the folder that it was opened for, on the host or in a sandbox."""
 
     async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
-        """Run it once. Asked by an installation, several times over."""
+        """Run uv once. An installation calls this several times."""
         ...
 
     async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
-        """Run conda's solver in the same place, on a request that is in the folder. Asked for environments of conda."""
+        """Run conda's solver in the same place, on a request file in the folder. Called for environments of conda."""
         ...
 
 
 OpenUv = Callable[[Environment, Path], AbstractAsyncContextManager[Uv]]
-"""Opens uv for an environment and a working folder; nothing of uv runs on when the block has ended."""
+"""Opens uv for an environment and a working folder; no process of uv is left when the block has ended."""
 
 
 @asynccontextmanager
 async def open_uv_on_host(environment: Environment, folder: Path) -> AsyncGenerator[Uv]:
-    """uv as a process of this server's user, which reaches what that user reaches."""
+    """Open uv as a process of this server's user, with everything that this user can reach."""
     yield _UvOnHost(folder)
 
 
@@ -82,7 +82,7 @@ class _UvOnHost:
     folder: Path
 
     async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
-        # Its cache goes with the folder, so that what it unpacks is measured and nothing of it is left behind.
+        # The cache is inside the folder, so that what uv unpacks is measured and removed with the folder.
         own = {"UV_LINK_MODE": "hardlink", "UV_CACHE_DIR": str(self.folder / "cache")}
         return await run_uv(arguments, directory=self.folder, timeout_s=timeout_s, variables=own)
 
@@ -91,14 +91,14 @@ class _UvOnHost:
 
 
 def find_rattler() -> Path | None:
-    """The folder of rattler, which comes with the extra `conda`; nothing of it is loaded here."""
+    """Return the folder of rattler, which comes with the extra `conda`, without importing it; None if it is missing."""
     found = find_spec("rattler")
     places = found.submodule_search_locations if found else None
     return Path(next(iter(places))) if places else None
 
 
 def check_rattler() -> Path:
-    """The same, or what to do about it."""
+    """Return the folder of rattler, or raise an error that says how to install it."""
     if rattler := find_rattler():
         return rattler
     raise EnvironmentBroken(
@@ -108,7 +108,7 @@ def check_rattler() -> Path:
 
 
 def solver_command(request: str, python: str = sys.executable) -> list[str]:
-    """What solves a request that is in the working directory."""
+    """Return the command that solves a request file in the working directory."""
     return [python, "-I", str(SOLVER), str(check_rattler().parent), request]
 
 
@@ -121,15 +121,15 @@ async def run_solver(
     on_line: Callable[[str], None] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> UvAnswer:
-    """Solve and install packages of conda as a process of this server's user, which writes nowhere else.
+    """Solve and install packages of conda in a process of this server's user that can write to these folders only.
 
-    rattler follows a path that leads out of the target, and the path is the package's to say.
+    It is confined because rattler follows paths that lead out of the target, and a package chooses its paths.
     """
     command = solver_command(request)
     if sys.platform == "linux":
         folders = [str(folder) for folder in (directory, target) if folder is not None]
         command = [sys.executable, "-I", str(LANDLOCK), *folders, "--", *command]
-    return await _run_heard(
+    return await _run_captured(
         command,
         directory=directory,
         timeout_s=timeout_s,
@@ -140,7 +140,7 @@ async def run_solver(
 
 
 def find_uv() -> str:
-    """The uv binary that came with our dependency, or else one on the PATH."""
+    """Return the uv binary that came with our dependency, or else one on the PATH."""
     try:
         return find_uv_bin()
     except FileNotFoundError as error:
@@ -161,8 +161,8 @@ async def run_uv(
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] | None = None,
 ) -> UvAnswer:
-    """Run uv in a directory whose parents hold no project; with `show`, it talks to our stderr and nothing is heard."""
-    return await _run_heard(
+    """Run uv in a directory whose parents hold no project; with `show`, it writes to our stderr and is not captured."""
+    return await _run_captured(
         [find_uv(), *([] if show else ["--color", "never"]), *arguments],
         directory=directory,
         timeout_s=timeout_s,
@@ -173,7 +173,7 @@ async def run_uv(
     )
 
 
-async def _run_heard(
+async def _run_captured(
     command: Sequence[str],
     *,
     directory: Path,
@@ -183,7 +183,8 @@ async def _run_heard(
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] | None = None,
 ) -> UvAnswer:
-    # The server may be killed at any moment: nothing that fetches or compiles may outlive it.
+    # The server may be killed at any moment, and no process that fetches or compiles may outlive it: the guard kills
+    # its process group when the other end of this pipe closes.
     lifeline, held = os.pipe()
     try:
         return await _run_guarded(
@@ -242,28 +243,28 @@ async def _open_process(
         start_new_session=True,
         pass_fds=(*pass_fds, lifeline),
         env={**os.environ, **variables} if variables else None,
-        # Root's sessions have users of their own, and read what is made here.
+        # Sessions of a server that runs as root are users of their own, and have to read what is made here.
         umask=0o022 if os.geteuid() == 0 else -1,
     )
 
 
 def stopped_after(timeout_s: float) -> UvAnswer:
-    """The answer of a uv that had no time left."""
+    """Return the answer of a uv that was killed at its time limit."""
     return UvAnswer(-signal.SIGKILL, f"error: uv was stopped after {timeout_s:g} s")
 
 
 async def listen(chunks: AsyncIterable[bytes], on_line: Callable[[str], None] | None = None) -> str:
-    """What uv says, to its end: the last of it, should it be very long."""
-    heard, line = "", ""
+    """Read uv's output to its end and return it, or the last million characters of it."""
+    captured, line = "", ""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     async for chunk in chunks:
         text = decoder.decode(chunk)
-        heard = (heard + text)[-_HEARD_LIMIT:]
+        captured = (captured + text)[-_CAPTURED_LIMIT:]
         *lines, line = (line + text).split("\n")
         if on_line:
             for complete in lines:
                 on_line(complete.strip())
-    return heard
+    return captured
 
 
 async def _end(process: Process) -> None:

@@ -1,7 +1,7 @@
-"""Who may begin: a bound on what runs at once, shared fairly between principals, and on memory that must stay free.
+"""Admission of executions: how many run at once in all sessions, and how much memory must stay free.
 
-Within one principal first come is first served; between principals the slots go round, so that one who submits a
-thousand cells delays another by one of them. Nor can one who fills the line keep another out of it.
+Executions of one principal start in the order they were submitted. Between principals the slots go round, so that a
+principal who submits a thousand cells delays another by one of them, and cannot fill the queue for the others.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from belljar.errors import Busy
 
 
 class Admission:
-    """One for the whole engine."""
+    """The bounds on running and waiting executions; one instance for the whole engine."""
 
     def __init__(self, *, most_running: int, most_waiting: int, headroom_mb: int) -> None:
         self._most_running = most_running
@@ -25,11 +25,11 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Executions whose session is free, but no slot is."""
+        """Return how many executions wait for a slot although their session is free."""
         return sum(map(len, self._waiting.values()))
 
     def check_queue(self, principal: str) -> None:
-        """Refuse another execution while too many wait, unless they are others' and the principal has few of them."""
+        """Refuse another execution while too many wait, unless the principal has less than its equal share of them."""
         if self.waiting < self._most_waiting:
             return
         others = self._waiting.keys() - {principal}
@@ -51,7 +51,7 @@ class Admission:
 
     @asynccontextmanager
     async def slot(self, principal: str) -> AsyncGenerator[None]:
-        """While a cell of theirs runs."""
+        """Hold a slot for the principal while one of its cells runs."""
         if self.running >= self._most_running or principal in self._waiting:
             await self._wait(principal)
         else:
@@ -59,7 +59,7 @@ class Admission:
         try:
             yield
         finally:
-            self._hand_on()
+            self._pass_slot_on()
 
     async def _wait(self, principal: str) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -68,24 +68,24 @@ class Admission:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._hand_on()
+                self._pass_slot_on()
             else:
-                self._leave(principal, turn)
+                self._stop_waiting(principal, turn)
             raise
 
-    def _leave(self, principal: str, turn: "asyncio.Future[None]") -> None:
-        if (line := self._waiting.get(principal)) is not None and turn in line:
-            line.remove(turn)
-            if not line:
+    def _stop_waiting(self, principal: str, turn: "asyncio.Future[None]") -> None:
+        if (queue := self._waiting.get(principal)) is not None and turn in queue:
+            queue.remove(turn)
+            if not queue:
                 del self._waiting[principal]
 
-    def _hand_on(self) -> None:
-        """The slot goes to the principal that has waited longest since its last one."""
+    def _pass_slot_on(self) -> None:
+        """Give the slot to the principal that has waited longest since its last one."""
         while self._waiting:
-            principal, line = self._waiting.popitem(last=False)
-            turn = line.popleft()
-            if line:
-                self._waiting[principal] = line
+            principal, queue = self._waiting.popitem(last=False)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[principal] = queue
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -93,7 +93,7 @@ class Admission:
 
 
 def free_memory_mb() -> int | None:
-    """What the machine could give without swapping; None where it does not say."""
+    """Return the memory that is available without swapping; None where `/proc/meminfo` does not say."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,4 +1,4 @@
-"""What callers may ask a session to run, and the checks that every surface and the Python API make alike."""
+"""The cell that a caller asks a session to run, and the checks that every surface and the Python API share."""
 
 import math
 import re
@@ -12,14 +12,14 @@ _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z",
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a caller wants run, and how."""
+    """The code that a caller wants run, with its limits and options."""
 
     code: str
     timeout_s: float
     allow_input: bool = False
     filename: str = ""
     author: str = ""
-    """Who wants it run, where that is not the session's owner."""
+    """Who submitted it; empty for the session's owner."""
 
 
 def make_cell(
@@ -31,7 +31,7 @@ def make_cell(
     filename: str = "",
     author: str = "",
 ) -> Cell:
-    """The cell for a caller's code, within the limits of the settings."""
+    """Return the cell for a caller's code, or refuse code and limits that the settings do not allow."""
     try:
         size = len(code.encode())
     except UnicodeEncodeError as error:
@@ -52,6 +52,6 @@ def make_cell(
 
 
 def stripped(code: str) -> str:
-    """Code without the Markdown fence that models like to put around it."""
+    """Return the code without the Markdown fence that models often put around it."""
     fenced = _FENCE.match(code)
     return fenced.group(1) if fenced else code

@@ -1,6 +1,7 @@
-"""What an execution asks of the session it runs in: the one contract between the two.
+"""The contract between an execution and the session it runs in.
 
-`Session` and `Life` fulfil it. Knows neither of them, nor how a session is made and ended.
+`Session` implements `ExecutionContext`, `SessionKernel` implements `KernelContext`. Knows neither of them, nor how a
+session is made and ended.
 """
 
 import asyncio
@@ -25,24 +26,24 @@ from belljar.toolbox.broker import Broker
 
 
 class KernelContext(Protocol):
-    """The session's kernel, used by the execution that has the session's turn."""
+    """The session's kernel, as the execution that has the session's turn uses it."""
 
     kernel: Kernel | None
     ended_by: str
     """Why the session ended the kernel while no cell ran; empty when it did not."""
     last_cause: str | None
-    """Why the latest cell or kernel ended before its time."""
+    """Why the latest cell or kernel ended early."""
 
     async def ready(self) -> Kernel:
         """Return the kernel, started if there is none."""
         ...
 
     def take_loss(self) -> StateLossNotice | None:
-        """Return what the last kernel took with it; only the first caller is told."""
+        """Return what was lost with the last kernel, to the first caller only; None to later ones."""
         ...
 
     async def take_checkpoint(self) -> None:
-        """Take a checkpoint of the session before the cell, unless there is one since the last cell."""
+        """Take a checkpoint of the session before the cell, unless one was taken since the last cell."""
         ...
 
     def note_execution(self, execution_id: str, timeout_s: float) -> None:
@@ -58,7 +59,7 @@ class KernelContext(Protocol):
         ...
 
     async def on_death(self, cause: str) -> KernelLoss:
-        """Let go of a kernel that died, and go on from a checkpoint where the settings say so."""
+        """Close a kernel that died, and continue from the latest checkpoint where the settings say so."""
         ...
 
 
@@ -71,24 +72,24 @@ class ExecutionContext(Protocol):
     settings: Settings
     journal: Journal
     displays: Path
-    """Where what its cells show is stored."""
+    """The folder for the displays of its cells."""
     workspace: Workspace
     quota: DiskQuota
     sharing: SharedFolder | None
-    """Its folder that outlives it; None where there is none."""
+    """Its `workspace/` folder, which outlives it; None where there is none."""
     guard: Guard
     veil: SessionRedactor
     tools: Broker | None
-    """Where its code calls tools; None where there are none."""
+    """The broker for its code's tool calls; None where there are no tools."""
     handover: Handover
-    """Where its kernel is deposited for the next server."""
+    """Deposits its kernel for the next server."""
     admission: Admission
     turn: asyncio.Lock
     """Whoever holds it may use the kernel."""
 
     @property
     def session_kernel(self) -> KernelContext:
-        """The session's kernel."""
+        """Return the session's kernel."""
         ...
 
     def screens(self) -> Screens:
@@ -100,7 +101,7 @@ class ExecutionContext(Protocol):
         ...
 
     def note_author(self, author: str) -> str:
-        """Note whose cell begins, the owner's if `author` is empty; return what its readers are told of that."""
+        """Note whose cell begins, the owner's if `author` is empty; return a notice about that, or nothing."""
         ...
 
     def record_use(self) -> None:
@@ -108,7 +109,7 @@ class ExecutionContext(Protocol):
         ...
 
     def pass_to_views(self, execution_id: str, sequence: int, event: Event) -> bool:
-        """Pass what a widget says to the front ends that show it; return False when there are none."""
+        """Pass a widget's message to the front ends that show it; return False when there are none."""
         ...
 
     def take_back(self, since: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""One execution from its turn to its result: the table of contents of the project.
+"""One execution from its turn to its result: policy check, kernel, output, questions, changed files.
 
-It belongs to the server, not to the request that asked for it: whoever waits may go away and come back. Read `run` from
-top to bottom. Knows its session only as `context.py` describes it.
+To learn how belljar works, start here and read `run` from top to bottom. An execution belongs to the server, not to the
+request that submitted it, so a client may disconnect and ask for the result later. Knows its session only as
+`context.py` describes it.
 """
 
 import asyncio
@@ -48,12 +49,12 @@ log = logging.getLogger(__name__)
 
 
 class Execution:
-    """A cell on its way through a session."""
+    """One run of a cell in a session."""
 
     def __init__(self, execution_id: str, session: ExecutionContext, cell: Cell, number: int) -> None:
         self.id = execution_id
         self.number = number
-        """Which of its session's executions it is, from 1 on."""
+        """Its number among its session's executions, from 1 on."""
         self.session_id = session.id
         self.cell = cell
         self._session = session
@@ -72,11 +73,11 @@ class Execution:
         )
         self._questions = ExecutionQuestions(self._notify)
         self._progress = (0, "")
-        self._traces = FileChanges(session.id, session.workspace, session.quota, session.sharing)
+        self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
         self._stopper: Stopper | None = None
         self._is_cancelled = self._is_abandoned = False
         self._resumed: ResumableKernel | None = None
-        """The kernel that an earlier server gave it to."""
+        """The kernel that an earlier server gave the cell to; None for a cell of this server."""
         self._asked = ON_REQUEST
         self._outcome = Outcome()
         self._not_undoable: str | None = None
@@ -84,40 +85,40 @@ class Execution:
         self._calls: list[CallRecord] = []
         self._result: ExecutionResult | None = None
 
-    # What callers see
+    # State, for callers
 
     @property
     def is_finished(self) -> bool:
-        """Whether the result is final."""
+        """Return whether the result is final."""
         return self._times.ended_at is not None
 
     @property
     def has_started(self) -> bool:
-        """Whether its turn has come."""
+        """Return whether its turn has come."""
         return self._times.started_at is not None
 
     @property
     def sequence(self) -> int:
-        """The number of its latest event."""
+        """Return the number of its latest event."""
         return self._transcript.sequence
 
     @property
     def stop_s(self) -> float:
-        """How long an interrupt may take, with the kill of a cell that ignores it."""
+        """Return how long an interrupt may take, including the kill of a cell that ignores it."""
         return self._session.settings.interrupt_grace_s + 5
 
     @property
     def question(self) -> Question | None:
-        """What a person is to be asked now."""
+        """Return the question that a person should be asked now."""
         return self._questions.current
 
     @property
     def questions(self) -> int:
-        """The number of the latest question."""
+        """Return the number of the latest question."""
         return self._questions.number
 
     async def wait(self, wait_s: float) -> None:
-        """Until it has finished, asks a question, or `wait_s` have passed."""
+        """Wait until it has finished, asks a question, or `wait_s` have passed."""
         deadline = time.monotonic() + wait_s
         while not self.is_finished and self.question is None:
             left = deadline - time.monotonic()
@@ -125,7 +126,7 @@ class Execution:
                 return
 
     async def wait_for_change(self, wait_s: float) -> bool:
-        """Until it says, asks or becomes something new; False when `wait_s` passed without."""
+        """Wait for new output, a new question or a new state; return False when `wait_s` passed without one."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
@@ -134,7 +135,7 @@ class Execution:
         return True
 
     def result(self) -> ExecutionResult:
-        """The result, or as much of it as there is."""
+        """Return the result, or as much of it as is known yet."""
         if self._result is not None:
             return self._result.model_copy()
         return make_result(
@@ -149,14 +150,14 @@ class Execution:
         )
 
     def latest_text(self) -> str:
-        """The last words, for a progress line: of the cell, or of a call that it waits for."""
+        """Return the latest text for a progress line: the cell's output, or the progress of its tool call."""
         sequence, progress = self._progress
         return progress if progress and sequence == self.sequence else self._transcript.latest_text()
 
-    # What callers may do to it
+    # Control, for callers
 
     def interrupt(self, asked: str = ON_REQUEST) -> None:
-        """Stop it: at once if it waits for its turn, by SIGINT and then SIGKILL if it runs; `asked` says by whom."""
+        """Stop it: at once if it waits for its turn, else by SIGINT and then SIGKILL; `asked` says who wanted it."""
         self._is_cancelled, self._asked = True, asked
         if not self.has_started and not self.is_finished:
             cause = f"interrupted {asked} before its turn came; it never ran"
@@ -167,7 +168,7 @@ class Execution:
         self.answer(None)
 
     def stop_for_disk(self, *, at_once: bool) -> None:
-        """The session folder is over its limit and grows."""
+        """Stop the cell because the session folder is over its limit and grows."""
         if self._stopper is None:
             return
         if at_once:
@@ -177,42 +178,42 @@ class Execution:
         self.answer(None)
 
     def asking(self) -> AbstractContextManager[bool]:
-        """For whoever wants to put the question to a person: False while another does."""
+        """Claim the right to put the question to a person; yields False while another caller has it."""
         return self._questions.asking()
 
     def answer(self, text: str | None, number: int | None = None) -> None:
-        """Answer what `input()` asks; None declines, whatever is asked."""
+        """Answer the prompt of `input()` with a text; None declines any kind of question."""
         self.reply(text_reply(text), number)
 
     def reply(self, reply: QuestionReply, number: int | None = None) -> None:
-        """Answer the pending question. An answer to an earlier `number` is none to this one."""
+        """Answer the pending question; an answer that names the `number` of another question is ignored."""
         self._questions.answer(reply, number)
 
-    # Beyond the end of the server
+    # Across a change of servers
 
     def resume(
         self, kernel: ResumableKernel, events: Iterable[OutputEvent], left_s: float, calls: Sequence[CallRecord]
     ) -> None:
-        """Its kernel was given it by an earlier server, to which it has said this, and called that. Before `run`."""
+        """Continue an execution of an earlier server, after its events and tool calls so far. Call it before `run`."""
         self._resumed, self._left_s = kernel, left_s
         self._calls = [*calls]
         self._transcript.continue_after(events)
 
     def abandon(self) -> None:
-        """The server stops, the cell goes on: its result is for the next server to keep."""
+        """Record no result, because the server stops while the cell continues: the next server records it."""
         self._is_abandoned = True
 
-    # What its calls may do
+    # For its tool calls
 
     async def ask(self, question: Question) -> QuestionReply | None:
-        """Ask the person, while the clock stands still; None when nobody can be asked."""
+        """Ask the person, while the cell's timeout is paused; return None when nobody can be asked."""
         if not self.cell.allow_input or not self._is_wanted():
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
-            # Told like what `input()` asks: whoever follows the output sees it.
-            hide = self._session.veil.redact_own_text if question.is_ours else self._session.veil.redact_text
-            self._transcript.record(InputRequest(hide(question.message)))
-            # Before the cell runs there is no clock to stop.
+            # Recorded like the prompt of `input()`, so that whoever follows the output sees it.
+            redact = self._session.veil.redact_own_text if question.is_ours else self._session.veil.redact_text
+            self._transcript.record(InputRequest(redact(question.message)))
+            # Before the cell runs (the policy check) there is no stopper, hence no timeout to pause.
             limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.execution_timeout_s
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted)
         return reply or QuestionReply("cancel")
@@ -222,14 +223,14 @@ class Execution:
         return not (is_stopped or self._is_cancelled or self.is_finished)
 
     def note_progress(self, text: str) -> None:
-        """A call says how far it is."""
+        """Note the progress text of a tool call."""
         self._progress = (self.sequence, text)
         self._notify()
 
-    # The way through
+    # Running
 
     async def run(self) -> None:
-        """Take the turn, run the cell, tell what changed, keep the result. Never raises what the cell caused."""
+        """Take the turn, run the cell, report changed files, record the result. Never raises what the cell caused."""
         logs.bind(session_id=self.session_id, execution_id=self.id, principal=self._session.principal)
         try:
             async with self._session.turn, self._session.admission.slot(self._session.principal):
@@ -237,7 +238,7 @@ class Execution:
                     return
                 self._times.started_at = time.monotonic()
                 self.span.start()
-                await (self._go_on(self._resumed) if self._resumed is not None else self._run_in_turn())
+                await (self._follow_resumed(self._resumed) if self._resumed is not None else self._run_in_turn())
         except BelljarError as error:
             if isinstance(error, Busy):
                 measures.refusals.add("admission")
@@ -249,96 +250,96 @@ class Execution:
                 self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
             raise
         except Exception as error:
-            # The last boundary: a fault of ours must not leave an execution that runs for ever.
+            # The last boundary: a fault of belljar must not leave an execution that stays `running` for ever.
             log.exception("execution %s failed inside belljar", self.id)
-            # The cell may still run in there, and the next one would be answered with its words.
-            burial = await self._session.session_kernel.on_death("belljar itself failed while a cell ran")
+            # Give up the kernel, because the cell may still run in it and the next cell would get its output.
+            loss = await self._session.session_kernel.on_death("belljar itself failed while a cell ran")
             cause = f"internal-error: {type(error).__name__}"
-            self._outcome = Outcome(status="rejected", state=burial.state, lost=burial.lost, cause=cause)
+            self._outcome = Outcome(status="rejected", state=loss.state, lost=loss.lost, cause=cause)
         finally:
             self._finish()
 
     async def _run_in_turn(self) -> None:
-        await self._vet()
+        await self._check_policy()
         kernel = await self._session.session_kernel.ready()
         if self._is_cancelled:
             cause = f"interrupted {self._asked} while its kernel started; it never ran"
             self._outcome = Outcome(status="interrupted", cause=cause)
             return
-        self._tell_what_was()
+        self._report_loss_and_author()
         await self._session.session_kernel.take_checkpoint()
         self._not_undoable = self._session.on_turn(self.id, self.number) or None
-        self._tell(await self._traces.bring_in())
-        await self._traces.scan_before()
+        self._notice_all(await self._file_changes.bring_in())
+        await self._file_changes.scan_before()
         if self.cell.filename:
-            # In its turn: written earlier, it would count as the doing of the cell that runs then.
+            # Written only in its turn: earlier, it would be reported as a change by the cell that runs then.
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
             await self._session.tools.ready_for(self.cell.code)
-        allow_input, on_begin = self.cell.allow_input, self._put_on_record
+        allow_input, on_begin = self.cell.allow_input, self._record_start
         await self._listen(kernel, kernel.execute(self.cell.code, allow_input=allow_input, on_begin=on_begin))
-        await self._tell_changes(kernel)
+        await self._report_changes(kernel)
 
-    def _put_on_record(self) -> None:
-        """Whatever becomes of the server from here on: this cell may have run, and the kernel has it."""
+    def _record_start(self) -> None:
+        """Record, just before the kernel gets the cell, that it may have run, in case the server is killed."""
         self._session.record_use()
         self._session.journal.start(self.id)
         self._session.session_kernel.note_execution(self.id, self.cell.timeout_s)
 
-    async def _go_on(self, kernel: ResumableKernel) -> None:
-        """Follow a cell that was begun under an earlier server, to its end."""
+    async def _follow_resumed(self, kernel: ResumableKernel) -> None:
+        """Follow a cell that an earlier server started, to its end."""
         if self._session.session_kernel.kernel is not kernel:
             raise KernelDied("the kernel's process ended")
         self._transcript.notice(f"{RESUMED}; what it said last before that may be missing")
-        await self._traces.scan_before()
+        await self._file_changes.scan_before()
         await self._listen(kernel, kernel.resume())
         if self._outcome.status == "running":
             self._outcome.status = "rejected"
             self._outcome.cause = f"{KILLED} before it reached the kernel; it never ran"
         self._outcome.cause = self._outcome.cause or RESUMED
         if self._session.session_kernel.kernel is kernel:
-            await self._tell_changes(kernel)
+            await self._report_changes(kernel)
 
-    async def _vet(self) -> None:
-        """Code that the policy does not allow goes no further; what it only warns of is said."""
+    async def _check_policy(self) -> None:
+        """Reject code that the policy does not allow; record a notice for each of its warnings."""
         guard, environment = self._session.guard, self._session.environment
         if not guard.inspects_code:
             return
         try:
-            said = await check_policy(
+            notice = await check_policy(
                 guard, self.cell.code, environment=environment, execution_id=self.id, ask=self.ask
             )
         except CodeRejected:
-            if self._is_cancelled:  # while the person was asked
+            if self._is_cancelled:  # interrupted while the person was asked
                 return
             raise
-        self._tell(said)
+        self._notice_all(notice)
 
-    def _tell_what_was(self) -> None:
-        """What became of the last kernel's variables, and who ran cells since the owner did."""
+    def _report_loss_and_author(self) -> None:
+        """Record notices about what became of the last kernel's variables, and about cells of other authors."""
         if (loss := self._session.session_kernel.take_loss()) is not None:
             self._outcome.state, self._outcome.lost = loss.state, loss.names
             self._transcript.notice(loss.notice)
         author = self.cell.author
-        if said := self._session.note_author(author):
-            self._transcript.notice(said, **({"author": author} if author else {}))
+        if notice := self._session.note_author(author):
+            self._transcript.notice(notice, **({"author": author} if author else {}))
 
     # While the kernel has the cell
 
     async def _listen(self, kernel: Kernel, events: AsyncIterator[Event]) -> None:
-        """Record what the kernel says until the cell or the kernel ends; the cell can be stopped meanwhile."""
+        """Record the kernel's events until the cell or the kernel ends; the cell can be stopped meanwhile."""
         tools, settings = self._session.tools, self._session.settings
         self._stopper = stopper = Stopper(
             kernel,
             timeout_s=self._left_s,
             grace_s=settings.interrupt_grace_s,
-            # All that its questions wait together; a single one may take as much.
+            # The limit for all its questions together; a single one may use all of it.
             pause_s=settings.execution_timeout_s,
             on_stop=tools.cancel if tools is not None else lambda: None,
         )
         has_calls = tools is not None or bool(self._calls)
         with stopper.watching(), self._calling(tools) if has_calls else nullcontext():
-            if self._is_cancelled:  # while the folder was looked at
+            if self._is_cancelled:  # interrupted while the folder was scanned
                 stopper.stop("interrupted", self._asked)
             try:
                 async for event in events:
@@ -356,18 +357,18 @@ class Execution:
     @contextmanager
     def _calling(self, tools: Broker | None) -> Generator[None]:
         """Count the tool calls that begin now as this execution's."""
-        ledger = CallLog(earlier=self._calls, on_change=self._session.session_kernel.note_call)
+        call_log = CallLog(earlier=self._calls, on_change=self._session.session_kernel.note_call)
         try:
-            with tools.serving(self, ledger) if tools is not None else nullcontext():
+            with tools.serving(self, call_log) if tools is not None else nullcontext():
                 yield
         finally:
-            self._calls = ledger.records()
+            self._calls = call_log.records()
 
     async def _record(self, event: Event, kernel: Kernel, stopper: Stopper) -> None:
-        """Record what the screens leave of an event, and put what `input()` asks to the person as it is recorded."""
+        """Record what the screens (filters for output) leave of an event; ask the person what `input()` then asks."""
         for passed in await self._transcript.screens.passed(event):
             if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
-                # For the views of widgets, if there are any; it is neither kept nor seen by the agent.
+                # For the front ends that show widgets, if there are any; neither recorded nor shown to the agent.
                 if self._session.pass_to_views(self.id, self.sequence, passed):
                     self._notify()
                 continue
@@ -377,10 +378,10 @@ class Execution:
 
     async def _ask_input(self, request: InputRequest, kernel: Kernel, stopper: Stopper) -> None:
         if stopper.reason is not None:
-            # Its interrupt came before the question and waits in the runner for an answer that nobody should give.
+            # The cell was interrupted before it asked, but the runner waits for an answer: interrupt it again.
             await kernel.interrupt()
             return
-        if not self.cell.allow_input:  # whatever the kernel believes
+        if not self.cell.allow_input:  # the kernel was told so, but may be hostile
             await kernel.reply_input(None)
             return
 
@@ -390,55 +391,57 @@ class Execution:
         with stopper.paused():
             question, limit_s = input_question(request), stopper.pause_left_s()
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=is_wanted)
-        # A kernel that died meanwhile takes no answer: the next look at its events tells how it ended.
+        # A kernel that died meanwhile takes no answer; the next event read from it raises how it ended.
         if is_wanted():
             await kernel.reply_input(text_of(reply))
 
     async def _on_kernel_death(self, kernel: Kernel, stopper: Stopper, death: KernelDied) -> None:
-        """The kernel's process is gone: say why, and what went with it."""
-        life, outcome = self._session.session_kernel, self._outcome
+        """Set the outcome of a cell whose kernel died: why it died, and what was lost with it."""
+        session_kernel, outcome = self._session.session_kernel, self._outcome
         incidents = kernel.incidents()
         fatal = None if stopper.was_killed else fatal_incident(incidents, death.message)
         for incident in incidents:
             if incident is not fatal:
                 self._transcript.notice(f"{incident.kind}: the session {incident.detail}")
-        cause = life.ended_by or (killed(fatal) if fatal else "")
-        burial = await life.on_death(cause or death.message)
-        outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", burial.state, burial.lost
-        if burial.is_rewound:
-            undone = self._session.take_back(burial.since or self.id)
+        cause = session_kernel.ended_by or (killed(fatal) if fatal else "")
+        loss = await session_kernel.on_death(cause or death.message)
+        outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", loss.state, loss.lost
+        if loss.is_rewound:
+            undone = self._session.take_back(loss.since or self.id)
             self._transcript.notice(rewound(len(undone)))
         if cause:
             outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
             return
         outcome.cause = cause_of_death(death, stopper, self.cell.timeout_s, self._session.quota)
 
-    # What is left of it
+    # Reporting
 
-    async def _tell_changes(self, kernel: Kernel) -> None:
-        """What the cell left in the folder, and the limits that its kernel met and survived."""
-        self._tell(await self._traces.scan_after())
-        seen, is_all = self._traces.seen
-        await self._tell_limits(kernel, seen, is_all)
-        self._files, left_out = self._traces.files()
+    async def _report_changes(self, kernel: Kernel) -> None:
+        """Report the files that the cell changed, and the limits that its kernel hit and survived."""
+        self._notice_all(await self._file_changes.scan_after())
+        seen, is_all = self._file_changes.seen
+        await self._report_limits(kernel, seen, is_all)
+        self._files, left_out = self._file_changes.files()
         if left_out:
             count = f"{left_out:,}" if is_all else f"at least {left_out:,}"
-            self._tell([f"{count} more files were created or changed: list_session_files names them, a page at a time"])
+            self._notice_all(
+                [f"{count} more files were created or changed: list_session_files names them, a page at a time"]
+            )
 
-    async def _tell_limits(self, kernel: Kernel, seen: FolderUsage, is_all: bool) -> None:
-        """Limits that the kernel met and survived: a word in the output, and the cause unless there is another."""
+    async def _report_limits(self, kernel: Kernel, seen: FolderUsage, is_all: bool) -> None:
+        """Record a notice for each limit that the kernel hit and survived; the first is the default cause."""
         quota, incidents = self._session.quota, kernel.incidents()
         await quota.look_if_more_than_half(seen, is_all=is_all)
         if quota.is_over and self._outcome.cause is None:
             incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
         for incident in incidents:
-            said = survived(incident)
-            self._transcript.notice(said)
-            self._outcome.cause = self._outcome.cause or said
+            notice = survived(incident)
+            self._transcript.notice(notice)
+            self._outcome.cause = self._outcome.cause or notice
 
-    def _tell(self, words: list[str]) -> None:
-        for word in words:
-            self._transcript.notice(word)
+    def _notice_all(self, notices: list[str]) -> None:
+        for notice in notices:
+            self._transcript.notice(notice)
 
     def _finish(self) -> None:
         if self.is_finished:
@@ -448,9 +451,11 @@ class Execution:
         self._session.session_kernel.last_cause = self._outcome.cause or self._session.session_kernel.last_cause
         self._result = self.result()
         if not self._is_abandoned:
-            kept = self._transcript.recorder
+            recorder = self._transcript.recorder
             self._session.record_use()
-            self._session.journal.finish(self._result, output_bytes=kept.text_bytes, display_bytes=kept.display_bytes)
+            self._session.journal.finish(
+                self._result, output_bytes=recorder.text_bytes, display_bytes=recorder.display_bytes
+            )
             measure(self._result, self.span)
         self._notify()
 
@@ -461,7 +466,7 @@ class Execution:
 
 async def interrupt_all(executions: Sequence[Execution]) -> None:
     """Stop executions of one session, given in order, and wait until they have ended."""
-    # The last one first, so that none of them begins because the one before it has ended.
+    # The last one first, so that none of them starts because the one before it has ended.
     for execution in reversed(executions):
         execution.interrupt()
     await asyncio.gather(*(execution.wait(execution.stop_s) for execution in executions))

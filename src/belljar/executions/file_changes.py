@@ -1,6 +1,6 @@
-"""What one cell leaves in its session's folder: the folder before and after it, and its part that outlives the session.
+"""The files that one cell changed: scans of the session folder before and after it.
 
-Knows nothing of kernels.
+Also syncs the part of the folder that outlives the session (`shared_folder.py`). Knows nothing of kernels.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from belljar.files.workspace import Workspace
 from belljar.models import FileReference
 
 SMALL_FOLDER = 100
-TOLD_CHARS = 100_000
+LISTED_CHARS = 100_000
 
 
 def file_uri(session_id: str, name: str) -> str:
@@ -23,7 +23,7 @@ def file_uri(session_id: str, name: str) -> str:
 
 
 class FileChanges:
-    """One cell's."""
+    """The file changes of one cell."""
 
     def __init__(self, session_id: str, workspace: Workspace, quota: DiskQuota, sharing: SharedFolder | None) -> None:
         self._session_id = session_id
@@ -33,29 +33,29 @@ class FileChanges:
         self._before = self._after = Snapshot({}, is_complete=True, taken_ns=0)
 
     async def bring_in(self) -> list[str]:
-        """What other sessions of the owner have kept; returns what is to be said of it."""
+        """Copy in what the owner's other sessions stored in `workspace/`; return notices for the output."""
         return [] if self._sharing is None else await self._sharing.bring_in(self._quota.room_bytes)
 
     async def scan_before(self) -> None:
-        """Look before the cell."""
-        self._before = await self._look()
+        """Scan the folder before the cell."""
+        self._before = await self._scan()
 
     async def scan_after(self) -> list[str]:
-        """Look after the cell, and keep what outlives the session; returns what is to be said of that."""
-        self._after = await self._look()
+        """Scan the folder after the cell, and copy out what outlives the session; return notices for the output."""
+        self._after = await self._scan()
         return [] if self._sharing is None else await self._sharing.take_out(self._after)
 
     @property
     def seen(self) -> tuple[FolderUsage, bool]:
-        """What was seen to be there after the cell, and whether that was everything."""
+        """Return the usage that the scan after the cell found, and whether the scan was complete."""
         files = self._after.files.values()
         return FolderUsage(sum(fingerprint[1] for fingerprint in files), len(files)), self._after.is_complete
 
     def files(self) -> tuple[list[FileReference], int]:
-        """What the cell created or changed, as far as one message holds it; how many more were seen."""
+        """Return the files that the cell created or changed, as many as fit into a message, and how many do not."""
         found = changes(self._before, self._after)
-        told: list[FileReference] = []
-        left = TOLD_CHARS
+        listed: list[FileReference] = []
+        left = LISTED_CHARS
         for change in found:
             file = FileReference(
                 uri=file_uri(self._session_id, change.name),
@@ -67,10 +67,10 @@ class FileChanges:
             left -= len(file.uri) + len(file.name) + 100
             if left < 0:
                 break
-            told.append(file)
-        return told, len(found) - len(told)
+            listed.append(file)
+        return listed, len(found) - len(listed)
 
-    async def _look(self) -> Snapshot:
-        """The session folder now. A small one is read here in 50 µs; a thread for it would cost four times that."""
+    async def _scan(self) -> Snapshot:
+        """Scan the session folder: a small one here, which takes 50 µs, because a thread would cost four times that."""
         small = snapshot(self._workspace, limit=SMALL_FOLDER)
         return small if small.is_complete else await asyncio.to_thread(snapshot, self._workspace)

@@ -1,4 +1,7 @@
-"""How a cell ended, in the words callers rely on: by itself, stopped, or with its kernel."""
+"""How an execution ended, and its result: the status and cause that callers see, lost variables, usage.
+
+Owns the wording that callers rely on. Knows nothing of how an execution is run.
+"""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from belljar.toolbox.call_log import most_telling
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one execution; `running` until it is known."""
+    """The outcome of one execution; `running` until it is known."""
 
     status: Status = "running"
     state: State = "kept"
@@ -30,7 +33,7 @@ class Outcome:
     peak_memory_mb: float = 0.0
 
     def conclude(self, finished: Finished, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> None:
-        """The kernel says that the cell is over."""
+        """Set the outcome of a cell that the kernel reports as finished."""
         self.status = stopped_status(stopper) or ("ok" if finished.is_ok else "error")
         self.count = finished.execution_count
         self.cpu_s = finished.cpu_s
@@ -44,12 +47,12 @@ class Outcome:
 
 
 def stopped_status(stopper: Stopper) -> Status | None:
-    """The status of a cell that was stopped."""
+    """Return the status of a cell that was stopped; None if it was not."""
     return "interrupted" if stopper.reason == "disk_full" else stopper.reason
 
 
 def cause_of_death(death: KernelDied, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> str:
-    """Why a kernel died with its cell, where no limit of the sandbox and nobody else ended it."""
+    """Return why a kernel died while its cell ran, where no limit of the sandbox and not the session ended it."""
     if not stopper.was_killed:
         return f"{KernelDied.code}: {death.message}"
     match stopper.reason:
@@ -61,7 +64,7 @@ def cause_of_death(death: KernelDied, stopper: Stopper, timeout_s: float, quota:
             return f"killed {stopper.asked}, because it ignored the interrupt"
 
 
-# What is said of a limit that was hit: the word callers can rely on, the values, and what state survived.
+# Limits that were hit: a fixed word that callers can rely on, the values, and what state survived.
 
 RESUMED = "its server ended while it ran; it went on under the next one"
 _SURVIVED = {
@@ -72,19 +75,20 @@ _SURVIVED = {
 
 
 def survived(incident: Incident) -> str:
-    """The kernel is still there."""
+    """Return the message for a limit that the kernel hit and survived."""
     return f"{incident.kind}: the session {incident.detail}; {_SURVIVED[incident.kind]}"
 
 
 def killed(incident: Incident) -> str:
-    """The kernel was killed by it."""
+    """Return the message for a limit that killed the kernel."""
     return f"{incident.kind}: the session {incident.detail}; the kernel was killed, variables are lost, files are kept"
 
 
 def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None:
-    """The incident that ended a kernel which died like this: want of memory kills with SIGKILL and nothing else.
+    """Return the incident that ended a kernel, given the message of its death; None if no incident did.
 
-    It may also have killed the process that would have told.
+    Lack of memory kills with SIGKILL and nothing else. "process ended" is included, because the process that would have
+    reported the signal may have been killed too.
     """
     if not death.endswith(("SIGKILL", "process ended")):
         return None
@@ -92,17 +96,17 @@ def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None
 
 
 def rewound(count: int) -> str:
-    """The kernel died, and an earlier state took its place."""
+    """Return the notice that the kernel died and an earlier state took its place."""
     cells = "this cell" if count == 1 else f"the last {count} cells"
     return f"the kernel died and the session was rewound: variables and files are as they were before {cells}"
 
 
-# What became of a session's variables when its kernel changed, in a form that executions tell.
+# Lost variables
 
 
 @dataclass(frozen=True, slots=True)
 class StateLossNotice:
-    """What went with a kernel that died, told to the next execution."""
+    """Which variables went with the last kernel, for the output of the next execution."""
 
     names: tuple[str, ...]
     notice: str
@@ -111,34 +115,34 @@ class StateLossNotice:
 
 @dataclass(frozen=True, slots=True)
 class KernelLoss:
-    """What is left after a kernel died: nothing, or the state of a checkpoint."""
+    """The variables lost with a kernel that died, and whether a checkpoint took its place."""
 
     lost: tuple[str, ...]
     is_rewound: bool = False
     since: str = ""
-    """The first execution that was taken back."""
+    """The first execution that was undone; empty if no execution began from the checkpoint."""
 
     @property
     def state(self) -> State:
-        """What became of the session's variables."""
+        """Return what became of the session's variables."""
         return "rewound" if self.is_rewound else "lost"
 
 
-# The result of an execution, made of what is known of it so far, and its numbers for whoever operates the server.
+# Results and metrics
 
-MOST_CALLS_TOLD = 100
+MOST_CALLS_REPORTED = 100
 
 
 @dataclass(slots=True)
 class Times:
-    """When an execution was submitted, had its turn and ended, by the clock that nobody sets."""
+    """When an execution was submitted, got its turn and ended, by the monotonic clock."""
 
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     ended_at: float | None = None
 
     def usage(self, outcome: Outcome) -> Usage:
-        """What it took until its end, or until now."""
+        """Return what it used until its end, or until now."""
         now = self.ended_at or time.monotonic()
         started = self.started_at or now
         return Usage(
@@ -160,7 +164,7 @@ def make_result(
     calls: Sequence[CallRecord],
     not_undoable: str | None,
 ) -> ExecutionResult:
-    """The result, or as much of it as there is."""
+    """Return the result of an execution, or as much of it as is known yet."""
     summary = transcript.summary
     return ExecutionResult(
         success=outcome.status in ("ok", "running"),
@@ -182,18 +186,18 @@ def make_result(
         lost=list(outcome.lost),
         cause=outcome.cause,
         sequence=transcript.sequence,
-        calls=_told_calls(calls, outcome),
+        calls=_reported_calls(calls, outcome),
         not_undoable=not_undoable,
     )
 
 
-def _told_calls(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolCall]:
-    """Of a cell that did not end well: who reads on needs to know what it has done already."""
+def _reported_calls(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolCall]:
+    """Return the tool calls of a cell that did not end well, because its caller must know what was done already."""
     if outcome.status in ("ok", "running"):
         return []
     return [
         ToolCall(server=call.server, tool=call.tool, state=call.state, duration_s=call.duration_s, reason=call.reason)
-        for call in most_telling(calls, MOST_CALLS_TOLD)
+        for call in most_telling(calls, MOST_CALLS_REPORTED)
     ]
 
 

@@ -1,4 +1,4 @@
-"""A cell before it runs: what its session's guard says of the code, put to the person where the policy says `ask`."""
+"""The policy check of a cell before it runs: the guard's decision, and the question to a person where it is `ask`."""
 
 from collections.abc import Awaitable, Callable
 
@@ -21,7 +21,7 @@ async def check_policy(
     execution_id: str,
     ask: Callable[[Question], Awaitable[QuestionReply | None]],
 ) -> list[str]:
-    """Let code through, with the warnings that go with it, or raise `CodeRejected`."""
+    """Return the warnings for code that may run, or raise `CodeRejected`."""
     inspection = await guard.examine(code, environment)
     match inspection.decision:
         case "deny":
@@ -43,7 +43,7 @@ async def check_policy(
 
 
 def in_words(inspection: Inspection) -> str:
-    """Each finding with its line and its rule."""
+    """Return each finding with its line and its rule, as one sentence."""
     return "; ".join(
         f"line {finding.line}: {one_line(finding.what, MOST_WORDS_CHARS)} "
         f"({finding.rule}{': ' + reason if reason else ''})"
@@ -52,7 +52,7 @@ def in_words(inspection: Inspection) -> str:
 
 
 def _excerpt(code: str) -> str:
-    """What the person is shown, without the characters that could make it look like something else."""
+    """Return the code to show the person, without characters that could make it look like something else."""
     left_out = len(code) - MOST_CODE_CHARS
     more = f"\n… and {left_out:,} more characters" if left_out > 0 else ""
     return f"{visible(code[:MOST_CODE_CHARS], MOST_CODE_CHARS)}{more}"

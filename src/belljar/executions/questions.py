@@ -1,7 +1,7 @@
-"""What one execution asks a person, one question at a time: `input()` of its code, and what its calls need.
+"""The questions of one execution to a person, one at a time: `input()` of its code, and what its tool calls ask.
 
-Whoever follows the execution puts the question to the person, once, and brings the answer here. Knows nothing of
-protocols.
+A surface that follows the execution shows the question to the person once, and passes the answer to `answer`. Knows
+nothing of protocols.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from belljar.toolbox.base import Question, QuestionReply
 
 ALIVE_CHECK_S = 0.5
 ANSWER = "answer"
-"""The one field of the form that `input()` is."""
+"""The only field of the form for `input()`."""
 INPUT_SCHEMA = {
     "type": "object",
     "properties": {ANSWER: {"type": "string", "title": "Answer", "description": "The text that input() returns"}},
@@ -25,18 +25,18 @@ _NO_PROMPT = "The code asks for input"
 
 
 def input_question(request: InputRequest) -> Question:
-    """`input()` as a form."""
+    """Return the form for a call of `input()`."""
     message = request.prompt if request.prompt.strip() else _NO_PROMPT
     return Question(message, INPUT_SCHEMA, is_password=request.is_password)
 
 
 def text_reply(text: str | None) -> QuestionReply:
-    """An answer to `input()`; None declines."""
+    """Return the reply that answers `input()` with a text; None declines."""
     return QuestionReply("decline") if text is None else QuestionReply("accept", {ANSWER: text})
 
 
 def text_of(reply: QuestionReply | None) -> str | None:
-    """What `input()` returns; None when it was declined or nobody answered."""
+    """Return the text that `input()` returns; None when it was declined or nobody answered."""
     if reply is None or reply.action != "accept":
         return None
     answer = reply.values.get(ANSWER)
@@ -44,12 +44,12 @@ def text_of(reply: QuestionReply | None) -> str | None:
 
 
 class ExecutionQuestions:
-    """One execution's. `on_change` is called when there is something new to ask."""
+    """The questions of one execution. `on_change` is called when there is a new question, or it can be asked again."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.current: Question | None = None
         self.number = 0
-        """How many were put so far; an answer says which one it is for."""
+        """How many questions were asked so far; an answer may name the one it is for."""
         self._on_change = on_change
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[QuestionReply] | None = None
@@ -67,7 +67,7 @@ class ExecutionQuestions:
             self.current = self._answer = None
 
     async def ask(self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool]) -> QuestionReply | None:
-        """What the person says; None when nobody does in time, or when there is no one left to tell."""
+        """Return the person's reply; None when there is none within `limit_s`, or when it is no longer wanted."""
         async with self._turn:
             if not is_wanted():
                 return None
@@ -78,7 +78,7 @@ class ExecutionQuestions:
                 return answer.result() if answer.done() else None
 
     def answer(self, reply: QuestionReply, number: int | None = None) -> None:
-        """Answer the pending question. An answer to an earlier `number` is none to this one."""
+        """Answer the pending question; an answer that names the `number` of another question is ignored."""
         if number not in (None, self.number):
             return
         if self._answer is not None and not self._answer.done():
@@ -87,7 +87,7 @@ class ExecutionQuestions:
 
     @contextmanager
     def asking(self) -> Generator[bool]:
-        """For whoever wants to put the question to a person: False while another does."""
+        """Claim the right to put the question to a person; yields False while another caller has it."""
         if self._is_being_asked:
             yield False
             return

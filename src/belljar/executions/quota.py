@@ -1,7 +1,8 @@
-"""The room a session may take on disk, in bytes and in files: measured by the host while the session lives, because no
-file system can be counted on to do it. What is written between two looks goes beyond the limit.
+"""The disk space a session may use, in bytes and in files.
 
-Knows folders and a clock; who is stopped and what is said is the session's and the execution's.
+The host measures it while the session lives, because no file system can be relied on to enforce a quota. What is
+written between two measurements can exceed the limit. Knows only folders and a clock: the session and the execution
+decide which cell is stopped and what its caller reads.
 """
 
 import asyncio
@@ -13,18 +14,18 @@ from belljar.files.disk_usage import FolderUsage, files_within, usage
 
 MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
-# As fast as a page cache takes what a cell writes: the less room is left, the sooner the next look.
+# The fastest that a cell can write to the page cache: the less space is left, the sooner the next measurement.
 FASTEST_BYTES_S = 2_000_000_000
 FASTEST_FILES_S = 200_000
 SHORTEST_S = 0.05
 BUSY_S = 1.0
 IDLE_S = 5.0
-# Looking must stay a small part of what a large folder costs anyway.
+# The pause is at least this many times as long as the measurement, which is slow in a large folder.
 REST_PER_LOOK = 10
 
 
 class DiskQuota:
-    """One session's. A limit of 0 is none."""
+    """The disk quota of one session. A limit of 0 means no limit."""
 
     def __init__(self, folders: Sequence[Path], limit_mb: int) -> None:
         self._folders = folders
@@ -34,17 +35,17 @@ class DiskQuota:
 
     @property
     def used(self) -> int:
-        """Bytes, when last measured."""
+        """Return the bytes used when last measured."""
         return self._usage.size_bytes
 
     @property
     def is_over(self) -> bool:
-        """Whether the last look found too much."""
+        """Return whether the last measurement was over the limit."""
         return self._exceeds(1)
 
     @property
     def is_far_over(self) -> bool:
-        """Whether there is no time for an interrupt to be heard."""
+        """Return whether the usage is over twice the limit, so that there is no time to wait for an interrupt."""
         return self._exceeds(2)
 
     def _exceeds(self, times: int) -> bool:
@@ -53,31 +54,31 @@ class DiskQuota:
 
     @property
     def detail(self) -> str:
-        """The fact with its values."""
+        """Return the usage and the limit in words."""
         if self._usage.files > self._files_limit and self.used <= self._limit:
             return f"holds {self._usage.files:,} files and folders, the limit is {self._files_limit:,}"
         return f"holds {round(self.used / MEBIBYTE):,} MB, the limit is {self._limit // MEBIBYTE:,} MB"
 
     @property
     def room_bytes(self) -> int:
-        """What there was room for, when last measured."""
+        """Return how many bytes were left when last measured."""
         if not self._limit:
             return _NO_LIMIT
         return 0 if self.is_over else self._limit - self.used
 
     async def look(self) -> None:
-        """Measure now."""
+        """Measure the folders now."""
         if self._limit:
             self._usage = await asyncio.to_thread(usage, self._folders)
 
     async def look_if_more_than_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
-        """Measure if what was seen on a passing glance, perhaps not all, makes it worth while."""
+        """Measure if the usage that a scan has seen is over half of a limit, or if the scan was not complete."""
         is_much = 2 * seen.size_bytes > self._limit or 2 * seen.files > self._files_limit
         if self._limit and (self.is_over or is_much or not is_all):
             await self.look()
 
     async def check_room(self, size: int) -> None:
-        """Refuse a file that would not fit."""
+        """Refuse a file of `size` bytes that would not fit."""
         await self.look()
         if self._limit and (self.used + size > self._limit or self._usage.files + 1 > self._files_limit):
             raise TooLarge(
@@ -86,11 +87,11 @@ class DiskQuota:
             )
 
     async def watch(self, *, is_busy: Callable[[], bool], on_growth: Callable[[], None]) -> None:
-        """Look until cancelled; call `on_growth` whenever the folder is over its limit and still growing."""
+        """Measure until cancelled; call `on_growth` whenever the folder is over its limit and still growing."""
         if not self._limit:
             return
         loop = asyncio.get_running_loop()
-        # What was written before anyone looked is nobody's growth.
+        # What was written before the first measurement does not count as growth.
         await self.look()
         while True:
             before, began = self._usage, loop.time()
@@ -104,6 +105,6 @@ class DiskQuota:
             await asyncio.sleep(max(SHORTEST_S, pause_s, REST_PER_LOOK * cost_s))
 
     def _full_in_s(self) -> float:
-        """The soonest that the limit can be reached."""
+        """Return the shortest time in which the limit can be reached."""
         files_left = max(0, self._files_limit - self._usage.files)
         return min(max(0, self._limit - self.used) / FASTEST_BYTES_S, files_left / FASTEST_FILES_S)

@@ -1,7 +1,8 @@
-"""The folder `workspace/` of a session: what its owner keeps across sessions, brought in before and out after a cell.
+"""The folder `workspace/` of a session, which all sessions of its owner share: copied in before a cell, out after it.
 
-A copy and not a mount: sessions are users of their own, sandboxes of five kinds, forked, rewound and put to sleep, and
-none of that may touch what another session works with. Of two sessions that change one file the later one wins.
+It is a copy and not a mount, because sessions have users of their own and five kinds of sandboxes, and are forked,
+rewound and hibernated, and none of that may touch the files another session works with. Of two sessions that change
+one file the later one wins. How an owner's folder is stored is in `files/owner_folder.py`.
 """
 
 import asyncio
@@ -23,26 +24,26 @@ from belljar.settings import Settings
 FOLDER = "workspace"
 MEBIBYTE = 1024 * 1024
 _PREFIX = f"{FOLDER}/"
-_MOST_TOLD = 5
+_MOST_NAMED = 5
 
 log = logging.getLogger(__name__)
 
 
 class OwnerFolders:
-    """Where the owners' files are; each has a folder with a name that no owner can choose."""
+    """The folders of all owners. Their names are hashes, so that no owner can choose one."""
 
     def __init__(self, folder: Path, *, limit_mb: int) -> None:
         self._folder = folder
         self._limit_mb = limit_mb
 
     def of(self, principal: str) -> OwnerFolder:
-        """An owner's."""
+        """Return the folder of an owner."""
         name = hashlib.sha256(principal.encode(errors="surrogatepass")).hexdigest()[:32]
         return OwnerFolder(self._folder / name, limit_bytes=self._limit_mb * MEBIBYTE)
 
 
 def open_owner_folders(settings: Settings) -> OwnerFolders | None:
-    """Those of a server; None where sessions keep nothing for each other."""
+    """Return the owners' folders of a server; None where the setting `workspace` is off."""
     if settings.workspace == "off":
         return None
     folder = Path(settings.workspace_directory or settings.data_directory / "workspaces")
@@ -50,36 +51,39 @@ def open_owner_folders(settings: Settings) -> OwnerFolders | None:
 
 
 class SharedFolder:
-    """One session's part. `memory` is a file of the host's that says what was the same on both sides, and when."""
+    """One session's copy of its owner's folder.
 
-    def __init__(self, shelf: OwnerFolder, workspace: Workspace, memory: Path) -> None:
-        self._shelf = shelf
+    `memory` is a file on the host, outside the session's reach, with the stamps of files that were equal in both.
+    """
+
+    def __init__(self, owner_folder: OwnerFolder, workspace: Workspace, memory: Path) -> None:
+        self._owner_folder = owner_folder
         self._workspace = workspace
         self._memory = memory
-        self._same = _remembered(memory)
-        """By name: the stamps here and on the shelf when both had the same content."""
+        self._same = _read_memory(memory)
+        """By name: the file's stamps in the session and in the owner's folder when both had the same content."""
         self._version = -1
         self._is_rewound = False
 
     def forget(self) -> None:
-        """The session's files are those of another time: what is on the shelf counts, and is not rewound."""
+        """Have the session's copy replaced at the next cell, because a rewind leaves the owner's folder as it is."""
         self._is_rewound = True
         self._version = -1
 
     async def bring_in(self, room_bytes: int) -> list[str]:
-        """Before a cell: what changed on the shelf. Returns what there is to tell."""
-        version = self._shelf.version()
+        """Copy in, before a cell, what changed in the owner's folder; return notices for the output."""
+        version = self._owner_folder.version()
         if version == self._version:
             return []
         try:
-            told = await asyncio.to_thread(self._bring_in, room_bytes)
+            notices = await asyncio.to_thread(self._bring_in, room_bytes)
         except (BelljarError, OSError) as error:
             return [f"{_PREFIX} could not be brought up to date: {_reason(error)}"]
         self._version = version
-        return told
+        return notices
 
     async def take_out(self, after: Snapshot) -> list[str]:
-        """After a cell: what it changed. Returns what there is to tell."""
+        """Copy out, after a cell, what it changed; return notices for the output."""
         if self._is_rewound:
             return []
         here = {
@@ -88,7 +92,7 @@ class SharedFolder:
             if name.startswith(_PREFIX)
         }
         changed = [name for name, stamp in here.items() if name not in self._same or self._same[name][0] != stamp]
-        # Of a folder that was not seen whole it cannot be told what is missing.
+        # A scan that was not complete does not show which files are missing.
         gone = [name for name in self._same if name not in here] if after.is_complete else []
         if not changed and not gone:
             return []
@@ -97,14 +101,14 @@ class SharedFolder:
         except OSError as error:
             return [f"what changed in {_PREFIX} is not kept: {_reason(error)}"]
 
-    # In threads
+    # Run in threads
 
     def _bring_in(self, room_bytes: int) -> list[str]:
         self._workspace.make_folder(FOLDER)
         before = dict(self._same)
         missing: list[str] = []
-        with self._shelf.locked():
-            there = self._shelf.files()
+        with self._owner_folder.locked():
+            there = self._owner_folder.files()
             here = {
                 name.removeprefix(_PREFIX): stamp_of(status) for name, status in self._workspace.scan((FOLDER,)).found
             }
@@ -116,19 +120,20 @@ class SharedFolder:
                 if stamp[1] > room_bytes:
                     missing.append(f"{shown(name)} (no room for its {stamp[1]:,} bytes in the session)")
                     continue
-                self._shelf.copy_to(name, self._workspace, _PREFIX + name, room_bytes)
+                self._owner_folder.copy_to(name, self._workspace, _PREFIX + name, room_bytes)
                 self._same[name] = (self._stamp_here(name), stamp)
                 room_bytes -= stamp[1]
         self._is_rewound = False
         if self._same != before:
             self._remember()
-        return _told("not brought in", missing)
+        return _notices("not brought in", missing)
 
     def _is_wanted(self, name: str, there: Stamp, here: Stamp | None) -> bool:
-        """Whether the shelf's file takes the place of this session's."""
+        """Return whether the owner's file replaces this session's."""
         known = self._same.get(name)
         if here is None or self._is_rewound:
-            # Deleted here by something that outlived its cell, it goes from the shelf after the next one.
+            # A known file that a background process deleted here between cells is deleted from the owner's folder after
+            # the next cell, so do not bring it back.
             return known is None or known[1] != there or self._is_rewound
         if known is None:
             if here[:2] == there[:2]:
@@ -137,31 +142,32 @@ class SharedFolder:
         return known[1] != there and known[0] == here
 
     def _drop(self, name: str, here: Mapping[str, Stamp]) -> None:
-        """Another session deleted it; here it goes too, unless it was changed meanwhile."""
+        """Delete a file that another session deleted, unless it was changed here meanwhile."""
         known, _ = self._same.pop(name)
         if here.get(name) == known:
             self._workspace.delete(_PREFIX + name)
 
     def _take_out(self, changed: list[str], gone: list[str]) -> list[str]:
         unkept: list[str] = []
-        with self._shelf.locked():
-            is_current = self._shelf.version() == self._version
-            held = self._shelf.files()
-            # Whoever wants files gone deletes them: a folder that is gone or renamed as a whole comes back.
+        with self._owner_folder.locked():
+            is_current = self._owner_folder.version() == self._version
+            held = self._owner_folder.files()
+            # Delete only files that are missing from an existing folder. If `workspace/` itself was deleted or renamed,
+            # it is copied in again.
             is_there = self._is_folder()
             for name in gone:
                 _, there = self._same.pop(name)
                 if is_there and held.get(name) == there:
-                    self._shelf.remove(name)
+                    self._owner_folder.remove(name)
                     del held[name]
             for name in changed:
                 try:
                     self._same[name] = self._put(name, held)
                 except BelljarError as error:
                     unkept.append(f"{shown(name)} ({_reason(error)})")
-            self._version = self._shelf.version() if is_current and is_there else -1
+            self._version = self._owner_folder.version() if is_current and is_there else -1
         self._remember()
-        return _told("not kept for other sessions", unkept)
+        return _notices("not kept for other sessions", unkept)
 
     def _is_folder(self) -> bool:
         try:
@@ -173,7 +179,7 @@ class SharedFolder:
     def _put(self, name: str, held: dict[str, Stamp]) -> tuple[Stamp, Stamp]:
         file, status = self._workspace.open_read(_PREFIX + name)
         with file:
-            return stamp_of(status), self._shelf.put(name, file.fileno(), held)
+            return stamp_of(status), self._owner_folder.put(name, file.fileno(), held)
 
     def _stamp_here(self, name: str) -> Stamp:
         file, status = self._workspace.open_read(_PREFIX + name)
@@ -187,7 +193,7 @@ class SharedFolder:
             log.warning("what is the same in workspace/ could not be noted: %s", error.strerror)
 
 
-def _remembered(memory: Path) -> dict[str, tuple[Stamp, Stamp]]:
+def _read_memory(memory: Path) -> dict[str, tuple[Stamp, Stamp]]:
     try:
         kept: Any = json.loads(memory.read_text("utf-8"))
         return {str(name): (_stamp(here), _stamp(there)) for name, (here, there) in kept.items()}
@@ -206,6 +212,6 @@ def _reason(error: BelljarError | OSError) -> str:
     return getattr(error, "message", "") or getattr(error, "strerror", "") or type(error).__name__
 
 
-def _told(fact: str, names: list[str]) -> list[str]:
-    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
-    return [f"{_PREFIX}: {fact}: {', '.join(names[:_MOST_TOLD])}{more}"] if names else []
+def _notices(fact: str, names: list[str]) -> list[str]:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return [f"{_PREFIX}: {fact}: {', '.join(names[:_MOST_NAMED])}{more}"] if names else []

@@ -1,4 +1,4 @@
-"""Stopping a cell: interrupt, and kill what ignores it. Owns the clock of one execution."""
+"""The stopper of one running cell: its timeout, the interrupt, and the kill of a cell that ignores it."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -13,9 +13,10 @@ ON_REQUEST = "on request"
 
 
 class Stopper:
-    """Watches one running cell. The clock stands still while the cell waits for a person, for `pause_s` in all.
+    """Stops one running cell at its timeout or on request.
 
-    Whether it really waits is only its own word, so what it can win by that is bounded.
+    The timeout is paused while the cell waits for a person, for `pause_s` in all. That is bounded, because only the
+    cell itself says that it waits.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Stopper:
         self._stopping: asyncio.Task[None] | None = None
         self.reason: Reason | None = None
         self.asked = ON_REQUEST
-        """Who wanted it stopped, where somebody did."""
+        """Who wanted it stopped, in words for the cause."""
         self.was_killed = False
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """While the cell runs."""
+        """Apply the timeout while the cell runs."""
         self._start_clock()
         try:
             yield
@@ -59,8 +60,8 @@ class Stopper:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """While the cell waits for a person."""
-        # Calls of one cell may wait for answers side by side, and go on when it has ended.
+        """Pause the timeout while the cell waits for a person."""
+        # Several tool calls of a cell may wait for answers at once, and may still wait when the cell has ended.
         if self._pauses == 0 and not self._is_over:
             self._begin_pause()
         self._pauses += 1
@@ -72,19 +73,19 @@ class Stopper:
                 self._end_pause()
 
     def pause_left_s(self) -> float:
-        """How long the cell may still wait for people."""
+        """Return how long the cell may still wait for people."""
         passed_s = asyncio.get_running_loop().time() - self._paused_at if self._pause_end is not None else 0.0
         return max(0.0, self._pause_left_s - passed_s)
 
     def stop(self, reason: Reason, asked: str = ON_REQUEST) -> None:
-        """Interrupt the cell now, and kill its process if it has not ended after the grace."""
+        """Interrupt the cell now, and kill the kernel if the cell has not ended after the grace period."""
         if self.reason is None:
             self.reason, self.asked = reason, asked
             self._on_stop()
             self._stopping = asyncio.get_running_loop().create_task(self._interrupt_then_kill())
 
     def kill(self, reason: Reason) -> None:
-        """End the cell's process now, also when its interrupt is on its way."""
+        """Kill the kernel now, also when an interrupt is already under way."""
         if self._stopping is not None:
             self._stopping.cancel()
         self.reason = self.reason or reason
@@ -93,7 +94,7 @@ class Stopper:
         self._stopping = asyncio.get_running_loop().create_task(self._kernel.kill())
 
     async def _interrupt_then_kill(self) -> None:
-        # Twice: ipykernel can lose a signal that comes while it is busy with its own affairs.
+        # Twice, because ipykernel can lose a signal that arrives while its own code runs.
         for _ in range(2):
             try:
                 await self._interrupt(self._grace_s / 2)
@@ -104,7 +105,7 @@ class Stopper:
 
     async def _interrupt(self, patience_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + patience_s
-        # A kernel that takes no messages must not keep us from killing it.
+        # A kernel that takes no messages must not delay its kill.
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self._kernel.interrupt()

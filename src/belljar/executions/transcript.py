@@ -1,4 +1,4 @@
-"""What one execution says, on its way to whoever reads it: screened, numbered, kept in the journal, summed up.
+"""The output of one execution: screened, numbered, written to the journal, summarized.
 
 Knows nothing of cells, kernels, or how an execution ends.
 """
@@ -19,14 +19,14 @@ from belljar.settings import Settings
 
 
 def output_uri(execution_id: str) -> str:
-    """Where the whole output of an execution is."""
+    """Return the URI of the whole output of an execution."""
     return f"execution://{execution_id}/output"
 
 
 class Transcript:
-    """One execution's. `on_change` is called whenever it has grown.
+    """The transcript of one execution. `on_change` is called whenever it has grown.
 
-    `outlives_server`: the next server goes on with it, from what is in the journal.
+    With `outlives_server` every event is committed at once, because the next server continues from the journal.
     """
 
     def __init__(
@@ -54,39 +54,39 @@ class Transcript:
 
     @property
     def sequence(self) -> int:
-        """The number of the latest event."""
+        """Return the number of the latest event."""
         return self.recorder.sequence
 
     def latest_text(self) -> str:
-        """The last words."""
+        """Return the latest text of the output."""
         segments = self.summary.segments()
         return segments[-1][1] if segments else ""
 
     def continue_after(self, events: Iterable[OutputEvent]) -> None:
-        """After what an earlier server has kept of it."""
+        """Continue after the events that an earlier server recorded."""
         for event in events:
             self.recorder.continue_after(event)
             self.summary.add(event)
 
     def record(self, event: Event) -> None:
-        """Keep what the cell said, within its bounds."""
+        """Record an event of the cell, within the caps on output."""
         if (output := self.recorder.record(event)) is not None:
-            self._keep(output)
+            self._append(output)
 
     def notice(self, text: str, **data: JsonValue) -> None:
-        """Say something of our own between the words of the cell."""
-        self._keep(self.recorder.notice(text, **data))
+        """Record a notice of belljar's own in the cell's output."""
+        self._append(self.recorder.notice(text, **data))
 
     def flush(self) -> None:
-        """Record what a screen held back of a stream that is over."""
+        """Record the text that a screen held back, because the stream is over."""
         for event in self.screens.flush():
             self.record(event)
 
-    def _keep(self, output: OutputEvent) -> None:
+    def _append(self, output: OutputEvent) -> None:
         self._journal.append(self._execution_id, output)
         if self._is_committed_at_once and output.kind not in ("result", "error"):
-            # What a killed server has read and not committed is missing in the middle of a cell that goes on. Those two
-            # are followed by the end, which is committed.
+            # What a killed server has read and not committed would be missing from the output of a cell that continues
+            # under the next server. `result` and `error` are followed by the end of the cell, which is committed.
             self._journal.commit()
         self.summary.add(output)
         self._on_change()

@@ -1,1 +1,1 @@
-"""The files of a session as the host sees them: read, written, listed and compared, never trusted."""
+"""The files of a session, which the host reads, writes, lists, copies and compares, and never trusts."""

@@ -1,7 +1,7 @@
 """Which network addresses the host may connect to on a caller's behalf.
 
-Written out rather than asked of `ipaddress.is_global`, whose answers differ between Python releases and count some
-metadata services as public. Knows addresses only, not names.
+The networks are written out, because the answers of `ipaddress.is_global` differ between Python releases and count some
+metadata services as public. This module knows addresses only, not names.
 """
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -44,7 +44,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: Address, *, allow_private: bool) -> str:
-    """Why not to connect there; empty when it is fine. Metadata services are never fine."""
+    """Return why the host must not connect to an address, or empty if it may. Metadata services are always refused."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         # Hosts without IPv4 see the whole IPv4 internet behind this prefix.
         return refusal(IPv4Address(int(address) & 0xFFFFFFFF), allow_private=allow_private)
@@ -57,13 +57,13 @@ def refusal(address: Address, *, allow_private: bool) -> str:
 
 
 def refusal_of_chosen(address: Address) -> str:
-    """The same for a host that the operator named: wherever it is, but no metadata service and no other's link."""
+    """Return the same for a host that the operator named: private addresses are allowed, metadata services not."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         return refusal_of_chosen(IPv4Address(int(address) & 0xFFFFFFFF))
     if _is_in(address, _METADATA):
         return "a metadata service"
-    is_nobody = address.is_link_local or address.is_multicast or address.is_unspecified
-    return "an address that is never reached" if is_nobody else ""
+    is_unusable = address.is_link_local or address.is_multicast or address.is_unspecified
+    return "an address that is never reached" if is_unusable else ""
 
 
 def _is_in(address: Address, networks: tuple[Network, ...]) -> bool:

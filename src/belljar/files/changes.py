@@ -1,8 +1,8 @@
-"""Which files an execution created or changed, told from two snapshots of the session folder.
+"""Finds which files an execution created or changed, by comparing two snapshots of the session folder.
 
-Runs before and after every execution, so a snapshot is names and status only. Content is not read: an overwrite that
-keeps size and restores the modification time still shows in the change time, and so does a change of mode. Deleted
-files are not reported.
+A snapshot is taken before and after every execution, so it has names and status only, and no content is read. An
+overwrite that keeps the size and restores the modification time still shows in the change time, and so does a change of
+mode. Deleted files are not reported.
 """
 
 import time
@@ -17,13 +17,13 @@ from belljar.files.workspace import Workspace
 Fingerprint = tuple[int, int, int, int]
 """mtime_ns, size, inode, ctime_ns."""
 
-# The kernel stamps files with the time of its last tick, up to 10 ms behind the clock.
+# Linux stamps files with the time of its last clock tick, up to 10 ms behind the clock.
 _TICK_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The regular files at one moment; not complete when a limit cut it short."""
+    """The regular files at one moment; not complete if the limit was reached."""
 
     files: dict[str, Fingerprint]
     is_complete: bool
@@ -32,7 +32,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file that is new or not as it was; `name` is its path in the session folder."""
+    """A file that is new or changed; `name` is its path in the session folder."""
 
     name: str
     size: int
@@ -41,7 +41,7 @@ class FileChange:
 
 
 def snapshot(workspace: Workspace, limit: int = DEFAULT_LIMIT) -> Snapshot:
-    """What is there now; blocks for about 50 µs for ten files, and for no more than `limit` entries."""
+    """Record the present files; blocks for about 50 µs for ten files, and looks at no more than `limit` entries."""
     taken_ns = time.time_ns()
     scan = workspace.scan(limit=limit)
     files = {
@@ -51,7 +51,7 @@ def snapshot(workspace: Workspace, limit: int = DEFAULT_LIMIT) -> Snapshot:
 
 
 def changes(before: Snapshot, after: Snapshot) -> list[FileChange]:
-    """What differs, sorted by name. Past the limit of `before`, files count as new only if touched since."""
+    """Return what differs, sorted by name. If `before` is incomplete, unknown files count only if changed since."""
     changed: list[FileChange] = []
     for raw, fingerprint in after.files.items():
         known = before.files.get(raw)

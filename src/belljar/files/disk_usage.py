@@ -1,7 +1,7 @@
-"""How much room folders take on disk, though hostile code builds and changes them meanwhile.
+"""Measures how much space folders take on disk while hostile code may be changing them.
 
-Blocks and not sizes, so that a sparse file counts for what it fills; a hard link counts once. Descends by descriptor
-and follows no symlink. Blocking; call it in a thread.
+It counts blocks, not sizes, so that a sparse file counts for what it fills; a hard link counts once. It descends by
+descriptor and follows no symlink. Blocking; call it in a thread.
 """
 
 import os
@@ -14,19 +14,19 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ENTRIES = 20_000
 _MAX_DEPTH = 32
 _BLOCK_BYTES = 512
-# What an entry costs that has no blocks of its own: a name and an inode.
+# Added for each entry, because even one without blocks costs a name and an inode.
 _ENTRY_BYTES = 512
 _PATIENCE_S = 60
 
 
-# ext4 makes one inode for each 16 KB of a disk; whoever has less than its share of bytes may still have many files.
+# ext4 makes one inode for each 16 KB of a disk, so 64 files for each MB; a small limit on bytes still allows 20,000.
 _FILES_PER_MB = 64
 _FEWEST_FILES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class FolderUsage:
-    """What folders hold: bytes of the disk, and files and folders of any kind."""
+    """What folders hold: bytes on disk, and the number of files and folders of any kind."""
 
     size_bytes: int = 0
     files: int = 0
@@ -41,11 +41,11 @@ def files_within(limit_mb: int) -> int:
 
 
 class _TooMuch(Exception):
-    """More than is worth walking through in Python."""
+    """The tree is too large or too deep to be walked in Python."""
 
 
 def usage(folders: Sequence[Path]) -> FolderUsage:
-    """Measure all of them; 10 µs a folder and 2 µs a file. Large or deep trees are left to `du`."""
+    """Measure all of these folders; 10 µs a folder and 2 µs a file. Large or deep trees are left to `du`."""
     return sum(map(_used, folders), FolderUsage())
 
 
@@ -70,7 +70,7 @@ class _Walk:
         return FolderUsage(self._directory(descriptor, 0), self._files)
 
     def _directory(self, descriptor: int, depth: int) -> int:
-        """Closes the descriptor. One stays open a level, hence the bound on depth."""
+        """Measure an open folder and close it. One descriptor stays open for each level, hence the limit on depth."""
         try:
             if depth > _MAX_DEPTH:
                 raise _TooMuch
@@ -105,13 +105,13 @@ class _Walk:
 
 def _ask_du(folder: Path, unit: str) -> int:
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["du", "-s", "-x", unit, "--", str(folder)],
             capture_output=True,
             timeout=_PATIENCE_S,
             check=False,
             stdin=subprocess.DEVNULL,
         ).stdout
-        return int(told.split()[0])
+        return int(output.split()[0])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return 0

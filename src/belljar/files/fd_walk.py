@@ -1,7 +1,8 @@
-"""Going down a tree by descriptor while hostile code rearranges it, to read it or to clear it away.
+"""Opens and removes the entries of a tree by descriptor while hostile code may be rearranging it.
 
-Symlinks are never followed and nothing is reached by a path of more than one name. Where only its mode keeps the
-owner, us, out of a file or folder, the mode is lent and put back. Knows nothing of copies or snapshots. Blocking.
+Symlinks are never followed, and nothing is opened by a path of more than one name. If we own a file or folder but its
+mode keeps us out, the mode is widened for as long as it is open, and then put back. `remove_tree` removes a whole tree
+with `chmod` and `rm`. This module knows nothing of copies or snapshots. Blocking; call it in a thread.
 """
 
 import contextlib
@@ -31,14 +32,14 @@ __all__ = [
 ]
 
 MAX_ENTRIES = 200_000
-"""More is not worth walking through: about 10 s of work."""
+"""The most entries that are walked: about 10 s of work."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _HANDLE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# What opening or reading a link answers when the thing is of another kind than it was a moment ago.
+# The errors of opening an entry, or of reading a link, whose type has changed since it was looked at.
 SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EISDIR})
 
 _NAMED_AT_MOST = 100
@@ -49,7 +50,7 @@ _FLAT_DEPTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """Something that was left out, by its path in the folder, and why."""
+    """An entry that was left out: its path in the folder, and why."""
 
     name: str
     reason: str
@@ -57,13 +58,13 @@ class Omission:
 
 @dataclass(slots=True)
 class Omissions:
-    """What was left out: the first hundred by name, all by number."""
+    """The entries that were left out: the first hundred by name, and the count of all."""
 
     named: list[Omission] = field(default_factory=list[Omission])
     count: int = 0
 
     def add(self, parts: list[str], reason: str) -> None:
-        """Take note of the entry at that path."""
+        """Record the entry at that path."""
         self.count += 1
         if len(self.named) < _NAMED_AT_MOST:
             self.named.append(Omission(display_name("/".join(parts)), reason))
@@ -73,7 +74,7 @@ class Omissions:
 def opened_folder(
     name: str, parent: int | None = None, *, is_written: bool = False
 ) -> Generator[tuple[int, os.stat_result]]:
-    """A descriptor of a folder to be listed, and its status. If written, the caller sets its mode afterwards."""
+    """Open a folder and yield its descriptor and status. If it is written, the caller sets its mode later."""
     with _opened(name, _FOLDER, parent, 0o700 if is_written else 0o500, is_kept=is_written) as (descriptor, status):
         if parent is not None and status.st_dev != os.fstat(parent).st_dev:
             raise OSError(errno.EXDEV, "is another file system")
@@ -82,7 +83,7 @@ def opened_folder(
 
 @contextlib.contextmanager
 def opened_file(name: str, parent: int, *, is_written: bool = False) -> Generator[tuple[int, os.stat_result]]:
-    """A descriptor of a regular file, and its status. If written, the caller sets its mode afterwards."""
+    """Open a regular file and yield its descriptor and status. If it is written, the caller sets its mode later."""
     access, rights = (os.O_RDWR, 0o600) if is_written else (os.O_RDONLY, 0o400)
     with _opened(name, _FILE | access, parent, rights, is_kept=is_written) as (descriptor, status):
         if not stat.S_ISREG(status.st_mode):
@@ -97,24 +98,24 @@ def _opened(
     try:
         descriptor = os.open(name, flags, dir_fd=parent)
     except PermissionError:
-        descriptor, status = _open_lent(name, flags, parent, rights)
+        descriptor, status = _open_widened(name, flags, parent, rights)
     else:
         status = os.fstat(descriptor)
-        # Listing takes less than what is done with the names afterwards.
+        # Opening a folder needs fewer rights than using the names in it.
         if stat.S_ISDIR(status.st_mode) and ~status.st_mode & rights and status.st_uid == os.geteuid():
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | rights)
     mode = stat.S_IMODE(status.st_mode)
     try:
         yield descriptor, status
     finally:
-        # Whoever changed the mode meanwhile meant it.
+        # Put the mode back, unless somebody else has changed it meanwhile.
         if not is_kept and mode != mode | rights == stat.S_IMODE(os.fstat(descriptor).st_mode):
             os.fchmod(descriptor, mode)
         os.close(descriptor)
 
 
-def _open_lent(name: str, flags: int, parent: int | None, rights: int) -> tuple[int, os.stat_result]:
-    """Open what its mode forbids us to, by way of a handle: nothing but that very inode gets the other mode."""
+def _open_widened(name: str, flags: int, parent: int | None, rights: int) -> tuple[int, os.stat_result]:
+    """Open what its mode forbids, by an O_PATH handle, so that the mode of no other inode can be changed."""
     handle = os.open(name, _HANDLE, dir_fd=parent)
     try:
         status = os.fstat(handle)
@@ -135,13 +136,13 @@ def _open_lent(name: str, flags: int, parent: int | None, rights: int) -> tuple[
 
 
 def remove(parent: int, name: str) -> None:
-    """Remove whatever has that name, however deep; of a symlink, the link. `OSError` if something stays."""
-    doomed = [name]
-    while doomed:
-        _remove(parent, doomed.pop(), parent, 0, doomed)
+    """Remove whatever has that name, however deep; a symlink itself, not its target. `OSError` if something stays."""
+    remaining = [name]
+    while remaining:
+        _remove(parent, remaining.pop(), parent, 0, remaining)
 
 
-def _remove(parent: int, name: str, top: int, depth: int, doomed: list[str]) -> None:
+def _remove(parent: int, name: str, top: int, depth: int, remaining: list[str]) -> None:
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
@@ -149,27 +150,27 @@ def _remove(parent: int, name: str, top: int, depth: int, doomed: list[str]) -> 
     except IsADirectoryError:
         with opened_folder(name, parent, is_written=True) as (descriptor, _):
             if depth < _FLAT_DEPTH:
-                _empty(descriptor, top, depth + 1, doomed)
+                _empty(descriptor, top, depth + 1, remaining)
             else:
-                # A deep tree is taken apart from the top, so that it cannot make us hold a descriptor for each level.
+                # Move deep folders to the top and remove them later, so that we need not hold a descriptor per level.
                 moved = UNFINISHED + secrets.token_hex(8)
                 os.rename(name, moved, src_dir_fd=parent, dst_dir_fd=top)
-                doomed.append(moved)
+                remaining.append(moved)
                 return
         os.rmdir(name, dir_fd=parent)
 
 
-def _empty(descriptor: int, top: int, depth: int, doomed: list[str]) -> None:
+def _empty(descriptor: int, top: int, depth: int, remaining: list[str]) -> None:
     for _ in range(_PASSES):
         with os.scandir(descriptor) as entries:
             names = [entry.name for entry in islice(entries, _BATCH)]
         if not names:
             return
         for name in names:
-            _remove(descriptor, name, top, depth, doomed)
+            _remove(descriptor, name, top, depth, remaining)
 
 
-# Removing a tree that hostile code built: thousands of levels deep, or with folders nobody may enter.
+# Removing a tree that hostile code built, possibly thousands of levels deep, or with folders that nobody may enter.
 # Python's own `rmtree` is recursive and gives up at about a thousand levels; `chmod` and `rm` walk by descriptor.
 
 _PATIENCE_S = 600
@@ -178,7 +179,7 @@ log = logging.getLogger(__name__)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and everything below it, as far as it can be; blocks. Symlinks are removed, not followed."""
+    """Remove a folder and everything below it, as far as possible; blocks. Symlinks are removed, not followed."""
     for command in (["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
         try:
             done = subprocess.run(
@@ -188,5 +189,5 @@ def remove_tree(path: Path) -> None:
             log.warning("%s of %s failed: %s", command[0], path, type(error).__name__)
             continue
         if done.returncode and command[0] == "rm":
-            # Not what rm said: it names the files.
+            # The log gets the number of rm's messages only, because they name files of the session.
             log.warning("%s was not removed whole: rm complained %d times", path, len(done.stderr.splitlines()))

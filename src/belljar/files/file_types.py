@@ -1,4 +1,4 @@
-"""What kind of file a name promises. Knows names only: the content may be anything."""
+"""The media type that a file's name suggests, and the kind of file that a mode means. Reads no content."""
 
 import mimetypes
 import stat
@@ -45,7 +45,7 @@ _ADDITIONS = {
     ".zst": "application/zstd",
 }
 
-# A fresh MimeTypes has Python's own table only: /etc/mime.types would make answers differ from host to host.
+# A new MimeTypes has Python's own table only, because with /etc/mime.types answers would differ between hosts.
 _TYPES = {**mimetypes.MimeTypes().types_map[True], **_ADDITIONS}
 
 _TEXT = frozenset(
@@ -63,18 +63,18 @@ _TEXT = frozenset(
 
 
 def mime_type_of(name: str) -> str:
-    """Media type by the last suffix; `data.csv.gz` is gzip, as its bytes are."""
+    """Return the media type by the last suffix; `data.csv.gz` is gzip, as its bytes are."""
     return _TYPES.get(PurePosixPath(name).suffix.lower(), "application/octet-stream")
 
 
 def is_text(mime: str) -> bool:
-    """Whether content of this media type is to be shown as text."""
+    """Tell whether content of this media type is to be shown as text."""
     essence = mime.partition(";")[0].strip().lower()
     return essence.startswith("text/") or essence in _TEXT or essence.endswith(("+json", "+xml"))
 
 
 def decoded(content: bytes, mime: str) -> str | bytes:
-    """Text for a text type, unless its bytes say otherwise; nothing is replaced."""
+    """Return content of a text type as text if it is valid UTF-8, and any other content as bytes."""
     if not is_text(mime):
         return content
     try:
@@ -83,8 +83,7 @@ def decoded(content: bytes, mime: str) -> str | bytes:
         return content
 
 
-# What a thing in a folder is, in words.
-
+# The words for the kinds of files that a mode can have.
 _KINDS = {
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "symlink",
@@ -97,5 +96,5 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What has that mode."""
+    """Return the word for the kind of file that has that mode."""
     return _KINDS.get(stat.S_IFMT(mode), "special file")

@@ -1,8 +1,8 @@
-"""Fetches one https: URL that a caller named, without becoming the caller's way into our network.
+"""Fetches one https: URL that a caller named, without giving the caller access to the host's private network.
 
-A host is resolved once per hop, every address of it is checked, and the connection goes to a checked address, so a
-name cannot change its mind in between. An HTTP client library would log URLs, and with them signatures in query
-strings; h11 does the protocol and logs nothing. Errors name the host and no more of the URL.
+A host is resolved once for each redirect, all its addresses are checked, and the connection goes to a checked address,
+so that a name cannot resolve to another one in between. An HTTP client library would log URLs, and with them signatures
+in query strings; h11 implements the protocol and logs nothing. Errors name the host and no more of the URL.
 """
 
 import functools
@@ -32,7 +32,7 @@ _UNRESERVED = "/%:@!$&'()*+,;=~?"
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where one request goes. `host` is ASCII; `resource` is path and query."""
+    """The destination of one request. `host` is ASCII; `resource` is path and query."""
 
     host: str
     port: int
@@ -55,7 +55,7 @@ async def fetch_https(
     ssl_context: ssl.SSLContext | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> bytes:
-    """The body behind `url`, redirects followed. `allow_private` opens private ranges, never metadata services."""
+    """Fetch `url`, following redirects, and return the body. `allow_private` never allows metadata services."""
     context = ssl_context or _verifying_context()
     target = _parse(url)
     try:
@@ -92,7 +92,7 @@ def _follow(url: str, location: str) -> str:
 
 
 def _unparsable() -> InvalidArgument:
-    # Raised `from None`: the parser's own words may quote the URL.
+    # Raised `from None`, because the parser's own message may quote the URL.
     return InvalidArgument("the url cannot be parsed", hint="Use a complete https: URL")
 
 
@@ -162,7 +162,7 @@ async def _resolve(target: _Target) -> list[Address]:
 
 
 async def _connect(target: _Target, addresses: list[Address], context: ssl.SSLContext) -> ByteStream:
-    """A verified connection to the first address that answers."""
+    """Open a verified connection to the first address that answers."""
     failure: OSError = OSError("no address")
     for address in addresses:
         try:

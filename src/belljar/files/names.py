@@ -1,24 +1,24 @@
-"""What a file of a session may be called, and how names that callers or code chose are shown. Opens nothing."""
+"""Checks the names of a session's files, and formats names for callers and error messages. Opens nothing."""
 
 import os
 
 from belljar.errors import InvalidPath
 
 SANDBOX_ROOT = "/mnt/data"
-"""Where code inside a sandbox sees the folder; callers may say it."""
+"""Where code inside a sandbox sees the session folder; callers may use this path too."""
 
 MAX_DEPTH = 64
 MAX_COMPONENT_BYTES = 255
 
 UNFINISHED = ".belljar-unfinished-"
-"""How names start that we give to files until they are finished."""
+"""Prefix of the temporary names of files that we have not finished writing."""
 
 _RELATIVE_HINT = "Use a path relative to the session folder, such as 'data/table.csv'"
 _SHOWN_CHARACTERS = 120
 
 
 def split(path: str, host_root: str) -> tuple[str, ...]:
-    """The components of a caller's path in the folder that the host has at `host_root`, or `InvalidPath`."""
+    """Return the components of a caller's path within the folder at `host_root`, or raise `InvalidPath`."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError as error:
@@ -38,7 +38,7 @@ def split(path: str, host_root: str) -> tuple[str, ...]:
 def _relative(path: str, host_root: str) -> str:
     if not path.startswith("/"):
         return path
-    # Where nothing is mounted over it, code sees the folder under its host path and reports that.
+    # In a sandbox that mounts nothing at SANDBOX_ROOT, code sees the folder at its host path and reports that.
     for prefix in (SANDBOX_ROOT, host_root):
         if path == prefix or path.startswith(prefix + "/"):
             return path[len(prefix) :]
@@ -46,15 +46,15 @@ def _relative(path: str, host_root: str) -> str:
 
 
 def display_name(raw: str) -> str:
-    """A path as callers may see it: valid Unicode, bytes that are none replaced."""
+    """Return a path as callers see it, with bytes that are not valid Unicode replaced."""
     return raw if raw.isascii() else os.fsencode(raw).decode(errors="replace")
 
 
 def shown(name: str) -> str:
-    """A caller's value in an error message, at a length that can be read."""
+    """Return a caller's value for an error message, shortened if it is long."""
     return repr(name) if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]!r}…"
 
 
 def bad_name(name: str, reason: str) -> InvalidPath:
-    """The refusal of a path that can name nothing in the folder."""
+    """Return the error for a path that cannot name anything in the folder."""
     return InvalidPath(f"the path {shown(name)} {reason}", hint=_RELATIVE_HINT)

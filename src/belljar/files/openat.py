@@ -1,6 +1,7 @@
-"""Folders and files of a session, each opened relative to the descriptor of the folder it is in.
+"""Opens and creates a session's folders and files, each relative to the descriptor of the folder that it is in.
 
-Symlinks are never followed, and what a descriptor is gets asked of the descriptor. Knows no names but one component's.
+Symlinks are never followed, and the type of a file is read from its descriptor, not from its path. The errors that say
+why a file cannot be read or written are here too. Which paths are valid is up to `names.py`.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from belljar.files.file_types import kind_of
 from belljar.files.names import shown
 
 Owner = tuple[int, int]
-"""uid and gid."""
+"""User id and group id."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer that never comes.
@@ -24,12 +25,12 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_directory(root: str, parts: tuple[str, ...], name: str) -> int:
-    """A descriptor of the folder `parts` below `root`; `FileMissing` of `name` when something is in the way."""
+    """Return a descriptor of the folder `parts` below `root`; `FileMissing` for `name` if it cannot be entered."""
     return _descend(root, parts, name, FileMissing, lambda above, part: os.open(part, _DIRECTORY, dir_fd=above))
 
 
 def make_directory(root: str, parts: tuple[str, ...], name: str, owner: Owner | None, mode: int = 0o755) -> int:
-    """Like `open_directory`, made where there is none, for `owner` or for us; otherwise `InvalidPath`."""
+    """Open a folder and make missing ones, owned by `owner` or by us; `InvalidPath` if that is not possible."""
     return _descend(root, parts, name, InvalidPath, lambda above, part: _enter(above, part, owner, mode))
 
 
@@ -45,7 +46,7 @@ def _descend(
             below = enter(directory, part)
         except OSError as error:
             reached = "/".join(parts[: index + 1])
-            raise refusal(in_the_way(directory, part, reached, name, error)) from error
+            raise refusal(blocked_message(directory, part, reached, name, error)) from error
         finally:
             os.close(directory)
         directory = below
@@ -53,11 +54,11 @@ def _descend(
 
 
 def _enter(directory: int, part: str, owner: Owner | None, mode: int) -> int:
-    """Open a directory below, making it if nothing has its name."""
+    """Open a folder inside another, and make it first if nothing has its name."""
     try:
         return os.open(part, _DIRECTORY, dir_fd=directory)
     except FileNotFoundError:
-        # Another upload may make it first; whatever it then is, opening it decides.
+        # Another upload may make it first; whatever has the name then, the call to open below checks it.
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, mode, dir_fd=directory)
     below = os.open(part, _DIRECTORY, dir_fd=directory)
@@ -71,9 +72,9 @@ def _enter(directory: int, part: str, owner: Owner | None, mode: int) -> int:
 
 
 def open_regular(directory: int, leaf: str, name: str) -> tuple[BinaryIO, os.stat_result]:
-    """Open a regular file; its status is the descriptor's, so it is this file's."""
+    """Open a regular file; its status comes from the descriptor, so it belongs to the file that was opened."""
     try:
-        # Opening a device can have effects of its own, hence a look before as well as after.
+        # Checked before opening as well as after, because opening a device can have side effects.
         demand_regular(os.stat(leaf, dir_fd=directory, follow_symlinks=False), name)
         descriptor = os.open(leaf, _READ, dir_fd=directory)
     except OSError as error:
@@ -88,7 +89,7 @@ def open_regular(directory: int, leaf: str, name: str) -> tuple[BinaryIO, os.sta
 
 
 def create(directory: int, leaf: str, fill: Callable[[int], None], owner: Owner | None, mode: int = 0o644) -> None:
-    """Make a new file and fill it; nothing of it stays when that fails."""
+    """Make a new file and fill it; if that fails, remove it."""
     descriptor = os.open(leaf, _CREATE, 0o600, dir_fd=directory)
     try:
         try:
@@ -104,18 +105,18 @@ def create(directory: int, leaf: str, fill: Callable[[int], None], owner: Owner 
 
 
 def discard(directory: int, leaf: str) -> None:
-    """Remove what was not finished, if it is still there."""
+    """Remove an unfinished file, if it is still there."""
     with contextlib.suppress(OSError):
         os.unlink(leaf, dir_fd=directory)
 
 
-# Why a file of a session cannot be read or written, as errors that say what to do next.
+# The errors for files that cannot be read or written, with a hint what to do next.
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def demand_regular(status: os.stat_result, name: str) -> None:
-    """Refuse what is no regular file."""
+    """Raise `FileMissing` for anything but a regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise FileMissing(
             f"{shown(name)} is a {kind_of(status.st_mode)}, not a regular file",
@@ -123,8 +124,8 @@ def demand_regular(status: os.stat_result, name: str) -> None:
         )
 
 
-def in_the_way(directory: int, part: str, reached: str, name: str, error: OSError) -> str:
-    """Why a folder on the way to a file could not be entered."""
+def blocked_message(directory: int, part: str, reached: str, name: str, error: OSError) -> str:
+    """Return the message that says why a folder in the path of a file could not be entered."""
     if isinstance(error, FileNotFoundError):
         return f"{shown(name)} does not exist: there is no {shown(reached)}"
     try:
@@ -137,7 +138,7 @@ def in_the_way(directory: int, part: str, reached: str, name: str, error: OSErro
 
 
 def unreachable(name: str, action: str, error: OSError) -> FileMissing:
-    """Why nothing could be done with what has that name."""
+    """Return the error for a file that could not be read or removed."""
     if isinstance(error, FileNotFoundError):
         return FileMissing(f"{shown(name)} does not exist", hint="List the session's files to see their names")
     if error.errno == errno.ELOOP:
@@ -146,7 +147,7 @@ def unreachable(name: str, action: str, error: OSError) -> FileMissing:
 
 
 def unwritable(name: str, size: int, error: OSError) -> BelljarError:
-    """Why so many bytes could not be put there."""
+    """Return the error for a file of that size that could not be written."""
     if error.errno in _NO_ROOM:
         return TooLarge(f"no room for the {size} bytes of {shown(name)}", hint="Delete files of the session first")
     if isinstance(error, IsADirectoryError):
@@ -155,7 +156,7 @@ def unwritable(name: str, size: int, error: OSError) -> BelljarError:
 
 
 def too_large(name: str, size: str, limit_bytes: int) -> TooLarge:
-    """More than a caller may have at once."""
+    """Return the error for a file that is larger than a caller may get at once."""
     return TooLarge(
         f"{shown(name)} is {size} bytes, and the limit is {limit_bytes}",
         hint="Let code in the session read the part that is needed, or write a smaller file",

@@ -1,7 +1,7 @@
-"""Trees that hostile code has built and nobody is in any more: given to another user, and rid of what acts by itself.
+"""Changes the owner of trees that hostile code built and no longer runs in, and removes set-ID bits and devices.
 
-By `chown` and `find`, which walk by descriptor, follow no link and know no depth; Python's own walk gives up at about a
-thousand levels. Blocking; call it in a thread.
+It runs `chown`, `chmod` and `find`, which walk by descriptor, follow no link and have no limit on depth; Python's own
+walk gives up at about a thousand levels. Blocking; call it in a thread.
 """
 
 import os
@@ -9,40 +9,40 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-_WORDS_LIMIT = 300
-_ARMED = ("(", "-perm", "-4000", "-o", "-perm", "-2000", ")")
+_MESSAGE_LIMIT = 300
+_SET_ID = ("(", "-perm", "-4000", "-o", "-perm", "-2000", ")")
 _DEVICES = ("(", "-type", "b", "-o", "-type", "c", ")")
-_ENDS = ("(", "-type", "p", "-o", "-type", "s", ")")
+_PIPES_AND_SOCKETS = ("(", "-type", "p", "-o", "-type", "s", ")")
 
 
 def change_owner(folders: Sequence[Path], uid: int, gid: int) -> None:
-    """Make all of these trees a user's own; of a symlink, the link."""
+    """Make a user the owner of everything in these trees; of a symlink itself, not of its target."""
     if complaint := _run(["chown", "-R", "-h", f"{uid}:{gid}", "--"], folders):
         raise OSError(complaint)
 
 
 def close_to_others(folder: Path) -> None:
-    """Let nobody but its owner write to anything in a tree, and its owner enter every folder."""
-    # Links in a tree are left alone by `chmod`, but one that it is called with it follows.
+    """Let nobody but the owner write to anything in a tree, and let the owner enter every folder."""
+    # `chmod -R` leaves links inside a tree alone, but follows a link that it is called with.
     if not folder.is_symlink():
         _run(["chmod", "-R", "u+rwX,go-w", "--"], [folder])
 
 
 def disarm(folders: Sequence[Path], *, keeps_pipes: bool = True) -> None:
-    """Take set-user-ID and set-group-ID bits from files, and remove devices; pipes and sockets too, unless kept.
+    """Clear set-user-ID and set-group-ID bits, and remove devices; pipes and sockets too, unless `keeps_pipes`.
 
-    What is in folders that their owner, us, may not enter stays as it is: nobody else may either.
+    Folders that we own and may not enter are left as they are, because nobody else may enter them either.
     """
-    removed = _DEVICES if keeps_pipes else ("(", *_DEVICES, "-o", *_ENDS, ")")
-    change = ("!", "-type", "l", *_ARMED, "-exec", "chmod", "u-s,g-s", "{}", "+")
+    removed = _DEVICES if keeps_pipes else ("(", *_DEVICES, "-o", *_PIPES_AND_SOCKETS, ")")
+    change = ("!", "-type", "l", *_SET_ID, "-exec", "chmod", "u-s,g-s", "{}", "+")
     _run(["find", "-P"], folders, ["-xdev", "(", *removed, "-delete", ")", "-o", "(", *change, ")"])
 
 
 def _run(command: Sequence[str], folders: Sequence[Path], rest: Sequence[str] = ()) -> str:
-    """Run it on those that are there; what it complained of."""
+    """Run a command on those folders that exist; return its error message, or empty if it succeeded."""
     there = [str(folder) for folder in folders if os.path.lexists(folder)]
     if not there:
         return ""
     done = subprocess.run([*command, *there, *rest], check=False, capture_output=True, stdin=subprocess.DEVNULL)
-    words = done.stderr.decode(errors="replace").strip()[-_WORDS_LIMIT:]
-    return words or f"{command[0]} ended with {done.returncode}" if done.returncode else ""
+    message = done.stderr.decode(errors="replace").strip()[-_MESSAGE_LIMIT:]
+    return message or f"{command[0]} ended with {done.returncode}" if done.returncode else ""

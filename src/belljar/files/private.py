@@ -1,8 +1,8 @@
-"""Folders and files of the data directory that are the server's user's alone, from the moment they exist.
+"""Makes folders and files of the data directory that only the server's user can access, from the moment they exist.
 
-The mode is given to the call that makes a file, so that it is never wider, whatever the umask is. A data directory that
-an earlier version made is closed when a server starts. Where a session is a host user of its own, which only root's
-are, that user passes through the folders that lead to its files, and reads what it is shown.
+The mode is passed to the call that makes a file, so that it is never wider, whatever the umask is. If an earlier
+version left a data directory open to others, it is closed when a server starts. Only a server that runs as root gives
+sessions host users of their own; such a user can enter the folders that lead to its files, and read what it is shown.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from belljar.errors import SettingsError
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 WAY_MODE = 0o711
-"""Of a folder that users of sessions pass through and cannot list."""
+"""The mode of a folder that users of sessions can enter and cannot list."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-# A session's own, who may have put anything there; the way to them is closed.
+# Folders of a session, which may have put anything there. They are not entered here; the folder above them is closed.
 _OF_SESSIONS = frozenset({"workspace", "scratch", "home", "code"})
-# Trees of packages, which users of sessions may have to read; the way to them is closed as well.
+# Trees of packages, which users of sessions may have to read; the folder above them is closed as well.
 _OF_PACKAGES = frozenset({"environments", "support", "skills", "layer"})
-# What else is the host's own; an operator may have more in that folder.
+# The other files and folders of belljar in the data directory, by prefix; the operator may have others beside them.
 _OURS = ("journal.sqlite", "decisions", "runs", "keep", "workspaces")
-# The same of the `executor` surface, with the code that runs now.
+# Trees of packages of the `executor` surface, with the code that runs now.
 _OF_PROGRAMS = ("packages-", "settled-")
 _TOOLBOX_TREES = "trees"
 
@@ -34,24 +34,24 @@ log = logging.getLogger(__name__)
 
 
 def has_session_users() -> bool:
-    """Whether sessions may be users of their own, who have to pass: root's may."""
+    """Tell whether sessions may have host users of their own, which only a server that runs as root gives them."""
     return os.geteuid() == 0
 
 
 def way_mode() -> int:
-    """Of a folder on the way to a session's own."""
+    """Return the mode of a folder that leads to a session's own folders."""
     return WAY_MODE if has_session_users() else FOLDER_MODE
 
 
 def shown_mode(*, is_folder: bool) -> int:
-    """Of what users of sessions read, below folders that are closed to everybody else."""
+    """Return the mode of what users of sessions read, below folders that are closed to everybody else."""
     if has_session_users():
         return 0o755 if is_folder else 0o644
     return FOLDER_MODE if is_folder else FILE_MODE
 
 
 def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
-    """Make a folder and those above it that are missing; they are 0700, and it has the mode, whatever the umask is."""
+    """Make a folder with this mode, whatever the umask is, and missing folders above it with mode 0700."""
     for parent in reversed(path.parents):
         if not parent.exists():
             with contextlib.suppress(FileExistsError):
@@ -66,7 +66,7 @@ def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file of a folder that is ours; an older one of that name is closed first."""
+    """Write a file that only we can access, in a folder of ours; an existing one gets that mode before the content."""
     descriptor = os.open(path, _NEW, FILE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != FILE_MODE:
@@ -75,7 +75,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def open_data_directory(folder: Path) -> None:
-    """Make the data directory, or see that the one there is ours alone, and close what an earlier version left open."""
+    """Make the data directory, or check that only we can write it, and close what an earlier version left open."""
     try:
         make_missing(folder)
         status = folder.stat()
@@ -100,13 +100,13 @@ def open_data_directory(folder: Path) -> None:
 
 
 def make_missing(folder: Path) -> None:
-    """Make a folder unless it is there, without a change to one that is."""
+    """Make a folder unless it exists; an existing one is not changed."""
     if not folder.is_dir():
         make_folder(folder)
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether a group is one that many systems give each user, with nobody else in it."""
+    """Tell whether a group is the private one that many systems give each user, with nobody else in it."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
@@ -122,16 +122,16 @@ def _group_name(gid: int) -> str:
 
 
 def _close(folder: Path) -> int:
-    """Close what an earlier version left open to others; returns how many folders and files that were.
+    """Close what an earlier version left open to others; return how many folders and files that were.
 
-    Nobody else can write here, so that paths may be trusted, but for folders of sessions, which are not entered. What
-    is below a folder that was closed already is not looked at.
+    Paths can be trusted, because nobody else can write here, except in folders of sessions, which are not entered.
+    Nothing below a folder that was closed already is looked at.
     """
-    ways = {"sessions": _session_parts, "executor": _session_parts, "toolbox": _toolbox_parts}
+    closers = {"sessions": _session_parts, "executor": _session_parts, "toolbox": _toolbox_parts}
     closed = _set_mode(folder, FOLDER_MODE)
     for entry in _entries(folder):
-        if entry.name in ways and entry.is_dir(follow_symlinks=False):
-            closed += ways[entry.name](Path(entry.path))
+        if entry.name in closers and entry.is_dir(follow_symlinks=False):
+            closed += closers[entry.name](Path(entry.path))
         elif entry.name in _OF_PACKAGES | _OF_SESSIONS:
             closed += _set_mode(Path(entry.path), FOLDER_MODE)
         elif entry.name.startswith(_OURS):
@@ -140,7 +140,7 @@ def _close(folder: Path) -> int:
 
 
 def _session_parts(folder: Path) -> int:
-    # Those of programs are mounted by the host itself, whom every folder lets through.
+    # The folders of programs are mounted by the host itself, so no session's user has to enter the folder above them.
     closed = _set_mode(folder, way_mode() if folder.name == "sessions" else FOLDER_MODE)
     for session in _entries(folder):
         if not session.is_dir(follow_symlinks=False):
@@ -162,7 +162,7 @@ def _toolbox_parts(folder: Path) -> int:
 
 
 def _close_all(path: Path) -> int:
-    """Close a folder with all below it, or a file; what is below a folder that is closed already is left alone."""
+    """Close a file, or a folder with all below it, unless the folder is closed already; return how many were closed."""
     if not path.is_dir() or path.is_symlink():
         return _set_mode(path, FILE_MODE)
     if not _set_mode(path, FOLDER_MODE):
@@ -186,7 +186,7 @@ def _entries(folder: Path) -> "list[os.DirEntry[str]]":
 
 
 def _set_mode(path: Path, mode: int) -> int:
-    """Give a file or folder of ours this mode at most, and tell whether others could do more with it before."""
+    """Limit a file or folder of ours to this mode; return 1 if its mode allowed more before, else 0."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         now = stat.S_IMODE(status.st_mode)

@@ -1,4 +1,4 @@
-"""Which regular files a session folder has, found within a budget that no tree can stretch."""
+"""Finds the regular files of a session folder, with a limit on the work that holds for any tree."""
 
 import heapq
 import os
@@ -13,12 +13,12 @@ from belljar.files.openat import open_directory
 
 DEFAULT_LIMIT = 10_000
 PAGED_LIMIT = 300_000
-"""Entries that are looked at for one page of a listing: more than a session may have by default."""
+"""The most entries that are looked at for one page of a listing; more than a session may have by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Regular files as found: path with undecodable bytes as surrogates, and status."""
+    """Regular files in the order found: path, with undecodable bytes as surrogates, and status."""
 
     found: list[tuple[str, os.stat_result]]
     is_complete: bool
@@ -26,7 +26,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The first files by the name callers see, after another; `rest` more were seen, perhaps not all there are."""
+    """One page of files sorted by the name that callers see; `rest` more were seen, and there may be others."""
 
     found: list[tuple[str, os.stat_result]]
     rest: int
@@ -34,14 +34,14 @@ class Page:
 
 
 def scan_page(root: str, start: tuple[str, ...], after: str, count: int) -> Page:
-    """Regular files below `start` as `scan` finds them: those whose names follow `after`, as many as `count`."""
-    first = _First(after, count)
+    """Return the first `count` regular files below `start`, as `scan` finds them, whose names follow `after`."""
+    first = _FirstByName(after, count)
     is_complete = _scan(root, start, PAGED_LIMIT, first)
-    return Page(first.taken(), first.seen - min(first.seen, count), is_complete)
+    return Page(first.files(), first.seen - min(first.seen, count), is_complete)
 
 
 def scan(root: str, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> Scan:
-    """Regular files below `start`, shallow directories first, after looking at no more than `limit` entries.
+    """Return regular files below `start`, shallow directories first, looking at no more than `limit` entries.
 
     Left out: symlinks, FIFOs, sockets and devices; `__pycache__` and directories whose name starts with a dot
     (`.cache`, `.config`, `.ipynb_checkpoints`, `.git`, …) unless they are `start`; our own unfinished writes.
@@ -51,12 +51,12 @@ def scan(root: str, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> 
 
 
 def _scan(root: str, start: tuple[str, ...], limit: int, found: "_Finds") -> bool:
-    """Whether there was no more to look at."""
+    """Append what is found to `found`; return whether everything was looked at."""
     scanning = _Scanning(limit, deque([start]), found)
     while scanning.pending and scanning.budget > 0:
         parts = scanning.pending.popleft()
-        # Each directory is opened anew from the root, so that no tree can make us hold many descriptors: deep
-        # ones cost more of the budget, or a chain of them would buy far more work than `limit` says.
+        # Each directory is opened anew from the root, so that no tree can make us hold many descriptors. Deep ones
+        # cost more of the budget, because a chain of them would otherwise cause far more work than `limit` allows.
         scanning.budget -= len(parts) // 8
         try:
             directory = open_directory(root, parts, "/".join(parts))
@@ -75,13 +75,13 @@ def _scan(root: str, start: tuple[str, ...], limit: int, found: "_Finds") -> boo
 
 
 class _Finds(Protocol):
-    """Takes what is found."""
+    """A collection that the scan appends files to."""
 
     def append(self, found: tuple[str, os.stat_result], /) -> None: ...
 
 
-class _First:
-    """Keeps the first by name, so that a folder with very many files costs time and no memory."""
+class _FirstByName:
+    """Keeps only the first files by name, so that a folder with very many files costs time and no memory."""
 
     def __init__(self, after: str, count: int) -> None:
         self._after = after
@@ -94,15 +94,15 @@ class _First:
             self.seen += 1
             self._kept.append(found)
             if len(self._kept) > 4 * self._count:
-                self._kept = self.taken()
+                self._kept = self.files()
 
-    def taken(self) -> list[tuple[str, os.stat_result]]:
+    def files(self) -> list[tuple[str, os.stat_result]]:
         return heapq.nsmallest(self._count, self._kept, key=lambda found: display_name(found[0]))
 
 
 @dataclass(slots=True)
 class _Scanning:
-    """A scan under way."""
+    """The state of a scan: the budget left, the directories to look into, and what was found."""
 
     budget: int
     pending: deque[tuple[str, ...]]
@@ -111,7 +111,7 @@ class _Scanning:
 
     def look_into(self, directory: int, parts: tuple[str, ...]) -> None:
         prefix = "/".join((*parts, ""))
-        # Locals, because this loop runs before and after every execution: 3 µs a file instead of 3.6.
+        # Local variables, because this loop runs before and after every execution: 3 µs a file instead of 3.6.
         budget, found = self.budget, self.found
         with os.scandir(directory) as entries:
             try:
@@ -121,7 +121,7 @@ class _Scanning:
                         break
                     budget -= 1
                     if entry.is_file(follow_symlinks=False):
-                        # The type in the directory entry may be older than the status: only the status counts.
+                        # The type in the directory entry may be older than the status, so only the status counts.
                         status = _status(entry)
                         if status is not None and stat.S_ISREG(status.st_mode):
                             found.append((prefix + entry.name, status))

@@ -1,7 +1,7 @@
-"""Turning a folder into a tree of nodes, while hostile code may be writing to it.
+"""Reads a folder into a tree of nodes while hostile code may be writing to it.
 
-Content is read only where status cannot vouch for it, and copied only where it is not in the store already. Knows
-nothing of the snapshots there are. Blocking; call it in a thread.
+A file's content is read only if its status does not prove that it is unchanged, and copied only if the store does not
+have it already. This module does not know which snapshots exist. Blocking; call it in a thread.
 """
 
 import os
@@ -25,11 +25,11 @@ from belljar.files.stat_trust import Inode, StatTrust, inode_of, stamp_of, stead
 from belljar.files.tree_copy import OverLimit, copy_content, is_same_content
 
 ENTRY_BYTES = 128
-"""What an entry of a snapshot costs in memory."""
+"""The memory that an entry of a snapshot takes."""
 
 
 class NotKept(Exception):
-    """There can be no snapshot, and why."""
+    """The snapshot could not be taken; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -37,7 +37,7 @@ class NotKept(Exception):
 
 
 class TreeReader:
-    """A snapshot under way, with what is known of the files from the time before."""
+    """Reads one snapshot, using what is known of the files from the snapshot before."""
 
     def __init__(self, store: ContentStore, known: dict[Inode, KnownFile], used_bytes: int, limit_bytes: int) -> None:
         self.known: dict[Inode, KnownFile] = {}
@@ -52,10 +52,10 @@ class TreeReader:
         self._room_bytes = limit_bytes - used_bytes
         self._parts: list[str] = []
         self._made: list[tuple[Content, int]] = []
-        self._vouching = StatTrust()
+        self._stat_trust = StatTrust()
 
     def read(self, folder: str, before: FolderNode | None) -> FolderNode:
-        """The whole folder, sharing nodes with the tree before; `NotKept` when it cannot be had whole."""
+        """Return the whole folder, sharing nodes with the tree before; `NotKept` if it cannot be read completely."""
         try:
             with opened_folder(folder) as (descriptor, status):
                 tree = self._list(descriptor, status, before)
@@ -65,7 +65,7 @@ class TreeReader:
         return tree
 
     def undo(self) -> None:
-        """Discard what was copied."""
+        """Discard the contents that were copied."""
         for content, _ in self._made:
             self._store.discard(content)
         self._made.clear()
@@ -78,7 +78,7 @@ class TreeReader:
                 self.copied_files += 1
                 self.copied_bytes += data_bytes
             else:
-                # Read twice because it was being written, or of a file that was gone in the end.
+                # The file was copied twice because it was being written, or it was gone in the end.
                 self._store.discard(content)
 
     def _list(self, descriptor: int, status: os.stat_result, before: Node | None) -> FolderNode:
@@ -93,12 +93,12 @@ class TreeReader:
                 if name.startswith(UNFINISHED):
                     continue
                 self._count()
-                node = self._recognise(entry)
+                node = self._known_file(entry)
                 if node is None:
                     later.append(name)
                 else:
                     children[name] = _shared(known.get(name), node)
-        # Only now, so that the listing holds no descriptor while we go further down.
+        # After the listing, so that it holds no descriptor while we descend.
         for name in later:
             self._parts.append(name)
             node = self._look(descriptor, name, known.get(name))
@@ -122,8 +122,8 @@ class TreeReader:
     def _over_limit(self) -> NotKept:
         return NotKept(f"all snapshots together would take more than {self._limit_bytes} bytes")
 
-    def _recognise(self, entry: os.DirEntry[str]) -> FileNode | None:
-        """A file whose content is known by its status alone: most of them, most of the time."""
+    def _known_file(self, entry: os.DirEntry[str]) -> FileNode | None:
+        """Return the node of a file whose content is known by its status alone, as for most files; else None."""
         try:
             if not entry.is_file(follow_symlinks=False):
                 return None
@@ -167,20 +167,20 @@ class TreeReader:
 
     def _file(self, parent: int, name: str) -> FileNode:
         with opened_file(name, parent) as (descriptor, original):
-            is_sound = self._vouching.is_sound(descriptor)
+            is_sound = self._stat_trust.is_sound(descriptor)
             content, status, is_steady = steadily(descriptor, lambda: self._content(descriptor))
         if not is_steady:
             self.changed.add(self._parts, "was written while it was copied")
-        # A mode that had to be lent has moved the time of change, and once more when it was put back.
-        is_lent = stat.S_IMODE(original.st_mode) != stat.S_IMODE(status.st_mode)
-        stamp = stamp_of(status) if is_sound and is_steady and not is_lent else None
+        # Widening the mode has moved the change time, and putting it back moves it again, so the stamp is not valid.
+        is_widened = stat.S_IMODE(original.st_mode) != stat.S_IMODE(status.st_mode)
+        stamp = stamp_of(status) if is_sound and is_steady and not is_widened else None
         self.known[inode_of(status)] = KnownFile(stamp, content)
         return _file_node(status, content)._replace(mode=stat.S_IMODE(original.st_mode))
 
     def _content(self, descriptor: int) -> Content:
         status = os.fstat(descriptor)
         inode = inode_of(status)
-        # Under another name in this very snapshot, or with another time of change in the one before.
+        # The file may be known under another name in this snapshot, or with another change time in the one before.
         for known in (self.known.get(inode), self._before.get(inode)):
             if known is not None and not known.content.is_gone and self._has(descriptor, known.content):
                 return known.content
@@ -228,7 +228,7 @@ def _shared(before: Node | None, node: Node) -> Node:
 
 
 def _is_same(one: FolderNode, other: FolderNode) -> bool:
-    """Whether they are equal, at the cost of one level: below it, equal nodes are the same ones already."""
+    """Tell whether two folders are equal by comparing one level, because equal nodes below are already shared."""
     return (
         one[:4] == other[:4]
         and len(one.children) == len(other.children)

@@ -1,7 +1,7 @@
-"""What snapshots of a folder are made of: a tree of nodes in memory, and contents in a store on disk.
+"""The parts of a folder's snapshots: a tree of nodes in memory, contents in a store on disk, and the tree as a file.
 
-A content is one file of the store, without a name of its own and once for all files that have it, so that nothing
-hostile code can build has to be built there again. Knows nothing of the folder, or of how snapshots are taken.
+A content is one numbered file of the store, shared by all files that have it, so that the store never has to reproduce
+names or trees that hostile code made. This module does not know the folder, or how snapshots are taken.
 """
 
 import json
@@ -17,7 +17,7 @@ from belljar.files.private import make_folder, write_file
 from belljar.files.stat_trust import Stamp
 
 INODE_BYTES = 512
-"""What a content costs besides its data."""
+"""The disk space that a content takes besides its data."""
 
 
 class Content:
@@ -52,13 +52,13 @@ class LinkNode(NamedTuple):
 
 
 class SpecialNode(NamedTuple):
-    """A pipe, socket or device: left where it is, never made."""
+    """A pipe, socket or device, which a restore leaves in place and never makes."""
 
     kind: str
 
 
 class FolderNode(NamedTuple):
-    """A folder; one node for all snapshots between which nothing below it changed."""
+    """A folder; snapshots share the node as long as nothing below it changes."""
 
     mode: int
     mtime_ns: int
@@ -71,14 +71,14 @@ Node = FileNode | LinkNode | SpecialNode | FolderNode
 
 
 class KnownFile(NamedTuple):
-    """The content a file was seen to have; without a stamp, one has to look whether it still has."""
+    """The content that a file had when it was read; without a stamp, it has to be compared again."""
 
     stamp: Stamp | None
     content: Content
 
 
 class ContentStore:
-    """Contents in a folder that only the host can enter; what is there from before is removed."""
+    """Contents in a folder that only the host can enter; what the folder held before is removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,16 +90,16 @@ class ContentStore:
 
     @property
     def size_bytes(self) -> int:
-        """What the contents take, holes not counted."""
+        """Return the space that the contents take, without holes."""
         return self._size_bytes
 
     def new(self) -> tuple[Content, int]:
-        """An empty content to be written through the descriptor, which the caller closes; then kept or discarded."""
+        """Return an empty content and a descriptor to write it; the caller closes that, then adds or discards it."""
         content = Content(os.fspath(self._folder / str(next(self._numbers))))
         return content, _open(content, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def inherit(self, path: Path, size_bytes: int) -> Content:
-        """A content of another store, which is this one's from now on."""
+        """Move a content of another store into this one."""
         content = Content(os.fspath(self._folder / str(next(self._numbers))))
         path.rename(content.path)
         content.size_bytes = size_bytes
@@ -108,37 +108,37 @@ class ContentStore:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """Return the folder that holds the contents."""
         return self._folder
 
     def open(self, content: Content) -> int:
-        """A descriptor to read it; the caller closes it."""
+        """Return a descriptor to read a content; the caller closes it."""
         return _open(content, os.O_RDONLY)
 
     def add(self, content: Content, data_bytes: int) -> None:
-        """Count a new content from now on."""
+        """Count the size of a new content."""
         content.size_bytes += data_bytes
         self._size_bytes += content.size_bytes
 
     def reference(self, tree: FolderNode) -> None:
-        """A snapshot has this tree: its contents stay."""
+        """Count a use of the tree's contents by a snapshot, so that they stay."""
         for content in _contents(tree):
             content.uses += 1
 
     def release(self, tree: FolderNode) -> None:
-        """A snapshot with this tree is gone, and so are contents that no other one has."""
+        """Drop a snapshot's use of the tree's contents, and remove those that no other snapshot uses."""
         for content in _contents(tree):
             content.uses -= 1
             if content.uses == 0:
-                self.forgo(content)
+                self.remove(content)
 
-    def forgo(self, content: Content) -> None:
-        """Remove a content that was counted."""
+    def remove(self, content: Content) -> None:
+        """Remove a content whose size was counted."""
         self.discard(content)
         self._size_bytes -= content.size_bytes
 
     def discard(self, content: Content) -> None:
-        """Remove a content that no snapshot has."""
+        """Remove a content that no snapshot uses, without subtracting its size."""
         content.is_gone = True
         os.unlink(content.path)  # noqa: PTH108 - a thousand times in a row
 
@@ -152,7 +152,7 @@ def _open(content: Content, flags: int) -> int:
     try:
         return os.open(content.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except (FileNotFoundError, FileExistsError) as error:
-        # Never to be taken for a file of the session that is missing.
+        # Another type, because callers take `FileNotFoundError` for a missing file of the session.
         raise EngineError(f"the store of snapshots was tampered with: {error.strerror}") from error
 
 
@@ -164,22 +164,22 @@ def _contents(tree: FolderNode) -> Iterator[Content]:
             yield from _contents(node)
 
 
-# A snapshot's tree as a file, for a server that comes after this one. Contents are named by their place in the store.
-# What is read back was written by the host, into a folder that nobody else can enter.
+# A snapshot's tree as a file, for the next server. Contents are named by their file in the store. What is read back can
+# be trusted, because the host wrote it into a folder that nobody else can enter.
 
 TakeContent = Callable[[str, int], Content]
-"""The content of that name, which takes so many bytes."""
+"""Returns the content with that name and size in bytes."""
 
 
 def write_index(path: Path, tree: FolderNode) -> None:
-    """Keep a tree; whole or not at all."""
+    """Write a tree to a file, completely or not at all."""
     draft = path.with_suffix(".new")
     write_file(draft, json.dumps(_node_fields(tree)))
     draft.replace(path)
 
 
 def read_index(path: Path, take_content: TakeContent) -> FolderNode:
-    """A tree that was kept; OSError or ValueError where there is none that can be read."""
+    """Read a tree from a file; OSError or ValueError if there is none that can be read."""
     try:
         node = _node(json.loads(path.read_text("utf-8")), take_content)
     except (TypeError, LookupError, RecursionError) as error:
@@ -201,8 +201,8 @@ def _node_fields(node: Node) -> list[Any]:
             return ["special", *node]
 
 
-def _node(told: Any, take_content: TakeContent) -> Node:
-    kind, *fields = told
+def _node(encoded: Any, take_content: TakeContent) -> Node:
+    kind, *fields = encoded
     match kind:
         case "file":
             mode, mtime_ns, uid, gid, name, size_bytes = fields

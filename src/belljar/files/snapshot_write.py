@@ -1,7 +1,8 @@
-"""Making a folder what a tree of nodes says, while hostile code may be writing to it.
+"""Restores a folder from a tree of nodes while hostile code may be writing to it.
 
-What is as it was is not touched. Owners, modes and times are set through descriptors only, so that no file outside
-can be slipped in under a name. Knows nothing of the snapshots there are. Blocking; call it in a thread.
+What is unchanged is not touched. Owners, modes and times are set through descriptors only, so that no file outside the
+folder can be put under a name and changed. This module does not know which snapshots exist. Blocking; call it in a
+thread.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ from belljar.files.tree_copy import copy_content, overwrite
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _HANDLE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-# Permissions and the sticky bit: what runs with its owner's rights is not ours to hand out.
+# Permissions and the sticky bit. Set-user-ID and set-group-ID bits are not restored, because such a file runs with its
+# owner's rights.
 _SET_MODE = 0o1777
 _ATTEMPTS = 3
 _BATCH = 5_000
@@ -37,7 +39,7 @@ _PASSES = 1_000
 
 
 class TreeWriter:
-    """A restore under way, with what is known of the files from the time before."""
+    """Restores one snapshot, using what is known of the files from before."""
 
     def __init__(self, store: ContentStore, known: dict[Inode, KnownFile]) -> None:
         self.known: dict[Inode, KnownFile] = {}
@@ -49,7 +51,7 @@ class TreeWriter:
         self._parts: list[str] = []
 
     def restore(self, folder: str, tree: FolderNode) -> None:
-        """Bring back the whole tree; what that fails for is named in `skipped`."""
+        """Restore the whole tree; entries that cannot be restored are named in `skipped`."""
         with opened_folder(folder, is_written=True) as (descriptor, _):
             self._fill(descriptor, tree)
             self._set(descriptor, tree)
@@ -58,11 +60,11 @@ class TreeWriter:
         self._clear(descriptor, node)
         for name, child in node.children.items():
             self._parts.append(name)
-            self._bring_back(descriptor, name, child)
+            self._restore_entry(descriptor, name, child)
             self._parts.pop()
 
     def _clear(self, descriptor: int, node: FolderNode) -> None:
-        """Remove what was not there."""
+        """Remove the entries that the snapshot does not have."""
         stuck: set[str] = set()
         for _ in range(_PASSES):
             with os.scandir(descriptor) as entries:
@@ -78,7 +80,7 @@ class TreeWriter:
                     stuck.add(name)
                     self.skipped.add([*self._parts, name], f"cannot be removed: {error.strerror}")
 
-    def _bring_back(self, parent: int, name: str, node: Node) -> None:
+    def _restore_entry(self, parent: int, name: str, node: Node) -> None:
         for _ in range(_ATTEMPTS):
             try:
                 self._restore(parent, name, node)
@@ -123,7 +125,7 @@ class TreeWriter:
         if known is not None and has_content and _is_set(status, node):
             self.known[inode_of(status)] = known
             return None
-        # A file with other names, or of somebody else, may be one from outside that was linked to here.
+        # A file with other names, or of another owner, may be one from outside that was hard-linked here.
         if status.st_nlink != 1 or status.st_uid != node.uid:
             return self._replace(parent, name, node)
         try:
@@ -131,7 +133,7 @@ class TreeWriter:
         except OSError as error:
             if error.errno in SWAPPED:
                 raise
-            # It runs, or cannot be written for another reason: a new one may do.
+            # The file is being executed, or cannot be written for another reason; a new file may work.
             return self._replace(parent, name, node)
 
     def _rewrite(self, parent: int, name: str, node: FileNode, *, has_content: bool) -> None:
@@ -174,7 +176,8 @@ class TreeWriter:
             status = os.fstat(handle)
             if not stat.S_ISLNK(status.st_mode):
                 raise OSError(errno.ELOOP, "is no symlink")
-            # Nothing else sets these for a symlink by its descriptor; the path leads to the link, not through it.
+            # There is no other way to set these for a symlink by its descriptor. The path leads to the link, not to
+            # its target.
             path = f"/proc/self/fd/{handle}"
             if (status.st_uid, status.st_gid) != (node.uid, node.gid):
                 os.chown(path, node.uid, node.gid)
@@ -191,7 +194,7 @@ class TreeWriter:
         self.skipped.add(self._parts, f"was a {node.kind}, which cannot be made again")
 
     def _set(self, descriptor: int, node: FileNode | FolderNode) -> None:
-        """Owner, mode and time, in the order in which each leaves the others alone."""
+        """Set owner, mode and time, in an order in which no step changes what an earlier one set."""
         status = os.fstat(descriptor)
         if (status.st_uid, status.st_gid) != (node.uid, node.gid):
             try:

@@ -1,8 +1,8 @@
-"""Snapshots of a session folder, kept by the host, and putting the folder back to one of them.
+"""Snapshots of a session folder, kept by the host: taking one, and restoring the folder from one.
 
-A snapshot costs what changed since the one before. Contents lie in a store that only the host can enter; names,
-modes, times and owners are kept in memory, and beside the contents where another server is to go on with them.
-Knows nothing of sessions or executions. Blocking; call it in a thread.
+A snapshot costs as much as has changed since the one before. Contents are in a store that only the host can enter.
+Names, modes, times and owners are kept in memory, and also in the store if another server is to continue with them.
+This module knows nothing of sessions or executions. Blocking; call it in a thread.
 """
 
 import contextlib
@@ -23,9 +23,10 @@ from belljar.files.stat_trust import Inode
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """What taking a snapshot came to. Not complete: there is no such snapshot, for the reason given.
+    """The result of taking a snapshot. If it is not complete, there is no such snapshot, for the reason given.
 
-    `copied_bytes` is what it added to the store, `changed` what was written meanwhile and may be torn.
+    `copied_bytes` is what it added to the store; `changed` names files that were written meanwhile, whose copies may
+    mix old and new content.
     """
 
     label: str
@@ -40,7 +41,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What putting the folder back came to. Not complete: what is named could not be made as it was."""
+    """The result of restoring a folder. If it is not complete, the entries in `skipped` could not be restored."""
 
     label: str
     is_complete: bool
@@ -56,7 +57,7 @@ class _Snapshot:
 
 
 class Snapshots:
-    """See the module's docstring. One call at a time, others wait; what is in `store` from before is removed."""
+    """The snapshots of one folder. Calls run one at a time; what the folder `store` held before is removed."""
 
     def __init__(self, folder: Path, store: Path, *, limit_bytes: int, outlives_server: bool = False) -> None:
         self._folder = os.fspath(folder)
@@ -71,73 +72,73 @@ class Snapshots:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The snapshots that can be restored, in the order they were taken."""
+        """Return the snapshots that can be restored, in the order in which they were taken."""
         return tuple(self._kept)
 
     @property
     def size_bytes(self) -> int:
-        """What all of them take: contents in the store, names in memory. Holes do not count."""
+        """Return what all snapshots take: contents in the store and names in memory, without holes."""
         return self._store.size_bytes + sum(kept.entries for kept in list(self._kept.values())) * ENTRY_BYTES
 
     def take(self, label: str) -> SnapshotReport:
-        """Keep the folder as it is now, in place of a snapshot with that label. Reads content only where it changed."""
+        """Take a snapshot, replacing an earlier one with that label. Reads content only of files that changed."""
         with self._lock:
-            taking = TreeReader(self._store, self._known, self.size_bytes, self._limit_bytes)
+            reader = TreeReader(self._store, self._known, self.size_bytes, self._limit_bytes)
             reason = ""
             try:
-                tree = taking.read(self._folder, self._latest)
+                tree = reader.read(self._folder, self._latest)
             except NotKept as error:
-                taking.undo()
+                reader.undo()
                 self._forget(label)
                 self._reasons[label] = reason = error.reason
             except BaseException:
-                taking.undo()
+                reader.undo()
                 raise
             else:
                 self._forget(label)
-                self._kept[label] = _Snapshot(tree, taking.entries)
-                self._known, self._latest = taking.known, tree
+                self._kept[label] = _Snapshot(tree, reader.entries)
+                self._known, self._latest = reader.known, tree
                 self._write_index(label, tree)
-            return _taken(label, taking, reason)
+            return _snapshot_report(label, reader, reason)
 
     def restore(self, label: str) -> RestoreReport:
-        """Make the folder's content as it was, without touching what still is; the folder itself stays the same one.
+        """Restore the folder's content without touching what is unchanged; the folder itself keeps its inode.
 
-        Files that are still there are written in place, so that those who have them open see the content too.
+        Files that still exist are written in place, so that processes that have them open see the content too.
         """
         with self._lock:
             snapshot = self._kept.get(label)
             if snapshot is None:
                 raise self._missing(label)
-            restoring = TreeWriter(self._store, self._known)
+            writer = TreeWriter(self._store, self._known)
             try:
-                restoring.restore(self._folder, snapshot.tree)
+                writer.restore(self._folder, snapshot.tree)
             except OSError as error:
                 raise EngineError(f"the folder cannot be restored: {error.strerror}") from error
             finally:
-                self._known, self._latest = restoring.known, snapshot.tree
-            return _restored(label, restoring)
+                self._known, self._latest = writer.known, snapshot.tree
+            return _restore_report(label, writer)
 
     def export(self, label: str, target: Path) -> RestoreReport:
-        """Make another folder's content what this one's was."""
+        """Restore a snapshot into another folder."""
         with self._lock:
             snapshot = self._kept.get(label)
             if snapshot is None:
                 raise self._missing(label)
-            restoring = TreeWriter(self._store, {})
+            writer = TreeWriter(self._store, {})
             try:
-                restoring.restore(os.fspath(target), snapshot.tree)
+                writer.restore(os.fspath(target), snapshot.tree)
             except OSError as error:
                 raise EngineError(f"the snapshot cannot be copied: {error.strerror}") from error
-            return _restored(label, restoring)
+            return _restore_report(label, writer)
 
     def drop(self, label: str) -> None:
-        """Forget a snapshot, and contents that no other one has. Dropping what is not there does nothing."""
+        """Remove a snapshot, and contents that no other one uses. Does nothing if there is no such snapshot."""
         with self._lock:
             self._forget(label)
 
     def inherit(self, store: Path, labels: Sequence[str]) -> list[str]:
-        """Go on with snapshots of an earlier server, whose store is given up; returns those that were there whole."""
+        """Take over snapshots from an earlier server's store, then remove it; return the labels that were read."""
         contents: dict[str, Content] = {}
 
         def take(name: str, size_bytes: int) -> Content:
@@ -154,18 +155,18 @@ class Snapshots:
                     self._write_index(label, tree)
             for content in contents.values():
                 if content.uses == 0:
-                    self._store.forgo(content)
+                    self._store.remove(content)
             remove_tree(store)
             return [label for label in labels if label in self._kept]
 
     def _write_index(self, label: str, tree: FolderNode) -> None:
         if self._has_indexes:
-            # Without it the snapshot is good all the same, for this server.
+            # Without an index the snapshot still works for this server, so an error is ignored.
             with contextlib.suppress(OSError, RecursionError):
                 write_index(_index(self._store.folder, label), tree)
 
     def close(self) -> None:
-        """Forget all of them and remove the store. May be called twice."""
+        """Remove all snapshots and the store. May be called twice."""
         with self._lock:
             self._kept.clear()
             self._reasons.clear()
@@ -196,19 +197,19 @@ def _count(tree: FolderNode) -> int:
     return sum(1 + (_count(node) if isinstance(node, FolderNode) else 0) for node in tree.children.values())
 
 
-def _taken(label: str, taking: TreeReader, reason: str) -> SnapshotReport:
+def _snapshot_report(label: str, reader: TreeReader, reason: str) -> SnapshotReport:
     return SnapshotReport(
         label,
         is_complete=not reason,
         reason=reason,
-        entries=taking.entries,
-        copied_files=taking.copied_files,
-        copied_bytes=taking.copied_bytes,
-        skipped=tuple(taking.skipped.named),
-        changed=tuple(taking.changed.named),
+        entries=reader.entries,
+        copied_files=reader.copied_files,
+        copied_bytes=reader.copied_bytes,
+        skipped=tuple(reader.skipped.named),
+        changed=tuple(reader.changed.named),
     )
 
 
-def _restored(label: str, restoring: TreeWriter) -> RestoreReport:
-    skipped = restoring.skipped
-    return RestoreReport(label, not skipped.count, restoring.written_files, restoring.removed, tuple(skipped.named))
+def _restore_report(label: str, writer: TreeWriter) -> RestoreReport:
+    skipped = writer.skipped
+    return RestoreReport(label, not skipped.count, writer.written_files, writer.removed, tuple(skipped.named))

@@ -1,8 +1,8 @@
-"""Whether a file's status can vouch for its content: same status later, same bytes.
+"""Decides whether an unchanged status of a file will prove that its content is unchanged.
 
-It can when nobody could write without moving the times. Two ways to do so, both seen: a second write within the tick
-of the kernel's clock that stamped the first, and a store through a mapping whose page is dirty already, as
-`numpy.memmap` does all day. Knows nothing of snapshots. Blocking for a clock tick at most.
+That holds unless somebody can write without moving the file's times. Two ways to do that have been seen: a second write
+within the same tick of the kernel's clock as the first, and a store through a mapping whose page is already dirty, as
+`numpy.memmap` does all the time. This module knows nothing of snapshots. It blocks for a clock tick at most.
 """
 
 import fcntl
@@ -13,33 +13,36 @@ from collections.abc import Callable
 from typing import TypeVar
 
 Inode = tuple[int, int]
-"""Device and number."""
+"""Device and inode number."""
 
 Stamp = tuple[int, int, int]
 """Size, mtime_ns, ctime_ns."""
 
-# Linux stamps files by this clock, which Python has no name for.
+# The clock by which Linux stamps files; Python has no name for it.
 _CLOCK_REALTIME_COARSE = 5
 _PATIENCE_S = 0.02
 _NAP_S = 0.0005
-# Dirty pages are written back within 35 s as kernels come, and from then on a store moves the times again.
+# With a kernel's default settings dirty pages are written back within 35 s; after that, a store moves the times again.
 _WRITTEN_BACK_NS = 60 * 10**9
 
 Result = TypeVar("Result")
 
 
 def inode_of(status: os.stat_result) -> Inode:
-    """Which file it is, as long as it exists."""
+    """Return what identifies a file as long as it exists."""
     return status.st_dev, status.st_ino
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """What any write changes, with the exceptions that `Vouching` looks for."""
+    """Return what any write changes, with the exceptions that `StatTrust` looks for."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def steadily(descriptor: int, read: Callable[[], Result]) -> tuple[Result, os.stat_result, bool]:
-    """Read a file, and once more if it changed meanwhile; with its status at the start, and whether it then held."""
+    """Read a file, and once more if it changed meanwhile.
+
+    Return the result, the status before the last read, and whether the status was still the same after it.
+    """
     before = os.fstat(descriptor)
     result = read()
     after = os.fstat(descriptor)
@@ -50,20 +53,23 @@ def steadily(descriptor: int, read: Callable[[], Result]) -> tuple[Result, os.st
 
 
 class StatTrust:
-    """Decides for many files in a row; waits for the clock once at most, however many were just written."""
+    """Decides for many files in a row; waits for one clock tick at most, however many were just written."""
 
     def __init__(self) -> None:
         self._patience_s = _PATIENCE_S
 
     def is_sound(self, descriptor: int) -> bool:
-        """Whether reading that starts now gets what the present status stands for. Only for a read-only descriptor."""
+        """Tell whether a read that starts now gets the content that the present status stands for.
+
+        The descriptor must be read-only.
+        """
         status = os.fstat(descriptor)
         has_writers = _has_writers(descriptor)
         if has_writers is None:
             return time.time_ns() - status.st_ctime_ns > _WRITTEN_BACK_NS
-        return not has_writers and self._outwait(status.st_ctime_ns)
+        return not has_writers and self._wait_past(status.st_ctime_ns)
 
-    def _outwait(self, ctime_ns: int) -> bool:
+    def _wait_past(self, ctime_ns: int) -> bool:
         while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) <= ctime_ns:
             if self._patience_s <= 0:
                 return False
@@ -73,10 +79,10 @@ class StatTrust:
 
 
 def _has_writers(descriptor: int) -> bool | None:
-    """Whether anyone has the file open for writing, mappings included; None where this cannot be asked.
+    """Tell whether any process has the file open for writing, mappings included; None if that cannot be found out.
 
-    A read lease is refused for exactly that reason. It is given back at once; should somebody open the file in
-    between, they wait that long, and the signal we get is one that is ignored by default, where SIGIO would kill us.
+    The kernel refuses a read lease for exactly that reason. The lease is released at once. A process that opens the
+    file in between waits until then, and we get SIGURG, which is ignored by default, where SIGIO would kill us.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)

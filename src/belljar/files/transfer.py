@@ -1,7 +1,7 @@
-"""Content on its way into a session, and out of it to the person's disk.
+"""Decodes uploads into a session, and saves downloads from a session to the user's disk.
 
-Uploads come as text, base64, or a data: or https: URL; downloads go to a folder of the host. Archives stay archives in
-both directions: nothing is unpacked here, code in the session can do that behind the glass. Knows no session folder.
+Uploads come as text, base64, or a data: or https: URL; downloads go to a folder of the host. Archives are not unpacked
+in either direction, because code in the session can do that inside the sandbox. This module knows no session folder.
 """
 
 import binascii
@@ -29,7 +29,7 @@ async def decode_upload(
     allow_private: bool = False,
     ssl_context: ssl.SSLContext | None = None,
 ) -> bytes:
-    """The bytes of an upload, given in exactly one of three ways; an empty `text` is an empty file."""
+    """Return the bytes of an upload, given in exactly one of three ways; an empty `text` is an empty file."""
     given = [name for name, value in (("text", text), ("base64", base64), ("url", url)) if value is not None]
     if len(given) != 1:
         raise InvalidArgument(
@@ -43,19 +43,19 @@ async def decode_upload(
     url = (url or "").strip()
     if url[:5].lower() == "data:":
         return _decode_data_url(url, max_bytes)
-    # 24 ms to import, and most servers never fetch.
+    # Imported here because it takes 24 ms, and most servers never fetch.
     from belljar.files.https import fetch_https
 
     return await fetch_https(url, max_bytes, allow_private=allow_private, ssl_context=ssl_context)
 
 
 def download_folder(directory: Path, session_id: str) -> Path:
-    """Return the folder of a session's files on the person's disk, which holds nothing else and need not exist yet."""
+    """Return the folder for a session's files on the user's disk, which holds nothing else and need not exist yet."""
     return directory / _safe_component(session_id[:8])
 
 
 def save_download(directory: Path, session_id: str, name: str, data: bytes) -> Path:
-    """Save under `directory`, in a folder of the session; a different file of that name is kept, ours gets -1, -2, …"""
+    """Save a file in the session's folder below `directory`; if another file has that name, add -1, -2, … to ours."""
     folder = download_folder(directory, session_id)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def _has_content(saved: Workspace, name: str, data: bytes) -> bool:
 
 
 def safe_path(name: str) -> PurePosixPath:
-    """The caller's path with components that any file system and any person can take."""
+    """Return the caller's path with components that are valid on any file system and safe to show."""
     parts = [_safe_component(part) for part in name.split("/") if part not in ("", ".", "..")]
     return PurePosixPath(*parts[-MAX_DEPTH:] or ["file"])
 
@@ -142,7 +142,7 @@ def _safe_component(text: str) -> str:
     visible = re.sub(
         r'[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff<>:"|?*\\/]', "_", text
     )
-    # A leading dot would hide the file; trailing dots and spaces do not survive everywhere.
+    # A leading dot would hide the file; some file systems drop trailing dots and spaces.
     visible = re.sub(r"^\.", "_", visible).rstrip(". ") or "_"
     if len(visible.encode()) <= _MAX_SAVED_NAME_BYTES:
         return visible

@@ -1,7 +1,7 @@
-"""An independent copy of a session folder, made by the host while hostile code may be changing the original.
+"""Copies a session folder, or the content of one file, while hostile code may be changing the original.
 
-Symlinks are copied as they are; hard links become files of their own; pipes, sockets and devices are left out and
-named. Nothing half-made stays when it fails. Knows nothing of sessions. Blocking; call it in a thread.
+Symlinks are copied as they are; hard links become separate files; pipes, sockets and devices are left out and named. If
+a copy of a folder fails, nothing of it stays. This module knows nothing of sessions. Blocking; call it in a thread.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ from belljar.files.openat import Owner
 from belljar.files.stat_trust import steadily
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Permissions and the sticky bit: what runs with its owner's rights is not ours to hand on.
+# Permissions and the sticky bit. Set-user-ID and set-group-ID bits are not copied, because such a file runs with its
+# owner's rights.
 _KEPT_MODE = 0o1777
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _HINT = "Delete files of the session first"
@@ -39,7 +40,7 @@ _HINT = "Delete files of the session first"
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What a copy holds, what it lacks, and which files did not hold still; holes do not count as data."""
+    """What a copy holds, what it lacks, and which files changed meanwhile; holes do not count as data."""
 
     files: int
     data_bytes: int
@@ -49,9 +50,9 @@ class CopyReport:
 
 
 def copy_tree(source: Path, target: Path, *, owner: Owner | None, limit_bytes: int) -> CopyReport:
-    """Copy a folder to one that is missing or empty; everything in it belongs to `owner`, or to us.
+    """Copy a folder to one that is missing or empty; everything in the copy belongs to `owner`, or to us.
 
-    `TooLarge` when there is more data than the limit, too deep a tree or no room; then nothing stays of the copy.
+    Raise `TooLarge` if there is too much data, the tree is too deep or the disk is full; then no copy stays.
     """
     is_made = _make(target)
     copying = _TreeCopy(owner, limit_bytes)
@@ -74,7 +75,7 @@ def copy_tree(source: Path, target: Path, *, owner: Owner | None, limit_bytes: i
 
 
 class _TreeCopy:
-    """A copy under way."""
+    """Makes one copy, and counts what it copied and left out."""
 
     def __init__(self, owner: Owner | None, limit_bytes: int) -> None:
         self._owner = owner
@@ -105,14 +106,14 @@ class _TreeCopy:
             self._parts.pop()
 
     def finish(self, descriptor: int, mode: int, mtime_ns: int) -> None:
-        """Give a file or folder its owner, mode and time, in the order in which each leaves the others alone."""
+        """Set the owner, mode and time of a copy, in an order in which no step changes what an earlier one set."""
         if self._owner is not None:
             os.fchown(descriptor, *self._owner)
         os.fchmod(descriptor, mode & _KEPT_MODE)
         os.utime(descriptor, ns=(mtime_ns, mtime_ns))
 
     def _names(self, source: int) -> list[str]:
-        """All at once, so that the listing holds no descriptor while we go further down."""
+        """Return all names at once, so that the listing holds no descriptor while we descend."""
         names: list[str] = []
         with os.scandir(source) as entries:
             for entry in entries:
@@ -184,7 +185,7 @@ class _TreeCopy:
 
 
 class _Unreadable(Exception):
-    """The original cannot be opened; anything that goes wrong later is no reason to leave it out."""
+    """The original cannot be opened, so it is left out; any later error fails the whole copy."""
 
     def __init__(self, error: OSError) -> None:
         self.number = error.errno
@@ -226,28 +227,28 @@ def _uncopied(error: OSError) -> BelljarError:
     return EngineError(f"the folder cannot be copied: {error.strerror}")
 
 
-# The content of one file: shared where the file system can, else copied with its holes, or compared.
-# Works on open descriptors and at offsets it says itself. Knows nothing of names, modes or folders. Blocking; call it
-# in a thread.
+# The content of one file: blocks are shared if the file system can, else copied with their holes, or compared. This
+# part works on open descriptors with explicit offsets, and knows nothing of names, modes or folders.
 
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 1 << 20
-# One call of copy_file_range may take this much: it cannot be interrupted by a limit in between.
+# The most for one call of copy_file_range, because no limit can interrupt a call.
 _STRIDE_BYTES = 64 << 20
 _BLOCK_BYTES = 512
 
-# What file systems answer that cannot share or copy by themselves; reading and writing then says what is wrong.
+# The errors of file systems that cannot share or copy themselves. We then read and write instead, and if something
+# else is wrong, that fails with its own error.
 _UNABLE = frozenset(
     {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY, errno.EBADF}
 )
 
 
 class OverLimit(Exception):
-    """The content is larger than was allowed; what was written of it is the caller's to discard."""
+    """The content is larger than was allowed; the caller discards what was written of it."""
 
 
 def copy_content(source: int, target: int, limit_bytes: int) -> int:
-    """Make the empty `target` like `source`, up to its size at the start; returns how many bytes are not holes."""
+    """Copy `source`, up to its size at the start, to the empty `target`; return how many bytes are not holes."""
     status = os.fstat(source)
     if clone(source, target):
         filled = min(status.st_size, status.st_blocks * _BLOCK_BYTES)
@@ -265,9 +266,9 @@ def copy_content(source: int, target: int, limit_bytes: int) -> int:
 
 
 def overwrite(target: int, source: int) -> bool:
-    """Give `target` the content of `source`, in place; False when it had it, and nothing was written.
+    """Give `target` the content of `source`, in place; return False if it had it already and nothing was written.
 
-    Only what differs is written, so that whoever has the file open or mapped sees the content, and never none.
+    Only what differs is written, so that processes that have the file open or mapped never see it empty.
     """
     size = os.fstat(source).st_size
     is_written = False
@@ -283,13 +284,13 @@ def overwrite(target: int, source: int) -> bool:
 
 
 def is_same_content(one: int, other: int) -> bool:
-    """Whether they hold the same bytes; holes are not read, and reading ends at the first difference."""
+    """Tell whether two files hold the same bytes; holes are not read, and reading ends at the first difference."""
     size = os.fstat(one).st_size
     return os.fstat(other).st_size == size and next(_differences(one, other, size), None) is None
 
 
 def clone(source: int, target: int) -> bool:
-    """Let `target` share all blocks of `source` until either is written; False where that cannot be done."""
+    """Let `target` share all blocks of `source` until either is written; return False if that is not possible."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:
@@ -300,7 +301,7 @@ def clone(source: int, target: int) -> bool:
 
 
 def data_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where a file has data rather than holes, start and end, within its first `size` bytes."""
+    """Yield start and end of each range of data, rather than holes, within the first `size` bytes of a file."""
     end = 0
     while end < size:
         try:
@@ -330,7 +331,7 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
 
 
 def _differences(source: int, target: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Chunks of `source` that `target` does not have, each with its offset; what both have as holes is passed over."""
+    """Yield chunks of `source` that differ in `target`, each with its offset; holes of both are not read."""
     offset = 0
     for start, end in merge(data_ranges(source, size), data_ranges(target, size)):
         offset = max(offset, start)

@@ -1,10 +1,9 @@
 """A session folder, read and written by the host while hostile code changes it.
 
-Nothing here trusts a path twice: each step is opened relative to the descriptor of the one before, symlinks are never
-followed, and what a descriptor is gets asked of the descriptor. Hard links are read like any file: inside a sandbox
-`link` cannot cross mounts, so they can only reach the session's own files (`process` isolates nothing anyway).
-`names.py` says what a path may be, `opening.py` goes down it, `scanning.py` finds what is there. Blocking calls
-throughout; knows nothing of sessions, uploads or surfaces.
+No path is resolved twice: each folder is opened relative to the descriptor of the one before, symlinks are never
+followed, and a file's type is read from its descriptor. Hard links are read like any file, because `link` cannot cross
+mounts inside a sandbox, so they can only reach the session's own files (`process` isolates nothing anyway). `names.py`
+checks paths, `openat.py` opens them, `scan.py` lists files. All calls block. Knows no sessions, uploads or surfaces.
 """
 
 import os
@@ -48,7 +47,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Files sorted by name; not complete when a limit or an unreadable directory cut it short."""
+    """Files sorted by name; not complete if a limit was reached or a directory could not be read."""
 
     entries: tuple[FileEntry, ...]
     is_complete: bool
@@ -57,7 +56,7 @@ class Listing:
 
 
 class Workspace:
-    """See the module's docstring. What is written through it belongs to `owner`, or to us; private is ours alone."""
+    """A session folder. What is written through it belongs to `owner`, or to us; if private, only we can access it."""
 
     def __init__(self, root: Path, owner: Owner | None = None, *, is_private: bool = False) -> None:
         self.root = root
@@ -66,14 +65,14 @@ class Workspace:
         self._root = os.fspath(root)
 
     def check_name(self, name: str) -> tuple[str, ...]:
-        """The components of a caller's path to a file, or `InvalidPath`."""
+        """Return the components of a caller's path to a file, or raise `InvalidPath`."""
         parts = split(name, self._root)
         if not parts:
             raise bad_name(name, "names no file")
         return parts
 
     def open_read(self, name: str) -> tuple[BinaryIO, os.stat_result]:
-        """Open a regular file; the caller closes it. Its status is the descriptor's, so it is this file's."""
+        """Open a regular file, which the caller closes; return it with the status of its descriptor."""
         parts = self.check_name(name)
         directory = open_directory(self._root, parts[:-1], name)
         try:
@@ -82,7 +81,7 @@ class Workspace:
             os.close(directory)
 
     def read(self, name: str, limit_bytes: int) -> bytes:
-        """The whole content, or `TooLarge`; a file that grows meanwhile is read to the limit at most."""
+        """Return the whole content, or raise `TooLarge`; a file that grows meanwhile is read to the limit at most."""
         file, status = self.open_read(name)
         with file:
             if status.st_size > limit_bytes:
@@ -99,7 +98,7 @@ class Workspace:
         self._replace(name, lambda file: _write(file, data), len(data))
 
     def write_from(self, name: str, source: int, limit_bytes: int) -> None:
-        """Like `write`, with the content and the time of an open file; `TooLarge` when it has more data than that."""
+        """Write a file with the content and the time of an open one; `TooLarge` if it has more data than the limit."""
         status = os.fstat(source)
 
         def fill(file: int) -> None:
@@ -112,7 +111,7 @@ class Workspace:
             raise too_large(name, f"{status.st_size}", limit_bytes) from None
 
     def make_folder(self, name: str) -> None:
-        """Make a folder where there is none; what else has its name is in the way."""
+        """Make a folder unless it exists; raise `InvalidPath` if something else has its name."""
         os.close(make_directory(self._root, self.check_name(name), name, self._owner, self._folder_mode))
 
     def _replace(self, name: str, fill: Callable[[int], None], size: int) -> None:
@@ -132,7 +131,7 @@ class Workspace:
             os.close(directory)
 
     def create(self, name: str, data: bytes) -> None:
-        """Create a file, missing directories included; `FileExistsError` when anything has that name."""
+        """Create a file, missing directories included; raise `FileExistsError` if anything has that name."""
         parts = self.check_name(name)
         directory = make_directory(self._root, parts[:-1], name, self._owner, self._folder_mode)
         try:
@@ -145,7 +144,7 @@ class Workspace:
             os.close(directory)
 
     def delete(self, name: str) -> None:
-        """Remove whatever has that name except a directory; of a symlink, the link."""
+        """Remove whatever has that name, except a directory; a symlink itself, not its target."""
         parts = self.check_name(name)
         directory = open_directory(self._root, parts[:-1], name)
         try:
@@ -159,18 +158,18 @@ class Workspace:
             os.close(directory)
 
     def list(self, path: str = "", limit: int = DEFAULT_LIMIT) -> Listing:
-        """Every regular file under `path`; see `scan` for what is left out. A missing session folder is empty."""
+        """List the regular files under `path`; see `scan` for what is left out. A missing session folder is empty."""
         seen = self.scan(split(path, self._root), limit)
         entries = sorted(map(_entry, seen.found), key=lambda entry: entry.name)
         return Listing(tuple(entries), seen.is_complete)
 
     def list_page(self, path: str, after: str, count: int) -> Listing:
-        """The first `count` regular files under `path` by name, of those whose names follow `after`."""
+        """List the first `count` regular files under `path`, sorted by name, whose names follow `after`."""
         page = scan_page(self._root, split(path, self._root), after, count)
         return Listing(tuple(map(_entry, page.found)), page.is_complete, page.rest)
 
     def scan(self, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> Scan:
-        """See `scanning.scan`."""
+        """Find the regular files below `start`; see `scan.scan`."""
         return scan(self._root, start, limit)
 
 

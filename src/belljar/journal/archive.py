@@ -1,6 +1,7 @@
-"""The journal as the operator reads it: any session's, whether its server runs, has gone, or died.
+"""The journal opened read-only, for the operator and for exports: any session, whether its server runs or not.
 
-Opened read-only, beside a server that may be writing. Changes nothing, and so can neither mend nor upgrade it.
+A server may be writing at the same time. Changes nothing, so it can neither repair nor upgrade the file. Also reads the
+printed text of one execution.
 """
 
 import os
@@ -21,19 +22,19 @@ from belljar.models import OutputEvent
 from belljar.outputs.displays import read_display
 from belljar.outputs.notebook import NotebookCell
 
-_TOLD = 5
+_SHOWN = 5
 
 
 class Archive:
-    """Every session of a data directory, as it was when this was opened."""
+    """All sessions of a data directory, as they were when the archive was opened."""
 
     def __init__(self, data_directory: Path, journal: Journal) -> None:
         self._folder = data_directory / "sessions"
         self._journal = journal
-        self._roll = SessionRecords(journal, "")
+        self._records = SessionRecords(journal, "")
 
     def find(self, prefix: str) -> SessionRecord:
-        """The one session whose id begins like this."""
+        """Return the session whose id begins with `prefix`, or refuse a prefix of none or of several."""
         if not prefix.isascii() or not prefix.isalnum():
             raise InvalidArgument(f"{prefix[:64]!r} is no session id", hint=self._latest())
         found = self._ids("substr(id, 1, length(?)) = ?", (prefix, prefix))
@@ -41,20 +42,20 @@ class Archive:
             raise SessionNotFound(f"no session here has an id that begins with {prefix[:64]}", hint=self._latest())
         if len(found) > 1:
             raise InvalidArgument(
-                f"{prefix} begins the ids of {'several' if len(found) > _TOLD else len(found)} sessions",
-                hint=f"Give more of the id: {', '.join(found[:_TOLD])}",
+                f"{prefix} begins the ids of {'several' if len(found) > _SHOWN else len(found)} sessions",
+                hint=f"Give more of the id: {', '.join(found[:_SHOWN])}",
             )
-        entry = self._roll.find(found[0])
+        entry = self._records.find(found[0])
         if entry is None or entry.state == "gone":
             raise SessionNotFound(f"session {found[0]} {entry.end if entry else 'is gone'}, and its executions with it")
         return entry
 
     def count(self, session_id: str) -> int:
-        """How many executions a session has."""
+        """Return how many executions a session has."""
         return next(self._journal.rows("SELECT count(*) FROM executions WHERE session_id = ?", (session_id,)))[0]
 
     def cells(self, session_id: str, *, is_live: Callable[[], bool]) -> Iterator[NotebookCell]:
-        """A session's executions in order; `is_live` is asked about those that have not ended."""
+        """Yield a session's executions in order; `is_live` is asked, for one without a result, if its server runs."""
         for record in self._journal.of_session(session_id):
             fate = ""
             if record.result is None:
@@ -62,17 +63,17 @@ class Archive:
             yield NotebookCell(record.code, record.result, self._journal.events(record.id), record.is_undone, fate)
 
     def display_reader(self, session_id: str) -> Callable[[str], bytes | None]:
-        """Reads what a session's executions showed, by its URI; None for what is not there."""
+        """Return a function that reads a display of a session by its URI, or returns None."""
         return partial(read_display, self._folder / session_id / "displays")
 
     def _ids(self, condition: str, values: tuple[object, ...] = ()) -> list[str]:
         query = (
-            f"SELECT id FROM sessions WHERE state <> 'unborn' AND {condition} ORDER BY used_at DESC LIMIT {_TOLD + 1}"  # noqa: S608
+            f"SELECT id FROM sessions WHERE state <> 'unborn' AND {condition} ORDER BY used_at DESC LIMIT {_SHOWN + 1}"  # noqa: S608
         )
         return [identifier for (identifier,) in self._journal.rows(query, values)]
 
     def _latest(self) -> str:
-        latest = self._ids("state <> 'gone'")[:_TOLD]
+        latest = self._ids("state <> 'gone'")[:_SHOWN]
         return f"The latest sessions are {', '.join(latest)}" if latest else "There are no sessions on record"
 
 
@@ -87,7 +88,7 @@ def open_archive(data_directory: Path) -> Generator[Archive]:
     try:
         with closing(_connect(path)) as connection:
             _check_version(path, connection)
-            # One transaction, so that a server at work does not change the story while it is told.
+            # One transaction, so that a server that writes meanwhile does not change what the caller reads.
             connection.execute("BEGIN")
             yield Archive(data_directory, Journal(path, connection))
     except sqlite3.Error as error:
@@ -95,10 +96,10 @@ def open_archive(data_directory: Path) -> Generator[Archive]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # SQLite wants to make files beside the journal. In a folder where it may not, there is no server at work either,
-    # unless one has left those files there already.
-    is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
-    options = "immutable=1" if is_still else "mode=ro"
+    # SQLite creates files beside the journal when it opens it. In a folder that is not writable it cannot, but no
+    # server writes there either, unless those files are there already.
+    is_immutable = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    options = "immutable=1" if is_immutable else "mode=ro"
     return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None, timeout=LAST_BUSY_S)
 
 
@@ -111,7 +112,7 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> None:
         raise InvalidArgument(f"{path} is of {age} belljar (version {version}, this one knows {VERSION})", hint=action)
 
 
-# All that an execution printed, read from the journal's file. Reads by itself, so any thread may do it.
+# The printed text of one execution
 
 _PRINTED = (
     "SELECT sequence, kind, text FROM events "
@@ -123,7 +124,11 @@ _KINDS = ("stdout", "stderr", "notice", "display")
 def read_printed(
     journal: Path, execution_id: str, offset: int, limit: int, unwritten: Sequence[OutputEvent] = ()
 ) -> str:
-    """Text from character `offset` on, `limit` characters or all; what was `unwritten` may have been written since."""
+    """Return the text of an execution from character `offset` on, at most `limit` characters; 0 means all.
+
+    Opens a connection of its own, so any thread may call it. `unwritten` are the events that were not in the file when
+    the caller looked; those that were written since are not repeated.
+    """
     parts: list[str] = []
     left = limit or sys.maxsize
     with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:

@@ -1,9 +1,9 @@
-"""What happened, on disk: executions, their numbered output events, their results.
+"""The journal: executions, their numbered output events and their results, in one SQLite file.
 
-One SQLite file. Writing an event takes some 20 µs, so it happens on the event loop's thread, in order, with no queue
-between what a caller is told and what is kept. An execution is committed before its code runs, before a caller is told
-of it and when it has ended; what a running one says within `COMMIT_S`, or before a caller is told. One that has only
-just been submitted is written when it starts, as a row that has started already: that is nearly always at once.
+Writing an event takes some 20 µs, so it happens on the event loop's thread, in order, with no queue between what a
+caller is told and what is recorded. An execution is committed before its code runs, before a caller is told of it, and
+when it has ended; its output within `COMMIT_S`, or before a caller is told of it. An execution that was only submitted
+is written when it starts, as one row that has started already, because it nearly always starts at once.
 """
 
 import asyncio
@@ -26,13 +26,14 @@ from belljar.journal.writer import BUSY_S, LAST_BUSY_S, JournalWriter
 from belljar.models import ExecutionResult, OutputEvent
 
 PROBE_S = 1.0
-# Written since it was last measured: then the bound on its size is looked at, however soon that is.
+# After this much was written, the journal's size is checked at once instead of at the next interval (`retention.py`).
 LOOK_BYTES = 8 * 1024 * 1024
-# What the shortest execution adds to the file beside the journal; whoever looks empties that, in a thread.
+# What the shortest execution adds to the write-ahead log. The size check, in a thread, also empties that log.
 EXECUTION_BYTES = 5 * 4_096
-# The file beside the journal is cut down to this once all of it is in the journal.
+# The write-ahead log is truncated to this size once all of it is in the journal.
 WAL_BYTES = 16 * 1024 * 1024
-# That waits for the disk, on the event loop's thread: only where nobody has looked before.
+# SQLite's own checkpoint of the log waits for the disk on the event loop's thread, so it happens only at a log of this
+# size, which the checks in a thread normally prevent.
 CHECKPOINT_PAGES = 4_000
 _BEGIN = (
     "INSERT INTO executions (id, session_id, principal, code, submitted_at, key, started_at) "
@@ -43,13 +44,13 @@ _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
 _FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
 _RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at FROM executions"
 KILLED = "its server ended without notice"
-"""What is said of an execution that has no result, because its server was killed."""
+"""The cause of an execution that has no result because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
-    """One execution as journalled; `result` is there once it has finished."""
+    """One execution in the journal; `result` is None until it has finished."""
 
     id: str
     session_id: str
@@ -57,25 +58,25 @@ class ExecutionRecord:
     code: str
     result: ExecutionResult | None
     is_undone: bool = False
-    """Its session was rewound to before it."""
+    """Whether its session was rewound to before it."""
     has_begun: bool = False
-    """Its code may have run; before that it waited for its turn."""
+    """Whether its code may have run; before that it waited for its turn."""
 
 
 class Journal(JournalWriter):
-    """Open for the life of the runtime. How its rows are written, and wait when they cannot be, is the base class's."""
+    """The journal of a runtime. The base class writes the rows, and holds them while they cannot be written."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         super().__init__(connection)
         self.path = path
         self._cut: set[str] = set()
-        """Executions whose output is dropped while too much waits to be written."""
+        """Executions whose output is dropped because too much waits to be written."""
         self._grown_bytes = 0
         self.has_grown = asyncio.Event()
-        """Set when so much was written that its size should be looked at."""
+        """Set when so much was written that the size should be checked."""
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        """What a query finds."""
+        """Return the rows of a query."""
         self.write_deferred()
         return self._connection.execute(query, values)
 
@@ -88,20 +89,20 @@ class Journal(JournalWriter):
             )
 
     def submit(self, record: ExecutionRecord, submitted_at: float, key: str = "") -> None:
-        """An execution was submitted, under a key of its submitter's if it has one."""
+        """Record that an execution was submitted, under its idempotency key if it has one."""
         values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None, None)
         if not key:
             self.defer(record.id, _BEGIN, values)
             return
-        self.write_deferred()  # the order of the rows is that of executions
+        self.write_deferred()  # so that the rows stay in the order of the executions
         if not self.write(_BEGIN, values) and not self.is_failing:
             raise Busy(
                 "another server is at work on an execution with this idempotency_key", hint="Make the same call again"
             )
-        self.commit()  # another server must find it
+        self.commit()  # so that another server finds the key
 
     def start(self, execution_id: str) -> None:
-        """Its code is about to run."""
+        """Record that the code of an execution is about to run."""
         submitted = self.take_back(execution_id)
         if submitted is None:
             self.write_and_commit(_START, (time.time(), execution_id))
@@ -109,7 +110,7 @@ class Journal(JournalWriter):
             self.write_and_commit(_BEGIN, (*submitted[:-1], time.time()))
 
     def find_key(self, principal: str, key: str) -> str | None:
-        """The execution that this principal submitted under a key."""
+        """Return the id of the execution that a principal submitted under a key; None if there is none."""
         for execution_id, _, owner, _, _, known, _ in self.values_of(_BEGIN):
             if (owner, known) == (principal, key):
                 return execution_id
@@ -118,7 +119,7 @@ class Journal(JournalWriter):
         return row[0] if row else None
 
     def append(self, execution_id: str, event: OutputEvent) -> None:
-        """An execution said something."""
+        """Record an output event of an execution."""
         if self.is_full:
             if execution_id in self._cut:
                 return
@@ -136,20 +137,20 @@ class Journal(JournalWriter):
             self.has_grown.set()
 
     def finish(self, result: ExecutionResult, *, output_bytes: int = 0, display_bytes: int = 0) -> None:
-        """An execution is over; its output takes so many bytes here, and its displays so many beside."""
+        """Record the result of an execution, with the size of its output in the journal and of its displays."""
         self.write_deferred()
         self.write(_FINISH, (result.model_dump_json(), output_bytes, display_bytes, result.execution_id))
         self.commit()
         self._grow(EXECUTION_BYTES)
 
     def undo(self, execution_ids: Sequence[str]) -> None:
-        """A session was rewound: these executions stay on record as taken back."""
+        """Mark executions as undone, because their session was rewound."""
         for execution_id in execution_ids:
             self.write("UPDATE executions SET undone_at = ? WHERE id = ?", (time.time(), execution_id))
         self.commit()
 
     def find(self, execution_id: str) -> ExecutionRecord | None:
-        """One execution by its id."""
+        """Return an execution by its id; None if there is none."""
         if not execution_id.isascii():  # SQLite would refuse a lone surrogate by raising
             return None
         row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
@@ -160,22 +161,22 @@ class Journal(JournalWriter):
         return _record(row) if row else None
 
     def of_session(self, session_id: str) -> Iterator[ExecutionRecord]:
-        """A session's executions in the order they were submitted."""
+        """Yield a session's executions in the order they were submitted."""
         for row in self.rows(f"{_RECORD} WHERE session_id = ? ORDER BY rowid", (session_id,)):
             yield _record(row)
 
     def unfinished(self, session_id: str) -> list[ExecutionRecord]:
-        """Those of them that have no result."""
+        """Return a session's executions that have no result."""
         query = f"{_RECORD} WHERE session_id = ? AND result IS NULL ORDER BY rowid"
         return [_record(row) for row in self.rows(query, (session_id,))]
 
     def timeline(self, session_id: str, most: int) -> list[str]:
-        """The last executions of a session that were not taken back, in order."""
+        """Return the ids of the last `most` executions of a session that were not undone, in order."""
         query = "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NULL ORDER BY rowid DESC LIMIT ?"
         return [row[0] for row in self.rows(query, (session_id, most))][::-1]
 
     def events(self, execution_id: str, since: int = 0) -> Iterator[OutputEvent]:
-        """What an execution said after event number `since`."""
+        """Yield the output events of an execution after event number `since`."""
         for sequence, kind, text, data in self._connection.execute(
             "SELECT sequence, kind, text, data FROM events WHERE execution_id = ? AND sequence > ? ORDER BY sequence",
             (execution_id, min(since, sys.maxsize)),  # SQLite has no larger numbers
@@ -185,19 +186,23 @@ class Journal(JournalWriter):
             yield from self.unwritten(execution_id, since)
 
     def unwritten(self, execution_id: str, since: int = 0) -> list[OutputEvent]:
-        """What of it waits in memory for a disk that refuses."""
+        """Return the output events of an execution that wait in memory because the file could not be written."""
         return [
             OutputEvent.model_validate({"sequence": sequence, "kind": kind, "text": text, "data": json.loads(data)})
-            for of, sequence, kind, text, data in self.values_of(_APPEND)
-            if of == execution_id and sequence > since
+            for owner_id, sequence, kind, text, data in self.values_of(_APPEND)
+            if owner_id == execution_id and sequence > since
         ]
 
     def fault(self) -> str:
-        """Why nothing can be written now; empty when it can. Writes by itself, so any thread may call it."""
+        """Return why the file cannot be written now; empty when it can.
+
+        Opens a connection of its own, so any thread may call it.
+        """
         try:
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=PROBE_S)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                # The same again, which is a page on disk: another server may have migrated the file meanwhile.
+                # Writing the same version again writes a page to disk. It is read first, because another server may
+                # have migrated the file meanwhile.
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 connection.execute(f"PRAGMA user_version = {version}")
                 connection.execute("COMMIT")
@@ -206,12 +211,12 @@ class Journal(JournalWriter):
         return ""
 
     def output_bytes(self, session_id: str) -> int:
-        """What the output of a session's executions takes here, about."""
+        """Return about how many bytes the output of a session's executions takes in the journal."""
         query = "SELECT coalesce(sum(output_bytes), 0) FROM executions WHERE session_id = ?"
         return next(self.rows(query, (session_id,)))[0]
 
     def forget_session(self, session_id: str) -> None:
-        """A session was cleared by its owner."""
+        """Delete all executions and events of a session."""
         self.write_deferred()
         self.write(
             "DELETE FROM events WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
@@ -229,35 +234,36 @@ def _record(row: tuple[Any, ...]) -> ExecutionRecord:
 
 @contextmanager
 def open_journal(path: Path) -> Generator[Journal]:
-    """Open or make the journal file.
+    """Open or create the journal file.
 
-    Engines on one thread share it: waiting for each other's transactions, they would stop the loop that ends them.
+    Engines on one thread share one journal. With two, one would block the event loop while it waits for the other's
+    transaction, which that same loop has to commit.
     """
     key = str(path.resolve()), threading.get_ident()
-    journal, users = _open.get(key) or (_connected(path), 0)
-    _open[key] = journal, users + 1
+    journal, users = _open_journals.get(key) or (_open_usable(path), 0)
+    _open_journals[key] = journal, users + 1
     try:
         yield journal
     finally:
         journal.flush()
-        _, users = _open.pop(key)
+        _, users = _open_journals.pop(key)
         if users > 1:
-            _open[key] = journal, users - 1
+            _open_journals[key] = journal, users - 1
         else:
             journal.close()
 
 
-_open: dict[tuple[str, int], tuple[Journal, int]] = {}
+_open_journals: dict[tuple[str, int], tuple[Journal, int]] = {}
 
 
-def _connected(path: Path) -> Journal:
+def _open_usable(path: Path) -> Journal:
     with usable(path):
-        return _opened(path)
+        return _open_file(path)
 
 
 @contextmanager
 def usable(path: Path) -> Generator[None]:
-    """While a server starts: a journal that it cannot use is the operator's to mend."""
+    """Turn an SQLite error at a server's start into an error of the settings, because the operator has to repair it."""
     try:
         yield
     except sqlite3.Error as error:
@@ -267,8 +273,8 @@ def usable(path: Path) -> Generator[None]:
         ) from error
 
 
-def _opened(path: Path) -> Journal:
-    # SQLite gives the files that it keeps beside the journal the journal's mode.
+def _open_file(path: Path) -> Journal:
+    # Create the file with a private mode; SQLite gives the files beside it (the write-ahead log) the same mode.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
     connection = sqlite3.connect(path, isolation_level=None, timeout=LAST_BUSY_S)
     try:

@@ -1,9 +1,8 @@
-"""The room that the journal may take on disk: output of the oldest finished executions is dropped when it takes more.
+"""The limit on the journal's size: output of the oldest finished executions is dropped when the journal is larger.
 
-They are those of the owner who takes the most at that moment, so that nobody's output has to go for another's.
-
-Works on a connection of its own, in a thread, in transactions of some milliseconds, so that the server's own writing is
-not kept waiting. What is dropped leaves a word in its place that every reader of the execution comes across.
+It is always the output of the owner who uses the most at that moment, so that nobody loses output because of another's.
+A notice takes the place of dropped output, for every reader of the execution. The work is done on a connection of its
+own, in a thread, in transactions of some milliseconds, so that it does not delay the server's own writing.
 """
 
 import asyncio
@@ -24,14 +23,14 @@ from belljar.outputs.budget import clip
 
 MEBIBYTE = 1024 * 1024
 LOOK_S = 60.0
-# Dropped a little further than needed, or every execution that ends would cost the oldest one its output.
+# Trim to a little below the limit, or every execution that ends would cost the oldest one its output.
 LOW_WATER = 0.9
 EVENTS_AT_ONCE = 64
 PAGES_AT_ONCE = 512
-# Free pages that stay for what comes next.
+# Free pages that stay in the file for the next rows.
 SPARE_PAGES = 1_024
 KEPT_CHARS = 1_000
-# The rest while others may write: as long as was written, and at least this.
+# The pause between two transactions, for others to write: as long as the transaction took, and at least this.
 REST_S = 0.002
 
 log = logging.getLogger(__name__)
@@ -39,12 +38,12 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_trimming(journal: Journal, sessions: Path, limit_mb: int | None) -> AsyncGenerator[None]:
-    """Keep the journal, and the displays under `sessions`, within the limit; None is none."""
+    """Keep the journal, and the displays under `sessions`, within the limit; None means no limit."""
     if limit_mb is None:
         yield
         return
     trimmer = Trimmer(journal.path, sessions, limit_mb)
-    work = asyncio.get_running_loop().create_task(_trim_for_ever(journal, trimmer))
+    work = asyncio.get_running_loop().create_task(_trim_periodically(journal, trimmer))
     try:
         yield
     finally:
@@ -53,7 +52,7 @@ async def open_trimming(journal: Journal, sessions: Path, limit_mb: int | None) 
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def _trim_for_ever(journal: Journal, trimmer: "Trimmer") -> None:
+async def _trim_periodically(journal: Journal, trimmer: "Trimmer") -> None:
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
@@ -69,7 +68,7 @@ async def _trim_for_ever(journal: Journal, trimmer: "Trimmer") -> None:
 
 
 class Trimmer:
-    """Of one journal. For any thread."""
+    """Trims one journal. Its methods may be called in any thread."""
 
     def __init__(self, path: Path, sessions: Path, limit_mb: int) -> None:
         self._path = path
@@ -77,49 +76,52 @@ class Trimmer:
         self._limit_mb = limit_mb
         self._is_tidy = False
         self.is_stopped = False
-        """Leaves off with what it does, which may be seconds of work."""
+        """Set it to make `trim` return early, because its work may take seconds."""
 
     def trim(self) -> int:
-        """Drop output while there is too much, and give the room back; how many executions lost theirs."""
+        """Drop output while there is too much, and shrink the file; return how many executions lost theirs."""
         dropped = 0
         limit = self._limit_mb * MEBIBYTE
         with closing(_connect(self._path)) as connection:
             if not self._is_tidy:
-                _delete_left(connection)
+                _finish_dropping(connection)
                 self._is_tidy = True
             if _taken_bytes(connection) > limit:
                 dropped = self._drop_oldest(connection, down_to=int(LOW_WATER * limit))
-            self._give_back(connection)
+            self._shrink(connection)
         return dropped
 
     def _drop_oldest(self, connection: sqlite3.Connection, *, down_to: int) -> int:
-        """Drop output, and then code, of whoever takes the most at that moment.
+        """Drop output, and then code, of the owner who uses the most at that moment.
 
-        What runs cannot be dropped. Where there are several owners, none of them goes below an equal part because
-        another one's executions say a lot and do not end.
+        Output of running executions cannot be dropped. Where there are several owners, none is trimmed below an equal
+        share because another owner's executions print a lot and do not end.
         """
         dropped = 0
         owners = {owner: _Owner(owner, size) for owner, size in _sizes(connection)}
-        part = down_to // len(owners) if len(owners) > 1 else 0
+        share = down_to // len(owners) if len(owners) > 1 else 0
         while owners and not self.is_stopped and _taken_bytes(connection) > down_to:
             owner = max(owners.values(), key=lambda each: each.size_bytes)
-            if owner.size_bytes < part:
+            if owner.size_bytes < share:
                 break
-            if (victim := owner.next_output(connection)) is not None:
-                self._drop(connection, *victim)
+            if (found := owner.next_output(connection)) is not None:
+                self._drop(connection, *found)
                 measures.outputs_dropped.add()
                 dropped += 1
             elif (execution_id := owner.next_code(connection)) is not None:
-                word = f"# belljar: this code was dropped, to keep the journal within {self._limit_mb:,} MB"
-                connection.execute("UPDATE executions SET code = ? WHERE id = ?", (word, execution_id))
+                notice = f"# belljar: this code was dropped, to keep the journal within {self._limit_mb:,} MB"
+                connection.execute("UPDATE executions SET code = ? WHERE id = ?", (notice, execution_id))
             else:
                 del owners[owner.name]
         return dropped
 
     def _drop(self, connection: sqlite3.Connection, execution_id: str, session_id: str, result: str) -> None:
-        """First the word in its place, for good; then the output, in steps that may be broken off at any of them."""
-        told = f"[belljar: {self._word(time.time())}]\n"
-        reduced = _reduced(ExecutionResult.model_validate_json(result), told)
+        """Replace the output of an execution by a notice.
+
+        The notice is committed first; then the events are deleted in steps, because the server may end at any of them.
+        """
+        notice = f"[belljar: {self._dropped_text(time.time())}]\n"
+        reduced = _reduced(ExecutionResult.model_validate_json(result), notice)
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(
@@ -129,29 +131,29 @@ class Trimmer:
             connection.execute(
                 "INSERT OR REPLACE INTO events SELECT ?, ?, 'notice', ?, '{}' "
                 "WHERE EXISTS (SELECT 1 FROM executions WHERE id = ?)",
-                (execution_id, max(1, reduced.sequence), told, execution_id),
+                (execution_id, max(1, reduced.sequence), notice, execution_id),
             )
         remove_tree(self._sessions / session_id / "displays" / execution_id)
         delete_events(connection, execution_id, before=max(1, reduced.sequence))
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        """Make the file smaller by the pages that nothing uses."""
+    def _shrink(self, connection: sqlite3.Connection) -> None:
+        """Shrink the file by the pages that nothing uses."""
         while (free := connection.execute("PRAGMA freelist_count").fetchone()[0]) > SPARE_PAGES and not self.is_stopped:
             began = time.monotonic()
-            # As a script, because that is run to its end; a query would stop after the first page.
+            # `executescript`, because it runs the statement to its end; `execute` would stop after the first page.
             connection.executescript(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
             _rest(began)
             if connection.execute("PRAGMA freelist_count").fetchone()[0] >= free:
-                break  # a file that was made without the room for it
+                break  # the file was created without incremental vacuum
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def _word(self, moment: float) -> str:
+    def _dropped_text(self, moment: float) -> str:
         day = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         return f"the output of this execution was dropped at {day}, to keep the journal within {self._limit_mb:,} MB"
 
 
 def delete_events(connection: sqlite3.Connection, execution_id: str, *, before: int) -> None:
-    """Those numbered below `before`, the first ones first."""
+    """Delete the events of an execution that are numbered below `before`, in order, in short transactions."""
     query = "SELECT max(sequence) FROM (SELECT sequence FROM events WHERE execution_id = ? AND sequence < ? "
     query += f"ORDER BY sequence LIMIT {EVENTS_AT_ONCE})"
     while (last := connection.execute(query, (execution_id, before)).fetchone()[0]) is not None:
@@ -161,7 +163,7 @@ def delete_events(connection: sqlite3.Connection, execution_id: str, *, before: 
 
 
 def remove_outputs(path: Path, session_id: str) -> None:
-    """Of a session that is over; a thread's work, where the event loop would stand still for a second."""
+    """Delete the events of a session that is over; call it in a thread, because it may take a second."""
     with closing(_connect(path)) as connection:
         found = connection.execute("SELECT id FROM executions WHERE session_id = ?", (session_id,)).fetchall()
         for (execution_id,) in found:
@@ -175,7 +177,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _taken_bytes(connection: sqlite3.Connection) -> int:
-    """By the journal itself, without what is free in it, and by the displays beside it."""
+    """Return the bytes used by the journal, without its free pages, and by the displays beside it."""
     queries = (
         "PRAGMA page_count",
         "PRAGMA freelist_count",
@@ -187,9 +189,9 @@ def _taken_bytes(connection: sqlite3.Connection) -> int:
 
 
 class _Owner:
-    """One principal's executions, as far as they were looked through. One is read at a time.
+    """One principal's executions, with the position up to which they were trimmed.
 
-    A query that stays open would keep the file beside the journal from being emptied.
+    Reads one execution at a time, because an open query would keep the write-ahead log from being emptied.
     """
 
     def __init__(self, name: str, size_bytes: int) -> None:
@@ -212,7 +214,7 @@ class _Owner:
         return execution_id, session_id, result
 
     def next_code(self, connection: sqlite3.Connection) -> str | None:
-        """Return the id of the oldest finished execution with long code, which takes room as output does."""
+        """Return the id of the oldest finished execution with long code, because code takes space as output does."""
         found = connection.execute(
             "SELECT rowid, length(code), id FROM executions WHERE principal = ? AND rowid > ? AND length(code) > ? "
             "AND result IS NOT NULL ORDER BY rowid LIMIT 1",
@@ -226,13 +228,13 @@ class _Owner:
 
 
 def _sizes(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Return who takes how much, about."""
+    """Return about how many bytes each principal uses."""
     size = "output_bytes + display_bytes + length(code) + coalesce(length(result), 0)"
     return connection.execute(f"SELECT principal, sum({size}) FROM executions GROUP BY principal").fetchall()  # noqa: S608
 
 
-def _delete_left(connection: sqlite3.Connection) -> None:
-    """What an earlier server had begun to drop."""
+def _finish_dropping(connection: sqlite3.Connection) -> None:
+    """Delete the events that an earlier server had begun to drop."""
     query = "SELECT execution_id, max(sequence) FROM events WHERE execution_id IN "
     query += "(SELECT id FROM executions WHERE dropped_at IS NOT NULL) GROUP BY execution_id HAVING count(*) > 1"
     for execution_id, last in connection.execute(query).fetchall():
@@ -243,11 +245,11 @@ def _rest(began: float) -> None:
     time.sleep(max(REST_S, time.monotonic() - began))
 
 
-def _reduced(result: ExecutionResult, told: str) -> ExecutionResult:
-    """How it ended, without what it said."""
+def _reduced(result: ExecutionResult, notice: str) -> ExecutionResult:
+    """Return the result without its output; how it ended stays."""
     return result.model_copy(
         update={
-            "output": [told],
+            "output": [notice],
             "stdout": "",
             "stderr": "",
             "displays": [],

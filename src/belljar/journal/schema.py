@@ -1,4 +1,4 @@
-"""The tables of the journal's file, and how a file of an earlier belljar gets them."""
+"""The tables of the journal's file, and the migration of a file that an earlier belljar wrote."""
 
 import sqlite3
 from pathlib import Path
@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS sessions (
     end TEXT NOT NULL DEFAULT ''
 );
 """
-# What the bound on its size needs; and the order of executions is that of their rows, which no clock can change.
+# The columns that the limit on the journal's size needs. The index is by session only, because executions are ordered
+# by their rowid, which a change of the clock does not affect.
 _BOUNDED = """
 ALTER TABLE executions ADD COLUMN started_at REAL;
 ALTER TABLE executions ADD COLUMN output_bytes INTEGER NOT NULL DEFAULT 0;
@@ -59,7 +60,7 @@ VERSION = max(_STEPS)
 
 
 def migrate(path: Path, connection: sqlite3.Connection) -> None:
-    """Make the tables, or bring those of an earlier version up to date, each step whole or not at all."""
+    """Create the tables, or migrate those of an earlier version; each step is one transaction."""
     found = version_of(connection)
     if found > VERSION:
         raise SettingsError(
@@ -67,9 +68,9 @@ def migrate(path: Path, connection: sqlite3.Connection) -> None:
             hint="Upgrade belljar, or choose another data_directory",
         )
     if found == 0:
-        # Of a file without tables; given later it would mean to write all of it anew.
+        # Only for a file without tables: changed later, it would need the whole file to be rewritten.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    # After that one: it puts the first page on disk.
+    # After `auto_vacuum`, because this writes the first page to disk.
     connection.execute("PRAGMA journal_mode = WAL")
     for version, script in _STEPS.items():
         if version_of(connection) < version:
@@ -88,5 +89,5 @@ def _step(connection: sqlite3.Connection, version: int, script: str) -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Of the tables that a file has; 0 for none."""
+    """Return the version of a file's tables; 0 when it has none."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -1,6 +1,7 @@
-"""Which sessions there are, in memory and on disk: whose, in what state, and run by which server.
+"""The sessions table of the journal: which sessions there are, their owner, state and server.
 
-Several servers may share the file: a session that sleeps is woken by the one that claims it first.
+States: `unborn` (in the pool, without an owner), `live` (a server runs it), `asleep` (only on disk), `gone` (ended).
+Several servers may share the file: a sleeping session is woken by the server that claims it first.
 """
 
 import json
@@ -15,7 +16,7 @@ from belljar.journal.journal import Journal
 
 SessionState = Literal["unborn", "live", "asleep", "gone"]
 
-# Executions are counted where they are: a number beside them would be another row to change for every cell.
+# Executions are counted by a query, because a counter in this table would be another row to change for every cell.
 _COLUMNS = (
     "id, principal, environment, reason, run, state, created_at, used_at, "
     "(SELECT count(*) FROM executions WHERE session_id = sessions.id), variables, unkept, end"
@@ -24,28 +25,28 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """One session as it is on record."""
+    """One row of the sessions table."""
 
     id: str
     principal: str
     environment: str
     reason: str
     run: str
-    """The server that has it, or had it last."""
+    """The name of the server that runs it, or ran it last."""
     state: SessionState
     created_at: float
     used_at: float
     executions: int
     variables: tuple[str, ...]
-    """Their names after its last cell."""
+    """The names of its variables after its last cell."""
     unkept: tuple[str, ...]
-    """What of it could not be put on disk, and why."""
+    """What of it could not be saved to disk, and why."""
     end: str
     """Why it is not live."""
 
 
 class SessionRecords:
-    """The server's view of it. `run` is this server's name."""
+    """Reads and writes the sessions table for one server. `run` is that server's name."""
 
     def __init__(self, journal: Journal, run: str) -> None:
         self._journal = journal
@@ -54,7 +55,7 @@ class SessionRecords:
     def enter(
         self, session_id: str, principal: str, environment: str, reason: str, state: SessionState = "live"
     ) -> None:
-        """A session is made, or one that was kept ready gets its owner."""
+        """Record a new session, or the owner of one that was in the pool."""
         now = time.time()
         self._journal.write(
             "INSERT INTO sessions (id, principal, environment, reason, run, state, created_at, used_at) "
@@ -65,19 +66,19 @@ class SessionRecords:
         )
 
     def record_use(self, session_id: str, variables: Sequence[str]) -> None:
-        """A session was used, and has these variables."""
+        """Record that a session was used, and the names of its variables."""
         self._journal.write(
             "UPDATE sessions SET used_at = ?, variables = ? WHERE id = ?",
             (time.time(), json.dumps([*variables]), session_id),
         )
 
     def put_to_sleep(self, session_id: str, end: str, unkept: Sequence[str] = ()) -> None:
-        """A session is on disk alone from now on."""
+        """Record that a session is only on disk from now on."""
         self._journal.write("UPDATE sessions SET unkept = ? WHERE id = ?", (json.dumps([*unkept]), session_id))
         self._set(session_id, "asleep", end)
 
     def claim(self, session_id: str) -> bool:
-        """Take a sleeping session; False when it is no longer there to take."""
+        """Make a sleeping session this server's; return False when it does not sleep any more."""
         claimed = self._journal.write_now(
             "UPDATE sessions SET state = 'live', run = ?, used_at = ? WHERE id = ? AND state = 'asleep'",
             (self._run, time.time(), session_id),
@@ -85,7 +86,7 @@ class SessionRecords:
         return claimed == 1
 
     def take_over(self, session_id: str) -> None:
-        """A session goes on with the kernel that an earlier server left."""
+        """Record that a session continues here with the kernel that an earlier server left."""
         self._journal.write(
             "UPDATE sessions SET state = 'live', run = ?, end = '', unkept = '[]' WHERE id = ?",
             (self._run, session_id),
@@ -93,7 +94,7 @@ class SessionRecords:
         self._journal.commit()
 
     def record_end(self, session_id: str, end: str) -> None:
-        """A session is over; only why is remembered."""
+        """Record that a session is over, and why."""
         self._set(session_id, "gone", end)
 
     def _set(self, session_id: str, state: SessionState, end: str) -> None:
@@ -102,37 +103,37 @@ class SessionRecords:
         self._journal.commit()
 
     def find(self, session_id: str) -> SessionRecord | None:
-        """One session by its id."""
+        """Return a session by its id; None if there is none."""
         if not session_id.isascii():
             return None
         return next(self._where("id = ?", (session_id,)), None)
 
     def asleep(self, principal: str) -> list[SessionRecord]:
-        """The sleeping sessions of a caller, oldest first."""
+        """Return the sleeping sessions of a principal, oldest first."""
         return [*self._where("state = 'asleep' AND principal = ? ORDER BY created_at", (principal,))]
 
     def has_asleep(self, principal: str, count: int) -> bool:
-        """Whether that many sessions of a caller sleep on disk."""
+        """Return whether at least `count` sessions of a principal sleep on disk."""
         query = "SELECT count(*) FROM (SELECT 1 FROM sessions WHERE state = 'asleep' AND principal = ? LIMIT ?)"
         return next(self._journal.rows(query, (principal, count)))[0] >= count
 
     def count_asleep(self) -> float:
-        """How many sleep on disk, whoever's they are; not a number while the disk cannot be read."""
+        """Return how many sessions of all principals sleep on disk; NaN while the file cannot be read."""
         try:
             return next(self._journal.rows("SELECT count(*) FROM sessions WHERE state = 'asleep'"))[0]
         except sqlite3.Error:
             return math.nan
 
     def abandoned(self, living: Collection[str]) -> list[SessionRecord]:
-        """Sessions of servers that are no more."""
+        """Return the live and pooled sessions of servers that are not among the living."""
         return [entry for entry in self._where("state IN ('live', 'unborn')", ()) if entry.run not in living]
 
     def outdated(self, before: float) -> list[SessionRecord]:
-        """Sessions that nobody has asked for since."""
+        """Return the sleeping and ended sessions that were last used before `before`."""
         return [*self._where("state IN ('asleep', 'gone') AND used_at < ?", (before,))]
 
     def forget(self, session_id: str) -> None:
-        """Nothing of it stays."""
+        """Delete a session and its executions from the journal."""
         self._journal.forget_session(session_id)
         self._journal.write("DELETE FROM sessions WHERE id = ?", (session_id,))
         self._journal.commit()

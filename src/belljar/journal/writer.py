@@ -1,7 +1,8 @@
-"""Changes to one SQLite file, made on one thread. Knows nothing of what the rows mean.
+"""Writes changes to one SQLite file, on one thread. Knows nothing of what the rows mean.
 
-A change is made at once, in a transaction that ends within `COMMIT_S`. What the disk or another process's lock refuses
-waits in memory, in order, and is tried again until it is written: nobody's event loop stands still for it.
+A change is made at once, in a transaction that is committed within `COMMIT_S`. A change that fails because of the disk
+or of another process's lock waits in memory, in order, and is retried until it is written, so that the event loop is
+not blocked.
 """
 
 import asyncio
@@ -16,69 +17,69 @@ from belljar import measures
 from belljar.errors import Busy
 
 COMMIT_S = 0.05
-# Another server's transactions last no longer than COMMIT_S. The event loop waits for them here.
+# How long the event loop waits for another server's transaction, which lasts no longer than COMMIT_S.
 BUSY_S = 0.1
-# At the end there is no later, and nobody else to keep waiting.
+# The same when the writer closes, because there is no later retry and no other work to delay.
 LAST_BUSY_S = 5.0
 RETRY_S = 0.05
 MOST_RETRY_S = 1.0
 MOST_WAITING_BYTES = 32 * 1024 * 1024
-# Of what waited, in one transaction: some 20 ms.
+# The most waiting changes that are written in one transaction, which takes some 20 ms.
 MOST_AT_ONCE_BYTES = 2 * 1024 * 1024
 CHANGE_BYTES = 200
-# A fault of the change and not of the disk: tried again it would be refused again, and everything behind it with it.
-_Unfit = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+# Errors of the change and not of the disk: a retry would fail again, and hold up all changes behind it.
+_InvalidChange = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 log = logging.getLogger(__name__)
 
 
 class JournalChange(NamedTuple):
-    """One statement with its values."""
+    """One SQL statement with its values."""
 
     statement: str
     values: tuple[Any, ...]
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Return about how many bytes it takes in memory."""
         return CHANGE_BYTES + sum(len(value) for value in self.values if isinstance(value, str))
 
 
 class JournalWriter:
-    """Over one connection, which is in autocommit mode."""
+    """Writes over one connection, which is in autocommit mode."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
-        """Commits what is open then, or tries again what waits. Left to run: setting it takes 10 µs of a cell."""
+        """Commits the open transaction, or retries what waits. A commit leaves it running: setting it takes 10 µs."""
         self._made: list[JournalChange] = []
-        """Of the open transaction."""
+        """The changes of the open transaction."""
         self._deferred: dict[str, JournalChange] = {}
-        """To be made with the next commit."""
+        """Changes to be made with the next commit, by name."""
         self._waiting: deque[JournalChange] = deque()
         self._waiting_bytes = 0
         self._retry_s = RETRY_S
 
     @property
     def is_failing(self) -> bool:
-        """Whether changes wait in memory."""
+        """Return whether changes wait in memory."""
         return bool(self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more should wait."""
+        """Return whether so much waits in memory that no more should be added."""
         return self._waiting_bytes > MOST_WAITING_BYTES
 
     def values_of(self, statement: str) -> list[tuple[Any, ...]]:
-        """Of changes by this statement that wait, in order: no query sees them yet."""
+        """Return the values of the waiting changes by this statement, in order, because no query sees them yet."""
         return [change.values for change in self._waiting if change.statement is statement]
 
     def write(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows within the open transaction; returns how many, 0 where that has to wait."""
+        """Change rows within the open transaction; return how many, or 0 where the change has to wait."""
         return self._write(JournalChange(statement, values), within_transaction=True)
 
     def write_and_commit(self, statement: str, values: tuple[object, ...]) -> None:
-        """Change rows and commit: in one step, where nothing else is to be committed."""
+        """Change rows and commit; without an explicit transaction where nothing else is to be committed."""
         is_alone = not (self._connection.in_transaction or self._deferred)
         self._write(JournalChange(statement, values), within_transaction=not is_alone)
         if not is_alone:
@@ -93,33 +94,33 @@ class JournalWriter:
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._commit_soon()
             changed = self._connection.execute(*change).rowcount
-        except _Unfit as error:
-            _refuse(error)  # it alone; the transaction stands
+        except _InvalidChange as error:
+            _report_invalid(error)  # only this change; the transaction goes on
             return 0
         except sqlite3.Error as error:
-            self._put_off(error, change)
+            self._postpone(error, change)
             return 0
         if within_transaction:
             self._made.append(change)
         return changed
 
     def defer(self, name: str, statement: str, values: tuple[Any, ...]) -> None:
-        """Change rows with the next commit, and within `COMMIT_S`, unless it is taken back by its name before."""
+        """Make a change with the next commit, within `COMMIT_S`, unless it is taken back by its name before."""
         self._deferred[name] = JournalChange(statement, values)
         self._commit_soon()
 
     def take_back(self, name: str) -> tuple[Any, ...] | None:
-        """The values of a change that was for later and is not made yet; it will not be."""
+        """Cancel a deferred change and return its values; None if there is none or it was made already."""
         held = self._deferred.pop(name, None)
         return held.values if held else None
 
     def write_deferred(self) -> None:
-        """Make the changes that were for later now, in order."""
+        """Make the deferred changes now, in order."""
         while self._deferred:
             self.write(*self._deferred.pop(next(iter(self._deferred))))
 
     def write_now(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows for good before this returns, or refuse: what must not happen later than it is asked for."""
+        """Change rows and commit before this returns, or raise `Busy`, for changes that must not be made later."""
         self.commit()
         try:
             if not self._waiting:
@@ -130,7 +131,7 @@ class JournalWriter:
         raise Busy(f"the journal cannot be written now ({reason})", hint="Try again in 10 seconds")
 
     def commit(self) -> None:
-        """Make what was written visible to other readers, and safe from the end of this process."""
+        """Commit what was written, so that other readers see it and it survives this process."""
         self.write_deferred()
         if self._waiting:
             return
@@ -138,17 +139,17 @@ class JournalWriter:
             try:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
-                self._put_off(error)
+                self._postpone(error)
         self._made.clear()
 
     def flush(self) -> None:
-        """Commit now, and leave no timer behind unless something waits: its event loop may end before this does."""
+        """Commit now and, unless something waits, cancel the timer, because its event loop may end before this does."""
         self.commit()
         if not self._waiting:
             self._stop_timer()
 
     def close(self) -> None:
-        """Write what is left, if it can be, and let go of the file."""
+        """Write what is left, as far as possible, and close the file."""
         self.commit()
         self._stop_timer()
         if self._waiting:
@@ -161,8 +162,8 @@ class JournalWriter:
 
     # While it cannot be written
 
-    def _put_off(self, error: sqlite3.Error, *changes: JournalChange) -> None:
-        """The transaction failed, with this change or at its end: all of it has to wait."""
+    def _postpone(self, error: sqlite3.Error, *changes: JournalChange) -> None:
+        """Move all changes of a failed transaction, and those given, to the waiting ones, and schedule a retry."""
         measures.journal_failures.add()
         log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
         with suppress(sqlite3.Error):
@@ -188,7 +189,7 @@ class JournalWriter:
         self._schedule(self._retry_s, self._retry)
 
     def _write_waiting(self) -> bool:
-        """Write the first of what waits, in a transaction of its own."""
+        """Write the first of the waiting changes in a transaction of their own; return whether that succeeded."""
         written = written_bytes = 0
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -197,8 +198,8 @@ class JournalWriter:
                     break
                 try:
                     self._connection.execute(*change)
-                except _Unfit as error:
-                    _refuse(error)
+                except _InvalidChange as error:
+                    _report_invalid(error)
                 written += 1
                 written_bytes += change.size_bytes
             self._connection.execute("COMMIT")
@@ -217,9 +218,9 @@ class JournalWriter:
 
     def _schedule(self, after_s: float, action: Callable[[], None]) -> None:
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(after_s, self._on_time, action)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._on_timer, action)
 
-    def _on_time(self, action: Callable[[], None]) -> None:
+    def _on_timer(self, action: Callable[[], None]) -> None:
         self._timer = None
         action()
 
@@ -229,6 +230,6 @@ class JournalWriter:
             self._timer = None
 
 
-def _refuse(error: sqlite3.Error) -> None:
+def _report_invalid(error: sqlite3.Error) -> None:
     measures.journal_failures.add()
     log.error("the journal refuses a change: %s", error)

@@ -1,7 +1,7 @@
-"""belljar as a Jupyter kernel: sealed sessions for notebooks, and the agent's live session for a person.
+"""belljar as a Jupyter kernel: sandboxed sessions for notebooks, and an agent's live session for a person.
 
-`application` is the process a front end starts, `kernel` answers its messages, `sessions` says which session is behind
-it, `specs` tells front ends that it exists. All but `specs` need ipykernel, which `belljar[jupyter]` brings.
+`application` is the process that a front end starts, `kernel` answers its messages, `sessions` opens the session behind
+it, `specs` installs the kernelspec. All but `specs` need ipykernel, which `belljar[jupyter]` brings.
 """
 
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from belljar.errors import EngineError
 
 
 def require_ipykernel() -> None:
-    """Refuse, with what to do, where the optional dependency is missing."""
+    """Raise EngineError, with a hint, where the optional dependency is missing."""
     if find_spec("ipykernel") is None:
         raise EngineError(
             "ipykernel is not installed beside belljar", hint="Install it: pip install 'belljar[jupyter]'"

@@ -1,4 +1,8 @@
-"""The process of a kernel: sockets, heartbeat and signals, as ipykernel has them, around a `BelljarKernel`."""
+"""The process of a kernel: ipykernel's sockets, heartbeat and signals around a `BelljarKernel`.
+
+Serves a session of its own, or an agent's live session that front ends connect to by its connection file. Does not
+answer Jupyter's messages itself.
+"""
 
 import asyncio
 import json
@@ -25,22 +29,25 @@ from belljar.jupyter.specs import NAME
 
 
 class KernelApplication(IPKernelApp):
-    """One per process."""
+    """ipykernel's application with a `BelljarKernel`; one in a process."""
 
     name = "belljar-kernel"
     kernel_class = Type(BelljarKernel)
-    # Nothing of the user's is printed in this process: its streams stay what they are.
+    # No code of the user prints in this process, so its streams are not redirected.
     outstream_class = ""
     open_session: OpenSession
 
     def init_control(self, context: Any) -> None:
-        """One thread for requests: sessions take one cell at a time, so there is nothing for subshells to do."""
+        """Handle requests in one thread: sessions run one cell at a time, so subshells would have nothing to do."""
         super().init_control(context)
         self.shell_channel_thread = None
 
     def init_signal(self) -> None:
-        """Interrupts come as messages; one from a terminal must not end the kernel. See `serve` for SIGTERM."""
-        signal.signal(signal.SIGINT, _nothing)
+        """Ignore SIGINT, because interrupts come as messages and Ctrl-C in a terminal must not end the kernel.
+
+        `serve` handles SIGTERM.
+        """
+        signal.signal(signal.SIGINT, _ignore_signal)
 
     def init_kernel(self) -> None:
         """Give the kernel its session."""
@@ -48,32 +55,32 @@ class KernelApplication(IPKernelApp):
         self.kernel.keeper = SessionKeeper(self.open_session)
 
     def write_connection_file(self, **kwargs: Any) -> None:
-        """Write it, with a name: JupyterLab takes a file without one for no kernel at all."""
+        """Write the connection file with a kernel name, because JupyterLab ignores a file without one."""
         super().write_connection_file(**kwargs)
         path = Path(self.abs_connection_file)
-        told = json.loads(path.read_bytes())
-        if not told.get("kernel_name"):
-            path.write_text(json.dumps({**told, "kernel_name": NAME}, indent=2))
+        content = json.loads(path.read_bytes())
+        if not content.get("kernel_name"):
+            path.write_text(json.dumps({**content, "kernel_name": NAME}, indent=2))
 
     def init_path(self) -> None:
-        """Leave the import path alone: ipykernel would put the working directory in front of everything."""
+        """Leave the import path alone, because ipykernel would put the working directory before everything else."""
 
     def init_pdb(self) -> None:
-        """No code of the user's runs here."""
+        """Do nothing, because no code of the user runs here."""
 
     def log_connection_info(self) -> None:
-        """Note the ports; how to connect is said by whoever started it."""
+        """Note the ports, but do not print how to connect, which is left to whoever started the kernel."""
         self.parent_handle, parent = self.parent_handle or -1, self.parent_handle
         super().log_connection_info()
         self.parent_handle = parent
 
 
-def _nothing(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     pass
 
 
 def serve(arguments: Sequence[str], open_session: OpenSession, on_ready: Callable[[str], None] | None = None) -> None:
-    """Be a kernel until a front end or a signal ends it; `on_ready` gets the path of the connection file."""
+    """Run a kernel until a front end or a signal ends it; `on_ready` gets the path of the connection file."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     application: Any = KernelApplication.instance(log_level=logging.ERROR)
     application.open_session = open_session
@@ -100,14 +107,12 @@ def serve(arguments: Sequence[str], open_session: OpenSession, on_ready: Callabl
     sys.stderr.flush()
 
 
-# An agent's live session as a kernel that front ends connect to by its connection file.
-
 # sun_path holds 108 bytes, the last of them a NUL; the sockets are named after the file, with a number.
 _MAX_PATH_BYTES = 107 - len("-ipc-99")
 
 
 def serve_existing(data_directory: Path, prefix: str, file: Path, transport: Literal["ipc", "tcp"]) -> None:
-    """Serve until Ctrl-C; the file is there while it does."""
+    """Serve an agent's live session until Ctrl-C, with `file` as connection file meanwhile."""
     session_id = asyncio.run(_check(data_directory, prefix))
     if file.exists():
         raise InvalidArgument(f"{file} exists already", hint="Name another file, or remove it if it is an old one")
@@ -117,7 +122,7 @@ def serve_existing(data_directory: Path, prefix: str, file: Path, transport: Lit
         raise InvalidArgument(
             f"{file} is too long a path for sockets beside it", hint="Name a shorter one, or use --transport tcp"
         )
-    os.umask(0o077)  # the sockets, and the key in the file, are this user's alone
+    os.umask(0o077)  # so that only this user can use the sockets and read the key in the file
     serve(
         ["-f", str(file), f"--transport={transport}"],
         agents(data_directory, session_id),
@@ -126,7 +131,7 @@ def serve_existing(data_directory: Path, prefix: str, file: Path, transport: Lit
 
 
 async def _check(data_directory: Path, prefix: str) -> str:
-    """The session's whole id: refused now, rather than by the first cell."""
+    """Return the whole id of the session, so that a wrong prefix is refused now and not by the first cell."""
     async with open_attachment(data_directory, prefix) as attached:
         return attached.session_id
 

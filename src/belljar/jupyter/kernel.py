@@ -1,6 +1,7 @@
-"""The kernel that front ends talk to: Jupyter's requests to a session, the session's news to Jupyter's messages.
+"""The kernel that front ends talk to: passes Jupyter's requests to a session, and its events on as Jupyter's messages.
 
-Runs no code itself, and knows sessions by the contract of attachments only.
+Also has what front ends ask of a kernel itself: the language, the history, `input()` and comms. Runs no code of the
+user, and knows a session only as an `AttachedSession`.
 """
 
 import asyncio
@@ -33,11 +34,9 @@ from belljar.errors import BelljarError, EngineError
 from belljar.jupyter.sessions import SessionKeeper
 from belljar.outputs.events import CommKind, CommMessage
 
-# Requests of a front end that a session works on. Knows neither.
-
 
 class FrontEndCell:
-    """A cell of this front end, or its word to a widget, from its request to its end."""
+    """A request of this front end that the session works on: a cell, or a message to a widget."""
 
     def __init__(self, parent: dict[str, Any], ident: Any, *, is_silent: bool) -> None:
         self.parent = parent
@@ -54,13 +53,13 @@ class FrontEndCell:
 
 
 _T = TypeVar("_T")
-# A front end gives a kernel a minute to answer, and making an environment may take longer: then it is answered before
-# the session is there.
+# A front end waits a minute for a kernel's first answer, and making an environment may take longer. So the kernel
+# answers after this time even if it has no session yet.
 FIRST_WAIT_S = 20.0
 
 
 class BelljarKernel(Kernel):
-    """One front end's kernel; its application gives it a `keeper` before it starts."""
+    """The kernel of one front end; the application sets its `keeper` before it starts."""
 
     implementation = "belljar"
     implementation_version = version("belljar")
@@ -75,11 +74,11 @@ class BelljarKernel(Kernel):
         self._history = History()
         self._following: asyncio.Task[None] | None = None
         self._others: dict[str, dict[str, Any]] = {}
-        """Requests that would have led to the cells of others, by execution."""
+        """Made-up requests for the cells that others run, by execution id, because Jupyter's outputs need a parent."""
         self.shell_handlers.update({kind: partial(self._on_comm, kind) for kind in KINDS})
 
     def start(self) -> None:
-        """Begin to answer; the session is opened meanwhile."""
+        """Start to answer requests, and open the session meanwhile."""
         super().start()
         self._loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # pyright: ignore[reportAttributeAccessIssue]
         self._signed: Any = self.session
@@ -87,7 +86,7 @@ class BelljarKernel(Kernel):
         self.io_loop.add_callback(self._open_ahead)
 
     async def _open_ahead(self) -> None:
-        with contextlib.suppress(BelljarError):  # told to the first cell, which tries again
+        with contextlib.suppress(BelljarError):  # the first cell tries again and reports the error
             await self._attached()
 
     async def _attached(self) -> AttachedSession:
@@ -102,13 +101,13 @@ class BelljarKernel(Kernel):
         self.banner = f"belljar: session {attached.session_id}, environment {attached.environment}"
         self.language_info = language_of(attached)
 
-    # What the session says
+    # Events of the session
 
     async def _follow(self, attached: AttachedSession) -> None:
         try:
             async with aclosing(attached.news()) as news:
                 async for item in news:
-                    self._publish_news(attached, item)
+                    self._publish_event(attached, item)
         finally:
             for cell in {*self._cells.values(), *([self._current] if self._current else [])}:
                 if not cell.ended.done():
@@ -116,12 +115,12 @@ class BelljarKernel(Kernel):
             self._cells.clear()
         await self.keeper.aclose()
 
-    def _publish_news(self, attached: AttachedSession, item: SessionEvent) -> None:
+    def _publish_event(self, attached: AttachedSession, item: SessionEvent) -> None:
         match item:
             case ExecutionStarted():
-                self._begin(item)
+                self._on_started(item)
             case ExecutionOutput():
-                self._say(item)
+                self._on_output(item)
             case QuestionAsked():
                 cell = self._cells.get(item.execution_id)
                 if cell is not None:
@@ -132,37 +131,37 @@ class BelljarKernel(Kernel):
                         ExecutionEnded(execution_id=item.request_id, status="ok", count=self.execution_count)
                     )
             case ExecutionEnded():
-                self._end(item)
+                self._on_ended(item)
             case SessionEnded():
                 pass
 
-    def _begin(self, begun: ExecutionStarted) -> None:
-        self._history.add(begun.count, begun.code)
-        if begun.is_own and self._current is not None:
-            self._cells[begun.execution_id] = self._current
+    def _on_started(self, started: ExecutionStarted) -> None:
+        self._history.add(started.count, started.code)
+        if started.is_own and self._current is not None:
+            self._cells[started.execution_id] = self._current
             return
         header = self._signed.msg_header("execute_request")
-        other = {"header": {**header, "msg_id": begun.execution_id, "session": "belljar", "username": "belljar"}}
-        self._others[begun.execution_id] = other
+        other = {"header": {**header, "msg_id": started.execution_id, "session": "belljar", "username": "belljar"}}
+        self._others[started.execution_id] = other
         self._publish_status("busy", "shell", parent=other)
-        self._publish_execute_input(begun.code, other, begun.count)
+        self._publish_execute_input(started.code, other, started.count)
 
-    def _say(self, said: ExecutionOutput) -> None:
-        cell = self._cells.get(said.execution_id)
-        if cell is not None and said.output == "error":
-            cell.error = said.content
-        if cell is not None and cell.is_silent and said.output not in KINDS:
+    def _on_output(self, event: ExecutionOutput) -> None:
+        cell = self._cells.get(event.execution_id)
+        if cell is not None and event.output == "error":
+            cell.error = event.content
+        if cell is not None and cell.is_silent and event.output not in KINDS:
             return
-        parent = cell.parent if cell is not None else self._others.get(said.execution_id) or self._other(said)
-        content, topic = content_for(said, parent), self._topic(said.output)
-        more = {"metadata": said.metadata, "buffers": buffers_of(said)}
-        self._signed.send(self.iopub_socket, said.output, content, parent=parent, ident=topic, **more)
+        parent = cell.parent if cell is not None else self._others.get(event.execution_id) or self._parent_for(event)
+        content, topic = content_for(event, parent), self._topic(event.output)
+        more = {"metadata": event.metadata, "buffers": buffers_of(event)}
+        self._signed.send(self.iopub_socket, event.output, content, parent=parent, ident=topic, **more)
 
-    def _other(self, said: ExecutionOutput) -> dict[str, Any]:
-        """What would have led to something that another front end did to a widget."""
-        return {"header": {**self._signed.msg_header("comm_msg"), "msg_id": said.execution_id}}
+    def _parent_for(self, event: ExecutionOutput) -> dict[str, Any]:
+        """Return a made-up request as parent for what another front end's message to a widget led to."""
+        return {"header": {**self._signed.msg_header("comm_msg"), "msg_id": event.execution_id}}
 
-    def _end(self, ended: ExecutionEnded) -> None:
+    def _on_ended(self, ended: ExecutionEnded) -> None:
         self.execution_count = ended.count
         if (cell := self._cells.pop(ended.execution_id, None)) is not None:
             if cell.question is not None:
@@ -172,22 +171,22 @@ class BelljarKernel(Kernel):
         if (other := self._others.pop(ended.execution_id, None)) is not None:
             self._publish_status("idle", "shell", parent=other)
 
-    async def _ask(self, attached: AttachedSession, cell: FrontEndCell, asks: QuestionAsked) -> None:
-        text = await self._questions.ask(asks.prompt, cell.parent, cell.ident, is_password=asks.is_password)
+    async def _ask(self, attached: AttachedSession, cell: FrontEndCell, asked: QuestionAsked) -> None:
+        text = await self._questions.ask(asked.prompt, cell.parent, cell.ident, is_password=asked.is_password)
         with contextlib.suppress(BelljarError):
-            await attached.answer(asks.execution_id, text, asks.question)
+            await attached.answer(asked.execution_id, text, asked.question)
 
-    # What the front end asks
+    # Requests of the front end
 
     async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Answer when the session is there, or when it takes too long to wait for."""
+        """Answer when the session is open, or after `FIRST_WAIT_S`."""
         with contextlib.suppress(BelljarError, TimeoutError):
             await self._on_main(asyncio.wait_for(self._attached(), FIRST_WAIT_S))
         await super().kernel_info_request(stream, ident, parent)
 
     @property
     def kernel_info(self) -> dict[str, Any]:
-        """What front ends are told. Debugging is not among it: there is nothing of the user's here to debug."""
+        """Return what front ends are told about the kernel. It offers no debugger: no code of the user runs here."""
         return {
             "protocol_version": kernel_protocol_version,
             "implementation": self.implementation,
@@ -209,7 +208,7 @@ class BelljarKernel(Kernel):
         cell_meta: Any = None,
         cell_id: Any = None,
     ) -> dict[str, Any]:
-        """Run a cell in the session, in its turn, and wait for its end."""
+        """Run a cell in the session when its turn comes, and wait for its end."""
         if not code.strip():
             return self._succeeded(self.execution_count)
         cell = self._current = FrontEndCell(self.get_parent("shell"), self._parent_ident["shell"], is_silent=silent)
@@ -231,21 +230,22 @@ class BelljarKernel(Kernel):
 
     def _refused(self, error: BelljarError, *, is_silent: bool) -> dict[str, Any]:
         lines = [f"{error.code}: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
-        told = {"ename": error.code, "evalue": error.message, "traceback": lines}
+        content = {"ename": error.code, "evalue": error.message, "traceback": lines}
         if not is_silent:
-            self.send_response(self.iopub_socket, "error", told, ident=self._topic("error"))
-        return {"status": "error", "execution_count": self.execution_count, **told}
+            self.send_response(self.iopub_socket, "error", content, ident=self._topic("error"))
+        return {"status": "error", "execution_count": self.execution_count, **content}
 
     async def shell_main(self, subshell_id: str | None, msg: Any) -> None:
-        """One request after the other: ipykernel's own takes comms while a cell runs, and does not say when it is done.
+        """Handle one request after the other.
 
-        Widgets wait for that word before they say more.
+        ipykernel's own method takes comms while a cell runs and does not report when it is done with them. Widgets wait
+        for that report before they send more.
         """
         async with self._main_asyncio_lock:
             await self.dispatch_shell(msg, subshell_id=subshell_id)
 
     async def _on_comm(self, kind: CommKind, stream: Any, ident: Any, parent: Any) -> None:
-        """A front end's word to a widget, which is heard in the session's turn."""
+        """Deliver a front end's message to a widget, under the session's turn."""
         request_id = str(parent["header"]["msg_id"])
         with contextlib.suppress(BelljarError):
             attached = await self._attached()
@@ -257,16 +257,16 @@ class BelljarKernel(Kernel):
                 self._cells.pop(request_id, None)
 
     async def comm_info_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Which comms the session has."""
+        """Answer which comms are open in the session."""
         found: dict[str, str] = {}
         with contextlib.suppress(BelljarError):
             found = await (await self._attached()).comms()
         wanted = parent["content"].get("target_name")
-        told = {name: {"target_name": target} for name, target in found.items() if wanted in (None, target)}
-        self._signed.send(stream, "comm_info_reply", {"status": "ok", "comms": told}, parent, ident)
+        comms = {name: {"target_name": target} for name, target in found.items() if wanted in (None, target)}
+        self._signed.send(stream, "comm_info_reply", {"status": "ok", "comms": comms}, parent, ident)
 
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
-        """Names that fit; none while a cell runs."""
+        """Return the names that fit; none while a cell runs."""
         try:
             found = await (await self._attached()).complete(code, cursor_pos)
         except BelljarError:
@@ -277,7 +277,7 @@ class BelljarKernel(Kernel):
     async def do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> dict[str, Any]:
-        """What a name is; nothing while a cell runs."""
+        """Describe a name; return nothing while a cell runs."""
         try:
             data = (await (await self._attached()).inspect(code, cursor_pos, detail_level)).data
         except BelljarError:
@@ -285,7 +285,7 @@ class BelljarKernel(Kernel):
         return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
 
     async def do_is_complete(self, code: str) -> dict[str, Any]:
-        """Whether code is a whole cell."""
+        """Return whether code is a whole cell."""
         try:
             checked = await (await self._attached()).check(code)
         except BelljarError:
@@ -305,12 +305,12 @@ class BelljarKernel(Kernel):
         pattern: Any = None,
         unique: bool = False,
     ) -> dict[str, Any]:
-        """Cells of the session since this kernel holds it, whoever ran them."""
+        """Return the session's cells since this kernel attached to it, whoever ran them."""
         wanted = {"start": start, "stop": stop, "n": n, "pattern": pattern, "unique": unique}
         return {"status": "ok", "history": self._history.reply(hist_access_type, output=bool(output), **wanted)}
 
     async def interrupt_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Stop what runs in the session."""
+        """Interrupt what runs in the session."""
         content: dict[str, Any] = {"status": "ok"}
         try:
             await self._on_main(self._interrupt())
@@ -322,33 +322,34 @@ class BelljarKernel(Kernel):
         await (await self._attached()).interrupt()
 
     async def do_shutdown(self, restart: bool) -> dict[str, Any]:
-        """End the session, or let go of the agent's."""
+        """End the session, or detach from an agent's."""
         await self._on_main(self.aclose())
         return {"status": "ok", "restart": restart}
 
     async def aclose(self) -> None:
-        """Let go of the session; may be called twice."""
+        """Close the attachment to the session; may be called twice."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         await self.keeper.aclose()
 
     async def _on_main(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Control messages come in a thread of their own; sessions live in the main one's loop."""
+        """Run in the main thread's event loop, where the session is; control messages come in another thread."""
         if asyncio.get_running_loop() is self._loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    # SIGINT means nothing here: front ends interrupt by message, and no code of the user's runs in this process.
+    # ipykernel's hooks change the handler of SIGINT. It is ignored here, because front ends interrupt by message and
+    # no code of the user runs in this process.
 
     def pre_handler_hook(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def post_handler_hook(self) -> None:
-        """Nothing to undo."""
+        """Do nothing."""
 
 
-# What front ends are told of the language that a session speaks.
+# What front ends are told about the language of a session
 
 PYTHON: dict[str, Any] = {
     "name": "python",
@@ -362,30 +363,33 @@ PYTHON: dict[str, Any] = {
 
 
 def language_of(attached: AttachedSession) -> dict[str, Any]:
-    """Python, in the version that runs; of other kernels only their name is known."""
+    """Describe Python, in the session's version; of other kernels only the name is known."""
     if attached.environment.startswith("kernel:"):
         name = attached.environment.removeprefix("kernel:")
         return {"name": name, "mimetype": "text/plain", "file_extension": ".txt", "version": ""}
     return {**PYTHON, "version": attached.python_version or PYTHON["version"]}
 
 
-# The cells that a kernel has seen, as front ends ask for them: the last ones, a range, those that match.
+# History
 
 MOST_CELLS = 1_000
 
 
 class History:
-    """Of one session only, whose number is 0."""
+    """The last cells that the kernel has seen. It is the history of one session, whose number is 0."""
 
     def __init__(self) -> None:
         self._cells: deque[tuple[int, str]] = deque(maxlen=MOST_CELLS)
 
     def add(self, count: int, code: str) -> None:
-        """A cell began."""
+        """Add a cell that has begun."""
         self._cells.append((count, code))
 
     def reply(self, kind: str, *, output: bool, **wanted: Any) -> list[list[Any]]:
-        """The cells that a `history_request` asks for. What they gave is not kept here."""
+        """Return the cells that a `history_request` asks for: the last ones, a range, or those that match a pattern.
+
+        Their outputs are not kept here.
+        """
         found = list(self._found(kind, wanted))
         return [[0, count, (code, None) if output else code] for count, code in found]
 
@@ -402,8 +406,7 @@ class History:
         return reversed(list(islice(cells, wanted.get("n") or MOST_CELLS)))
 
 
-# Questions of cells to the front end that ran them, over its stdin channel, without standing in anyone's way.
-# ipykernel's own way blocks the thread that everything else here runs in.
+# Questions of cells to the front end that ran them, over its stdin channel
 
 # pyzmq and jupyter_client are typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -414,7 +417,10 @@ _END_OF_INPUT = "\x04"
 
 
 class FrontEndQuestions:
-    """One at a time, like cells."""
+    """Asks the front end for input, one question at a time.
+
+    ipykernel's own method is not used, because it blocks the thread that everything else here runs in.
+    """
 
     def __init__(self, session: Any, socket: Any) -> None:
         self._session = session
@@ -424,7 +430,7 @@ class FrontEndQuestions:
         self._answer: asyncio.Future[str] | None = None
 
     async def ask(self, prompt: str, parent: dict[str, Any], ident: Any, *, is_password: bool) -> str | None:
-        """The answer; None for an end of input."""
+        """Ask and return the answer; None for the end of input."""
         self._answer = asyncio.get_running_loop().create_future()
         content = {"prompt": prompt.encode(errors="replace").decode(), "password": is_password}
         sent = self._session.send(self._stream, "input_request", content, parent, ident=ident)
@@ -440,23 +446,24 @@ class FrontEndQuestions:
         try:
             reply = self._session.deserialize(unsigned)
         except (TypeError, ValueError):
-            return  # forged, or for somebody else
-        # An answer to an earlier question, which its cell did not wait for, is none to this one.
+            return  # forged, or meant for another kernel
+        # Ignore a late answer to an earlier question, which its cell no longer waited for.
         asked_id = reply.get("parent_header", {}).get("msg_id", self._asked_id)
         value = reply.get("content", {}).get("value")
         if self._answer is not None and not self._answer.done() and asked_id == self._asked_id:
             self._answer.set_result(value if isinstance(value, str) else "")
 
 
-# Comms between a front end and the widgets of a session: Jupyter's messages to ours, and back. Sends nothing.
+# Comm messages between a front end and the widgets of a session: from Jupyter's form to ours, and back
 
 KINDS: tuple[CommKind, ...] = ("comm_open", "comm_msg", "comm_close")
-# What the runner says for the id of a front end's request: it cannot know, and each front end has its own.
+# What the runner sends in place of the id of a front end's request, which it cannot know and which differs for each
+# front end.
 _THIS_REQUEST = "belljar:this-request"
 
 
 def received(kind: CommKind, request: dict[str, Any]) -> CommMessage:
-    """A front end's word to a widget."""
+    """Return a front end's message to a widget in our form."""
     content = cast("dict[str, Any]", request["content"])
     buffers = tuple(base64.b64encode(bytes(buffer)).decode() for buffer in request.get("buffers") or ())
     return CommMessage(
@@ -469,16 +476,19 @@ def received(kind: CommKind, request: dict[str, Any]) -> CommMessage:
     )
 
 
-def content_for(said: ExecutionOutput, request: dict[str, Any]) -> dict[str, Any]:
-    """A widget's word as it goes to a front end. `Output` widgets claim what a request gives, by the request's id."""
-    data = said.content.get("data")
+def content_for(event: ExecutionOutput, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a widget's message as it goes to a front end.
+
+    An `Output` widget names the request whose output it shows, so the request's id is filled in here.
+    """
+    data = event.content.get("data")
     state = cast("dict[str, Any]", data).get("state") if isinstance(data, dict) else None
     if not isinstance(state, dict) or cast("dict[str, Any]", state).get("msg_id") != _THIS_REQUEST:
-        return said.content
+        return event.content
     claimed = {**cast("dict[str, Any]", state), "msg_id": request.get("header", {}).get("msg_id", "")}
-    return {**said.content, "data": {**cast("dict[str, Any]", data), "state": claimed}}
+    return {**event.content, "data": {**cast("dict[str, Any]", data), "state": claimed}}
 
 
-def buffers_of(said: ExecutionOutput) -> list[bytes]:
-    """The binary parts."""
-    return [base64.b64decode(buffer) for buffer in said.buffers]
+def buffers_of(event: ExecutionOutput) -> list[bytes]:
+    """Return the binary parts of a comm message."""
+    return [base64.b64decode(buffer) for buffer in event.buffers]

@@ -1,4 +1,7 @@
-"""Which session stands behind a Jupyter kernel: one of its own, one on a running server, or the agent's."""
+"""Opens the session behind a Jupyter kernel: one of its own, one on a running server, or an agent's.
+
+Does not know Jupyter's messages.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -13,7 +16,7 @@ from belljar.settings import Settings
 OpenSession = Callable[[], AbstractAsyncContextManager[AttachedSession]]
 PRINCIPAL = "jupyter"
 _DAY_S = 24 * 60 * 60.0
-# A notebook's cell may take as long as it likes, and one session needs nothing that is kept for others.
+# A notebook's cell may run long, and a single session needs nothing that is kept ready for others.
 _DEFAULTS = {
     "execution_timeout_s": _DAY_S,
     "fork_start": False,
@@ -25,7 +28,7 @@ _DEFAULTS = {
 
 @asynccontextmanager
 async def open_own(settings: Settings) -> AsyncGenerator[AttachedSession]:
-    """A session in an engine of this process; both end with the block."""
+    """Open a runtime in this process and a session in it; both end with the block."""
     chosen = {name: value for name, value in _DEFAULTS.items() if name not in settings.model_fields_set}
     async with open_runtime(settings.model_copy(update=chosen)) as runtime:
         session = runtime.sessions.create(PRINCIPAL, reason="a Jupyter kernel")
@@ -43,7 +46,7 @@ async def open_own(settings: Settings) -> AsyncGenerator[AttachedSession]:
 
 @asynccontextmanager
 async def open_somewhere(settings: Settings) -> AsyncGenerator[AttachedSession]:
-    """A session on a running server, forked in no time; where there is none, one of this process's own."""
+    """Open a session on a running server, which can fork it quickly; without a server, one in this process."""
     environment = settings.environment if "environment" in settings.model_fields_set else ""
     async with AsyncExitStack() as stack:
         try:
@@ -54,12 +57,12 @@ async def open_somewhere(settings: Settings) -> AsyncGenerator[AttachedSession]:
 
 
 def agents(data_directory: Path, prefix: str) -> OpenSession:
-    """The live session of an agent, which goes on when the kernel ends."""
+    """Return a function that attaches to the live session of an agent, which goes on when the kernel ends."""
     return lambda: open_attachment(data_directory, prefix)
 
 
 class SessionKeeper:
-    """Holds one session open in a task of its own, so that whoever asks for it may come and go."""
+    """Holds one session open in a task of its own, so that a caller that is cancelled does not close it."""
 
     def __init__(self, open_session: OpenSession) -> None:
         self._open_session = open_session
@@ -68,7 +71,7 @@ class SessionKeeper:
         self._is_closing = asyncio.Event()
 
     async def attached(self) -> AttachedSession:
-        """The session, opened if there is none or the last one has gone; errors of its opening are raised."""
+        """Return the session, opened if there is none or the last one has ended; raise what opening it raises."""
         if self._opened is None or (self._opened.done() and self._task is not None and self._task.done()):
             self._is_closing = asyncio.Event()
             self._opened = asyncio.get_running_loop().create_future()
@@ -86,11 +89,11 @@ class SessionKeeper:
             opened.set_exception(error)
 
     async def aclose(self) -> None:
-        """Let go of the session; may be called twice. The next who asks opens another."""
+        """Close the session; may be called twice. The next call of `attached` opens another one."""
         self._is_closing.set()
         if self._task is None or self._opened is None:
             return
-        if not self._opened.done():  # it may be making an environment, for minutes
+        if not self._opened.done():  # opening may take minutes, while an environment is made
             self._opened.cancel()
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The kernelspec: how Jupyter's front ends learn of belljar. Writes and removes it; starts nothing."""
+"""Writes and removes the kernelspec, by which Jupyter's front ends find belljar. Starts nothing."""
 
 import json
 import sys
@@ -15,10 +15,10 @@ NAME = "belljar"
 
 
 def kernel_file(display_name: str, *, settings: dict[str, str], on_server: bool) -> dict[str, object]:
-    """The `kernel.json`; settings travel as environment variables."""
+    """Return the content of `kernel.json`; settings are passed as environment variables."""
     arguments = ["--on-server"] if on_server else []
     return {
-        # -P: the folder of a notebook is no place to import from, least of all outside the sandbox.
+        # -P, because nothing may be imported from the folder of a notebook, least of all outside the sandbox.
         "argv": [sys.executable, "-P", "-m", "belljar", "kernel", *arguments, "-f", "{connection_file}"],
         "display_name": display_name,
         "language": "python",
@@ -28,15 +28,15 @@ def kernel_file(display_name: str, *, settings: dict[str, str], on_server: bool)
     }
 
 
-def install(name: str, told: dict[str, object], *, user: bool = False, prefix: str | None = None) -> Path:
-    """Write the kernelspec where front ends look for it; one of that name is replaced if it is ours."""
-    name = name.lower()  # as Jupyter has it
+def install(name: str, content: dict[str, object], *, user: bool = False, prefix: str | None = None) -> Path:
+    """Write the kernelspec where front ends look for it; a kernelspec of that name is replaced if it is ours."""
+    name = name.lower()  # as Jupyter does
     finder = KernelSpecManager(ensure_native_kernel=False)
     folder = _folder(finder, name, user=user, prefix=prefix)
     if (folder / "kernel.json").exists() and not _is_ours(folder):
         raise InvalidArgument(f"{folder} holds another kernel", hint="Choose another --name")
     with tempfile.TemporaryDirectory() as source:
-        (Path(source) / "kernel.json").write_text(json.dumps(told, indent=1) + "\n")
+        (Path(source) / "kernel.json").write_text(json.dumps(content, indent=1) + "\n")
         try:
             return Path(finder.install_kernel_spec(source, name, user=user, prefix=prefix))
         except OSError as error:
@@ -48,7 +48,7 @@ def install(name: str, told: dict[str, object], *, user: bool = False, prefix: s
 
 
 def remove(name: str) -> Path:
-    """Remove the kernelspec from where front ends find it; only if it is ours."""
+    """Remove the kernelspec of that name, if it is ours."""
     finder = KernelSpecManager(ensure_native_kernel=False)
     installed = finder.find_kernel_specs()
     folder = installed.get(name)
@@ -70,8 +70,8 @@ def _folder(finder: KernelSpecManager, name: str, *, user: bool, prefix: str | N
 
 def _is_ours(folder: Path) -> bool:
     try:
-        told = json.loads((folder / "kernel.json").read_bytes())
+        content = json.loads((folder / "kernel.json").read_bytes())
     except (OSError, ValueError):
         return False
-    argv: Sequence[object] = told.get("argv") or []
+    argv: Sequence[object] = content.get("argv") or []
     return "belljar" in argv and "kernel" in argv

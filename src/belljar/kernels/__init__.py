@@ -1,1 +1,1 @@
-"""Kernels: what runs cells and keeps variables between them."""
+"""Kernels, which run cells and keep variables between them: our own IPython runner, and Jupyter's kernels."""

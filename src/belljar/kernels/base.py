@@ -1,8 +1,9 @@
 """The kernel contract: something that runs cells and keeps variables between them.
 
-A kernel is used by one session, one cell at a time. It knows its sandbox's process and the meaning of its messages;
-it knows nothing of budgets, journals, timeouts or surfaces. Everything it reports comes from code that may be
-hostile: implementations check form and size before they yield an event.
+A kernel is used by one session, one cell at a time. It knows its process in the sandbox and the meaning of that
+process's messages; it knows nothing of budgets, journals, timeouts or surfaces. Everything it reports comes from code
+that may be hostile, so implementations check form and size before they yield an event. What only some kernels can do
+(be forked, have comms, prove imports, save variables) is a protocol of its own here.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from belljar.sandboxes.base import Incident
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Names that fit at the cursor, and the span they replace."""
+    """The names that fit at the cursor, and the span of the code that they replace."""
 
     matches: list[str] = field(default_factory=list[str])
     start: int = 0
@@ -26,14 +27,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """Whether code that is being typed could be run as it stands; `indent` is what its next line would begin with."""
+    """Whether code that is being typed could be run as it is; `indent` is what its next line would begin with."""
 
     status: Literal["complete", "incomplete", "invalid", "unknown"] = "unknown"
     indent: str = ""
 
 
 class Kernel(Protocol):
-    """See the module's docstring. Raises `KernelDied` from any call once the process is gone."""
+    """A kernel; see the module's docstring. Every call raises `KernelDied` once the process has ended."""
 
     name: str
 
@@ -51,7 +52,7 @@ class Kernel(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """Whether the process is still there. Asked before each cell: a kernel may die while it is idle."""
+        """Return whether the process is still there. Asked before each cell, because a kernel may die while idle."""
         ...
 
     async def reply_input(self, text: str | None) -> None:
@@ -67,11 +68,11 @@ class Kernel(Protocol):
         ...
 
     async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
-        """What the name at the cursor is, in the forms there are; empty for nothing. Called between cells only."""
+        """Describe the name at the cursor, as a MIME bundle; empty for nothing. Called between cells only."""
         ...
 
     async def check_complete(self, code: str) -> Completeness:
-        """Whether a person who typed this has ended the cell. Called between cells only."""
+        """Return whether this code is a whole cell, for a person who types it. Called between cells only."""
         ...
 
     async def kill(self) -> None:
@@ -83,111 +84,117 @@ class Kernel(Protocol):
         ...
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call. Asked after each cell, and before a dead kernel is released."""
+        """Return the limits hit since the last call. Called after each cell, and before a dead kernel is released."""
         ...
 
     def memory_mb(self) -> float:
-        """Resident memory of the kernel's process now; 0 when it cannot be told."""
+        """Return the resident memory of the kernel's process now; 0 when it is unknown."""
         ...
 
     def cpu_s(self) -> float:
-        """Processor time of the kernel's process so far; 0 when it cannot be told."""
+        """Return the processor time of the kernel's process so far; 0 when it is unknown."""
         ...
 
 
 class KernelSnapshot(Protocol):
-    """A copy of a kernel as it once was, which runs nothing."""
+    """A frozen fork of a kernel: it has the kernel's memory as it once was, and runs nothing."""
 
     lost: list[str]
-    """What it lacks: threads, processes and sockets do not come along."""
+    """What the snapshot lacks, because threads, processes and sockets are not forked along."""
 
     def is_alive(self) -> bool:
-        """Whether it can still be woken."""
+        """Return whether a kernel can still be restored from it."""
         ...
 
     def memory_mb(self) -> float:
-        """What it costs beside the kernel."""
+        """Return the memory that the snapshot takes in addition to the kernel's."""
         ...
 
 
 @runtime_checkable
 class ForkableKernel(Kernel, Protocol):
-    """A kernel that can be copied as it is, between two cells."""
+    """A kernel whose process can be forked between two cells."""
 
     async def snapshot(self) -> KernelSnapshot:
-        """Keep a copy in the same sandbox. Raises CopyRefused when it would not be sound."""
+        """Fork a frozen copy into the same sandbox. Raises CopyRefused when the copy would not be sound."""
         ...
 
     async def restore(self, copy: KernelSnapshot) -> Kernel:
-        """A kernel in this one's sandbox that goes on where the copy stands, and has answered there.
+        """Return a kernel in this one's sandbox that continues from the copy, once it has answered a request.
 
-        This one may be dead by now, or alive: until it is discarded both are.
+        This kernel may be dead by now. If it is alive, both are alive until this one is discarded.
         """
         ...
 
     def forget(self, copy: KernelSnapshot) -> None:
-        """End a copy."""
+        """End the process of a copy."""
         ...
 
     def shares_sandbox(self, other: Kernel) -> bool:
-        """Whether closing one would end the other."""
+        """Return whether closing one kernel would end the other."""
         ...
 
     async def discard(self, successor: Kernel | None = None) -> None:
-        """End this kernel's processes and let go of it, but not of its sandbox, where copies sleep.
+        """End this kernel's processes and release it, but keep its sandbox, because its snapshots live there.
 
-        The successor is a kernel that was woken from one of them, and lives on.
+        The successor is a kernel that was restored from one of them; its processes are spared.
         """
         ...
 
 
 @runtime_checkable
 class CommKernel(Kernel, Protocol):
-    """A kernel that has comms: a way between its widgets and their views in front ends."""
+    """A kernel that has comms, the connections between its widgets and their views in front ends."""
 
     def deliver_comm(self, message: CommMessage) -> AsyncIterator[Event]:
-        """Hand a front end's word to its comm. Called under the session's turn, and consumed to the end like a cell."""
+        """Deliver a front end's message to its comm. Called under the session's turn and consumed to the end."""
         ...
 
     async def overhear(self) -> CommMessage | None:
-        """What a thread or a task of an earlier cell had a widget say, if any did. Called between cells only."""
+        """Return the next comm message that a thread or task of an earlier cell sent, or None. Between cells only."""
         ...
 
     async def comms(self) -> dict[str, str]:
-        """Targets of the comms that are open, by their ids. Called between cells only."""
+        """Return the targets of the open comms by comm id. Called between cells only."""
         ...
 
 
-_copyable: dict[type, bool] = {}
-_converses: dict[type, bool] = {}
+_is_forkable_type: dict[type, bool] = {}
+_has_comms_type: dict[type, bool] = {}
 
 
 def has_comms(kernel: Kernel | None) -> TypeGuard[CommKernel]:
-    """Whether it has comms. Asked ten times a second where someone looks on, so each kind is looked at once."""
+    """Return whether the kernel has comms.
+
+    Asked ten times a second while a front end is attached, so the answer is remembered for each class.
+    """
     kind = type(kernel)
-    if kind not in _converses:
-        _converses[kind] = isinstance(kernel, CommKernel)
-    return _converses[kind]
+    if kind not in _has_comms_type:
+        _has_comms_type[kind] = isinstance(kernel, CommKernel)
+    return _has_comms_type[kind]
 
 
 def is_forkable(kernel: Kernel | None) -> TypeGuard[ForkableKernel]:
-    """Whether it can be copied. Asked before every cell, and each kind looked at once: Python takes 0.2 ms for it."""
+    """Return whether the kernel can be forked.
+
+    Asked before every cell, so the answer is remembered for each class: `isinstance` of a protocol takes 0.2 ms.
+    """
     kind = type(kernel)
-    if kind not in _copyable:
-        _copyable[kind] = isinstance(kernel, ForkableKernel)
-    return _copyable[kind]
+    if kind not in _is_forkable_type:
+        _is_forkable_type[kind] = isinstance(kernel, ForkableKernel)
+    return _is_forkable_type[kind]
 
 
 @runtime_checkable
 class RehearsableKernel(Protocol):
-    """A kernel that can get its first times over before it is anyone's."""
+    """A kernel that can do the slow work of its first cell before a session uses it."""
 
     async def rehearse(self) -> None:
-        """Run what every cell runs through, leaving no trace."""
+        """Run the code that every cell runs through, and leave nothing of it in the session."""
         ...
 
 
-# Proof that modules import where the cells run. Some kernels can give it: those that run Python.
+# Proof that modules import where the cells run. Only kernels that run Python can give it.
 
 _CODE = """
 import contextlib, importlib, io, json, sys
@@ -206,20 +213,20 @@ told = json.dumps({"loaded": loaded, "errors": errors}).encode().hex()
 
 @dataclass(frozen=True, slots=True)
 class ImportProof:
-    """What a kernel says after it has imported modules; written by code that may be hostile."""
+    """What a kernel reports after it has imported modules; written by code that may be hostile."""
 
     loaded: frozenset[str] = frozenset()
-    """Those of the watched modules that were there before."""
+    """Those of the watched modules that were loaded before."""
     errors: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Modules that do not import, and why."""
+    """The modules that do not import, and why."""
 
 
 @runtime_checkable
 class ImportProvingKernel(Protocol):
-    """A kernel that can be asked."""
+    """A kernel that can import modules outside any cell and report which of them fail."""
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
-        """Import modules, as no cell of anyone's; under the session's turn, like `execute`."""
+        """Import the modules without running a cell. Called under the session's turn, like `execute`."""
         ...
 
 
@@ -229,56 +236,57 @@ class _ProofText(BaseModel):
 
 
 def proof_expression(modules: Sequence[str], watched: Sequence[str]) -> str:
-    """A Python expression whose value `read_proof` reads; it leaves no name behind."""
+    """Return a Python expression whose value `read_proof` reads; evaluating it defines no name."""
     given = {"modules": [*modules], "watched": [*watched]}
     return f"(lambda names: (exec({_CODE!r}, names), names['told'])[1])({given!r})"
 
 
 def read_proof(text: str) -> ImportProof | None:
-    """What the expression's value says, as a notebook shows it; None when it cannot be read."""
+    """Return the proof in the `repr` of the expression's value; None when it cannot be read."""
     try:
-        told = _ProofText.model_validate_json(bytes.fromhex(text.strip("'\"")))
+        proof = _ProofText.model_validate_json(bytes.fromhex(text.strip("'\"")))
     except (ValueError, ValidationError):
         return None
-    return ImportProof(frozenset(told.loaded), told.errors)
+    return ImportProof(frozenset(proof.loaded), proof.errors)
 
 
-# Variables that outlive their kernel. Some kernels can do it: those that pickle them inside the sandbox.
-# The file is written and read by the session's own code only. The host names it, moves it, deletes it, and never
-# loads a byte of it; what it is told about it was written by code that may be hostile.
+# Variables that outlive their kernel. Only kernels that pickle them inside the sandbox can do it.
+# The file is written and read by the session's own code only. The host names it, moves it and deletes it, but never
+# loads a byte of it. The report about it was written by code that may be hostile.
 
 
 @dataclass(frozen=True, slots=True)
 class StateLoss:
-    """Something that could not be kept."""
+    """Something that could not be saved or loaded."""
 
     name: str
-    """The variable's, or of what is around variables, such as `os.environ`; `*` for a remark on the file as a whole."""
+    """The name of a variable, or of other state such as `os.environ`; `*` for a remark on the file as a whole."""
     type: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """What became of a session's variables."""
+    """Which of a session's variables were saved or loaded, and which were lost."""
 
     kept: tuple[str, ...] = ()
     lost: tuple[StateLoss, ...] = ()
     size_bytes: int = 0
-    """Of the file; 0 when there is none."""
+    """The size of the file; 0 when there is none."""
 
 
 @runtime_checkable
 class StatefulKernel(Protocol):
-    """A kernel that can be asked. Both run code of the session's: between cells, under its turn, like `execute`.
+    """A kernel that can save its variables to a file and load them.
 
-    `interrupt` ends them early, and what is done by then is kept. They never raise for what the variables do; they
-    raise `KernelDied` when the process ends meanwhile.
+    `save_state` and `load_state` run code of the session, so they are called between cells, under the session's turn,
+    like `execute`. `interrupt` ends them early, and what is done by then is kept. They never raise for what the
+    variables do; they raise `KernelDied` when the process ends meanwhile.
     """
 
     @property
     def scratch(self) -> str:
-        """A folder shared with the host, as code inside sees it."""
+        """Return the path inside the sandbox of a folder that is shared with the host."""
         ...
 
     def is_alive(self) -> bool:
@@ -292,9 +300,9 @@ class StatefulKernel(Protocol):
     async def save_state(
         self, path_inside: str, *, limit_bytes: int | None = None, limit_s: float | None = None
     ) -> StateReport:
-        """Write the variables to a file, by the sandbox's path. Over a limit the largest are left out."""
+        """Write the variables to a file at a path inside the sandbox. Over a limit the largest are left out."""
         ...
 
     async def load_state(self, path_inside: str) -> StateReport:
-        """Bring the variables of such a file into a kernel that has run nothing yet."""
+        """Load the variables of such a file into a kernel that has run nothing yet."""
         ...

@@ -1,4 +1,9 @@
-"""Copies of a running process: how one is asked for, met on a wire of its own, and heard of when it ends."""
+"""Forks of a running process: asking for one, admitting it to a sandbox, and learning how it ended.
+
+A fork (called a copy here) has a wire of its own and is no child of the server. Owns `ForkedProcess`, which tells the
+exit status of such a process, and `SnapshotProcess`, a fork that runs nothing until a kernel is restored from it. Does
+not know what the copied process runs.
+"""
 
 import asyncio
 import contextlib
@@ -24,27 +29,27 @@ from belljar.sandboxes.base import ForkedSandbox, Sandbox
 from belljar.sandboxes.child import open_pidfd
 
 UNKNOWN_STATUS = 256
-"""How a process ended that nobody could be asked about."""
-# Deaf to what a session sends to every `sleep` there is.
+"""The exit status of a process whose end nobody could report."""
+# Keeps a sandbox open. It ignores these signals because a session may send them to every `sleep` there is.
 HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
-_MOST_SAID = 65_536
+_MAX_NOTE_BYTES = 65_536
 _RETRY_S = 0.001
-_REAPED_S = 1.0
+_REAP_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ForkIdentity:
-    """What is different for a copy."""
+    """What a copy has that differs from the process it was forked from."""
 
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables to set; for a copy of a zygote, all there are."""
+    """Environment variables to set; for a copy of a zygote, all that it has."""
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Folders of packages that are elsewhere, old to new."""
+    """Package folders that have another path in the copy's sandbox, old to new."""
     folder: str = "/"
-    """Where it works, unless it already works somewhere that exists."""
+    """The working directory, unless the copy already has one that exists."""
     reseed: bool = False
     threads: int = 1
-    """How many the linear algebra may use."""
+    """How many threads the linear algebra libraries may use."""
 
 
 class _StatusNote(BaseModel):
@@ -53,39 +58,43 @@ class _StatusNote(BaseModel):
 
 
 class ForkedProcess:
-    """A copy of a process: seen through its own descriptor where Linux tells how it ended, else through its keeper."""
+    """A forked process and how it ended.
+
+    Where Linux tells the exit status to any holder of a pidfd, it is read from there. Elsewhere a *keeper*, a process
+    inside that waits for the copy, writes the status into a pipe.
+    """
 
     def __init__(self) -> None:
         self.pid = 0
         self.complaint = ""
-        """Why there is no copy."""
+        """Why the fork failed; empty if it did not."""
         self.has_keeper = not tells_exits()
         self._status = UNKNOWN_STATUS
-        self._said = bytearray()
+        self._received = bytearray()
         self._has_ended = asyncio.Event()
-        self._is_silent_or_met = asyncio.Event()
+        self._is_closed_or_met = asyncio.Event()
         self._pidfd = -1
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
-        asyncio.get_running_loop().add_reader(self._reading, self._on_word)
+        asyncio.get_running_loop().add_reader(self._reading, self._on_pipe_data)
 
     @property
     def child_end(self) -> int:
-        """For who forks it."""
+        """Return the write end of the status pipe, for the process that forks."""
         return self._writing
 
     def close_child_end(self) -> None:
-        """Once the other one has it."""
+        """Close our copy of the write end, once the forking process has it; may be called twice."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
 
     def meet(self, pid: int) -> None:
-        """It has shown itself; may be called twice."""
+        """Note the pid that the copy's first message came from, and watch that process; may be called twice."""
         if self.pid:
             return
         self.pid = pid
-        self._is_silent_or_met.set()
+        self._is_closed_or_met.set()
         if self.has_keeper or self._has_ended.is_set():
             return
         if (pidfd := open_pidfd(pid)) is None:
@@ -96,59 +105,65 @@ class ForkedProcess:
 
     @property
     def listening_end(self) -> int:
-        """Where its keeper tells how it ended; negative where it has none."""
+        """Return the pipe on which the keeper reports how the copy ended; negative where it has no keeper."""
         return self._reading if self.has_keeper else -1
 
     def restored(self, pid: int, pidfd: int, listening_end: int) -> None:
-        """It was an earlier server's; the descriptors are its own now, the last one negative without a keeper."""
+        """Take over a process that an earlier server forked, with its descriptors.
+
+        `listening_end` is negative without a keeper.
+        """
         self._stop_listening()
         self.close_child_end()
         loop = asyncio.get_running_loop()
         self.pid, self._pidfd, self.has_keeper = pid, pidfd, listening_end >= 0
         if self.has_keeper:
             self._reading = listening_end
-            loop.add_reader(listening_end, self._on_word)
+            loop.add_reader(listening_end, self._on_pipe_data)
         else:
             loop.add_reader(pidfd, self._on_exit)
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
-        await self._is_silent_or_met.wait()
+        """Wait for the end and return the exit status; negative for a signal."""
+        await self._is_closed_or_met.wait()
         if self.pid:
             await self._has_ended.wait()
         return self._status
 
-    def _on_word(self) -> None:
+    def _on_pipe_data(self) -> None:
         with contextlib.suppress(BlockingIOError):
             piece = os.read(self._reading, 4096)
-            self._said += piece
-            if piece and len(self._said) < _MOST_SAID:
+            self._received += piece
+            if piece and len(self._received) < _MAX_NOTE_BYTES:
                 return
-            self._hear()
+            self._read_status_note()
 
-    def _hear(self) -> None:
+    def _read_status_note(self) -> None:
         with contextlib.suppress(ValidationError):
-            told = _StatusNote.model_validate_json(bytes(self._said))
-            self._status = UNKNOWN_STATUS if told.status is None else told.status
-            self.complaint = told.error
+            note = _StatusNote.model_validate_json(bytes(self._received))
+            self._status = UNKNOWN_STATUS if note.status is None else note.status
+            self.complaint = note.error
         self._stop_listening()
-        # Who forks it without a keeper falls silent at once: then it is over when its own descriptor says so.
+        # Without a keeper the forking process closes the pipe at once, and only the pidfd tells when the copy ends.
         if self.has_keeper or self.complaint:
             self.close()
 
     def _on_exit(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
-        self._ask(loop.time() + _REAPED_S)
+        self._poll_status(loop.time() + _REAP_TIMEOUT_S)
 
-    def _ask(self, deadline: float) -> None:
-        """It is known only when the first process of its sandbox has waited for it, which it does at once."""
+    def _poll_status(self, deadline: float) -> None:
+        """Read the exit status, and try again until the deadline.
+
+        Linux knows it only once the first process of the sandbox has waited for the copy, which happens at once.
+        """
         if self._pidfd < 0:
             return
         loop = asyncio.get_running_loop()
         status = exit_status(self._pidfd)
         if status is None and loop.time() < deadline:
-            loop.call_later(_RETRY_S, self._ask, deadline)
+            loop.call_later(_RETRY_S, self._poll_status, deadline)
             return
         self._status = UNKNOWN_STATUS if status is None else status
         self.close()
@@ -158,10 +173,10 @@ class ForkedProcess:
             asyncio.get_running_loop().remove_reader(self._reading)
             os.close(self._reading)
             self._reading = -1
-        self._is_silent_or_met.set()
+        self._is_closed_or_met.set()
 
     def close(self) -> None:
-        """Hear no more of it; may be called twice."""
+        """Stop watching the process and release the descriptors; may be called twice."""
         self._stop_listening()
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -174,7 +189,10 @@ class ForkedProcess:
 async def ask_for_copy(
     wire: Wire, copy: Wire, kept: ForkedProcess, change: ForkIdentity, *, is_elsewhere: bool, **more: Any
 ) -> None:
-    """Ask a runner or a zygote for a copy of itself that runs, in the same sandbox or where `show_in` will say."""
+    """Ask a runner or a zygote to fork a copy that runs.
+
+    The copy stays in the same sandbox, or with `is_elsewhere` waits for `move_into_sandbox` to name another one.
+    """
     message = {
         "op": "fork",
         "is_elsewhere": is_elsewhere,
@@ -191,24 +209,26 @@ async def ask_for_copy(
     kept.close_child_end()
 
 
-async def show_in(
+async def move_into_sandbox(
     copy: Wire, branch: ForkedSandbox, sandbox: Sandbox, *, is_session: bool, is_held: bool = False
 ) -> None:
-    """Open a branch, which `sandbox` is to the kernel, unless it is held open, and have the copy enter it.
+    """Have a copy enter a branch, which is opened first unless it is held open already.
 
-    The copy was asked for first: it is forked while bubblewrap makes the sandbox, which takes as long.
+    `sandbox` is the same branch as the kernel sees it. The copy was asked for before, so that it is forked while
+    bubblewrap makes the sandbox, because both take equally long.
     """
     if not is_held:
         await hold_open(sandbox)
     entrance = branch.entrance()
     user = entrance.identity
     message = {"flags": entrance.flags, "uid": user.uid, "gid": user.gid}
-    # Code of a session's could keep the way into a control group, and leave its own by it: the host moves its copies.
+    # Code of a session could keep the descriptor of a control group and leave its own group by it. So a session's copy
+    # gets none, and the host moves it.
     await copy.send(message, [entrance.holder, *(() if is_session else entrance.groups)])
 
 
 async def hold_open(sandbox: Sandbox) -> None:
-    """Open a sandbox and keep it open, with nothing inside yet."""
+    """Open a sandbox and keep it open with a command that only waits."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     try:
@@ -223,13 +243,13 @@ async def hold_open(sandbox: Sandbox) -> None:
 
 
 def set_expendable(pid: int, *, is_expendable: bool) -> None:
-    """Whether memory that runs out is taken from this process before all others."""
+    """Set whether Linux kills this process before all others when memory runs out."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "0")
 
 
 def parent_of(pid: int) -> int:
-    """The process that would be told of this one's end; 0 when it cannot be told."""
+    """Return the pid of the parent process; 0 when it is unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -238,7 +258,7 @@ def parent_of(pid: int) -> int:
 
 
 def private_memory_mb(pid: int) -> float:
-    """What a process holds that no other one shares; 0 when it cannot be told."""
+    """Return the memory of a process that it shares with no other; 0 when it is unknown."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -249,39 +269,39 @@ def private_memory_mb(pid: int) -> float:
     return kilobytes / 1024
 
 
-# Copies of kernels that sleep: processes that run nothing until a kernel is woken from them, and what may go wrong.
+# Snapshots: forks of a kernel that run nothing until a kernel is restored from them
 
 COPY_PATIENCE_S = 10.0
 
 
 class SnapshotProcess:
-    """A copy of a kernel as it once was."""
+    """The process of a `KernelSnapshot`: it waits on its wire for a request to fork, and runs nothing."""
 
     def __init__(self, wire: Wire, lost: list[str]) -> None:
         self.wire = wire
         self.lost = lost
         self.pid = wire.peer_pid
-        # Memory that runs out is taken from copies first; a woken one starts as important as any.
+        # When memory runs out, Linux kills snapshots first. A kernel that is restored from one is reset to normal.
         set_expendable(self.pid, is_expendable=True)
 
     def is_alive(self) -> bool:
-        """Whether it can still be woken."""
+        """See `KernelSnapshot`."""
         return not self.wire.is_hung_up()
 
     def memory_mb(self) -> float:
-        """What it costs beside the kernel."""
+        """See `KernelSnapshot`."""
         return private_memory_mb(self.pid)
 
 
-def ours(copy: KernelSnapshot) -> SnapshotProcess:
-    """A copy that was made here."""
+def as_snapshot_process(copy: KernelSnapshot) -> SnapshotProcess:
+    """Return a snapshot as the class of this module; TypeError for another kernel's."""
     if not isinstance(copy, SnapshotProcess):
         raise TypeError(f"{copy!r} is a copy of another kind of kernel")
     return copy
 
 
 def check_copied(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
-    """Refuse what the runner could not copy, in its words."""
+    """Return the runner's answer; CopyRefused with the runner's reason when it could not fork."""
     if answer.error:
         raise CopyRefused(
             f"the session cannot be copied: {answer.error}", hint="End those threads first, or start a new session"
@@ -290,8 +310,8 @@ def check_copied(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
 
 
 @asynccontextmanager
-async def patience() -> AsyncGenerator[None]:
-    """For an answer of a session, whose code may see to it that there is none."""
+async def copy_timeout() -> AsyncGenerator[None]:
+    """Limit the wait for a session's answer, because its code may see to it that none comes."""
     try:
         async with asyncio.timeout(COPY_PATIENCE_S):
             yield
@@ -301,28 +321,28 @@ async def patience() -> AsyncGenerator[None]:
         ) from None
 
 
-# How a process ended that is no child of ours, as Linux tells it from 6.15 on to whoever has a descriptor of it.
+# The exit status of a process that is no child of ours: Linux 6.15 and later tell it to whoever holds its pidfd
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
-_WORDS = struct.Struct("=Q52xi")
+_EXIT_INFO = struct.Struct("=Q52xi")
 
 
 def exit_status(pidfd: int) -> int | None:
-    """The status, negative for a signal; None while the process lives or nobody has waited for it yet."""
-    answer = bytearray(_WORDS.size)
-    _WORDS.pack_into(answer, 0, _INFO_EXIT, 0)
+    """Return the status, negative for a signal; None while the process lives or nobody has waited for it yet."""
+    answer = bytearray(_EXIT_INFO.size)
+    _EXIT_INFO.pack_into(answer, 0, _INFO_EXIT, 0)
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, answer)
     except OSError:
         return None
-    known, code = _WORDS.unpack(answer)
+    known, code = _EXIT_INFO.unpack(answer)
     return os.waitstatus_to_exitcode(code) if known & _INFO_EXIT else None
 
 
 @cache
 def tells_exits() -> bool:
-    """Whether this kernel of the operating system does; tried once, with a process of our own."""
+    """Return whether this Linux tells the exit status of foreign processes; tried once, with a child of our own."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,8 +1,8 @@
-"""A few words of a session's that outlive its server: which execution its kernel was last given, until when, and
-which tools it has called.
+"""A record of one session that outlives its server: which execution the kernel was last given, until when it may run,
+and which tools it has called.
 
-In memory that a supervisor holds too, so that writing them costs microseconds and survives a kill. Nobody in the
-sandbox can read them or write them.
+The record is in a memfd that a supervisor holds too, so that a write costs microseconds and survives the server being
+killed. Nobody in the sandbox can read or write it.
 """
 
 import contextlib
@@ -16,26 +16,26 @@ from belljar.toolbox.call_log import MOST_RECORDS
 
 _SIZE = 256
 _CALL_BYTES = 2_048
-"""The most that is noted of a call: two names of a hundred characters, and a reason of two hundred."""
+"""The most that is recorded of a call: two names of a hundred characters, and a reason of two hundred."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningNote:
-    """What is on a slate."""
+    """The execution that the kernel was last given."""
 
     execution_id: str = ""
     deadline: float = 0.0
-    """When it is to be interrupted, by the clock on the wall."""
+    """When the execution is to be interrupted, in seconds since the epoch."""
     timeout_s: float = 0.0
-    """What it was allowed in all."""
+    """How long the execution may run in all."""
     request: int = 0
-    """The kernel's number of it; 0 as long as it has not been sent."""
+    """The number of the request to the runner; 0 until it is sent."""
     allow_input: bool = False
-    """Whether it may ask a person."""
+    """Whether the cell may ask a person for input."""
 
 
-class NoSlate:
-    """Stands in for a slate where the kernel ends with its server: nothing is noted."""
+class NoNoteFile:
+    """Stands in for a `NoteFile` where the kernel ends with its server: nothing is recorded."""
 
     note = RunningNote()
 
@@ -44,7 +44,7 @@ class NoSlate:
 
 
 class NoteFile:
-    """One session's; `descriptor` is that of an earlier server's."""
+    """The memfd of one session; `descriptor` is the one that an earlier server wrote to, negative for a new one."""
 
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("belljar-slate")
@@ -54,43 +54,43 @@ class NoteFile:
             self.note = RunningNote(**json.loads(text))
 
     def note_execution(self, execution_id: str, timeout_s: float) -> None:
-        """An execution has its turn; it has called nothing yet."""
+        """Record that an execution has its turn, and forget the calls of the last one."""
         if self.descriptor >= 0 and os.fstat(self.descriptor).st_size > _SIZE:
             os.ftruncate(self.descriptor, _SIZE)
         self._write(RunningNote(execution_id, time.time() + timeout_s, timeout_s))
 
     def send(self, request: int, *, allow_input: bool = False) -> None:
-        """It is about to be sent under this number."""
+        """Record that the execution is about to be sent to the runner as the request of this number."""
         self._write(replace(self.note, request=request, allow_input=allow_input))
 
     def note_call(self, number: int, record: CallRecord) -> None:
-        """What is known of its call of that number; of very many, those of the last numbers stay."""
+        """Record a tool call of the execution by its number; beyond `MOST_RECORDS` the latest calls are kept."""
         if self.descriptor < 0:
             return
-        told = json.dumps({"number": number, **asdict(record)}, ensure_ascii=False).encode()
-        if len(told) <= _CALL_BYTES:
+        content = json.dumps({"number": number, **asdict(record)}, ensure_ascii=False).encode()
+        if len(content) <= _CALL_BYTES:
             place = _SIZE + number % MOST_RECORDS * _CALL_BYTES
-            os.pwrite(self.descriptor, told.ljust(_CALL_BYTES), place)
+            os.pwrite(self.descriptor, content.ljust(_CALL_BYTES), place)
 
     def calls(self) -> list[CallRecord]:
-        """What was noted of its calls, in their order."""
+        """Return the recorded calls in their order."""
         noted: dict[int, CallRecord] = {}
         for place in range(_SIZE, os.fstat(self.descriptor).st_size, _CALL_BYTES):
-            # One that a kill has cut in two is none.
+            # Skip a record that was half written when the server was killed.
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                told = json.loads(os.pread(self.descriptor, _CALL_BYTES, place).strip(b"\0 "))
-                number = told.pop("number")
-                noted[number] = CallRecord(**told)
+                fields = json.loads(os.pread(self.descriptor, _CALL_BYTES, place).strip(b"\0 "))
+                number = fields.pop("number")
+                noted[number] = CallRecord(**fields)
         return [noted[number] for number in sorted(noted)]
 
     def _write(self, note: RunningNote) -> None:
         self.note = note
-        if self.descriptor < 0:  # its kernel is gone, or about to go
+        if self.descriptor < 0:  # the kernel has ended, or is about to
             return
         os.pwrite(self.descriptor, json.dumps(asdict(note)).encode().ljust(_SIZE), 0)
 
     def close(self) -> None:
-        """Let go of it; may be called twice."""
+        """Close the descriptor; may be called twice."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,9 @@
-"""The default kernel: IPython's shell in our own runner, inside the sandbox."""
+"""The default kernel: IPython's shell in our own runner, inside the sandbox.
+
+Owns the host's side of it: starting it cold, running cells, forking and snapshots, and going on with a runner that an
+earlier server started. The messages are `protocol.py`'s, the connection is `wire.py`'s, and the runner is
+`inside/runner`. Does not know where sandboxes and environments come from.
+"""
 
 import asyncio
 import contextlib
@@ -20,15 +25,15 @@ from belljar.kernels.forked_process import (
     ForkedProcess,
     ForkIdentity,
     SnapshotProcess,
+    as_snapshot_process,
     ask_for_copy,
     check_copied,
-    ours,
+    copy_timeout,
+    move_into_sandbox,
     parent_of,
-    patience,
     set_expendable,
-    show_in,
 )
-from belljar.kernels.handover_note import NoSlate, NoteFile
+from belljar.kernels.handover_note import NoNoteFile, NoteFile
 from belljar.kernels.launch import (
     ProcessUsage,
     await_ready,
@@ -43,9 +48,9 @@ from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, M
 from belljar.sandboxes.base import ForkedSandbox, Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
-# A process that ended has closed its socket a moment before it can be waited for.
+# A process that ends closes its socket a moment before its exit status can be read.
 EXIT_GRACE_S = 2.0
-# A kernel with jedi looks through whole libraries the first time.
+# A kernel with jedi reads whole libraries for the first completion.
 QUESTION_PATIENCE_S = 10.0
 OVERHEARING_PATIENCE_S = 1.0
 
@@ -53,9 +58,9 @@ OVERHEARING_PATIENCE_S = 1.0
 async def start_ipython(
     sandbox: Sandbox, environment: Environment, *, layer: Path, start_timeout_s: float, in_packets: bool = False
 ) -> "IPythonKernel":
-    """Start the runner cold and wait until it has attached."""
+    """Start the runner as a new process and wait until it has attached."""
     wire = Wire(in_packets=in_packets)
-    # Copies of the kernel outlive it only in a sandbox that something else holds open.
+    # Snapshots outlive the kernel only in a sandbox that another process holds open.
     kept = ForkedProcess() if sandbox.can_spare and sandbox.ends_with_command else None
     command = runner_command(environment, "serving", str(wire.child_socket))
     try:
@@ -81,7 +86,7 @@ async def start_ipython(
 
 
 class IPythonKernel:
-    """One runner. Between cells nothing is read, so background output waits in the pipes for the next cell."""
+    """One runner, as a `Kernel`. Between cells nothing is read, so background output waits in the pipes."""
 
     name = "ipython"
 
@@ -90,23 +95,27 @@ class IPythonKernel:
         self._wire = wire
         self.sandbox = sandbox
         self._process = process
-        # What a sandbox carries for its peer over a connection comes from this very process.
+        # Where the sandbox relays the runner's messages, the sender that Linux reports is this very process.
         self._pid = process.pid if wire.peer_pid in (0, os.getpid()) else wire.peer_pid
         self._usage = ProcessUsage(self._pid)
-        # Held from the start, so that an interrupt can never reach a later process of the same number.
+        # Opened now, so that an interrupt can never reach a later process with the same pid.
         self._pidfd = open_pidfd(self._pid)
         self._is_watched = self._pidfd is not None and wire.peer_pid != os.getpid()
         if self._pidfd is not None and self._is_watched:
             asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
-        self._exchange = RunnerRequests(wire)
+        self._requests = RunnerRequests(wire)
         self._is_asking = False
-        self._asleep: list[SnapshotProcess] = []
-        self._slate: NoteFile | NoSlate = NoSlate()
+        self._snapshots: list[SnapshotProcess] = []
+        self._note_file: NoteFile | NoNoteFile = NoNoteFile()
         self._incidents: list[Incident] = []
-        """Those that came to light between two cells."""
+        """Incidents that were found between two cells."""
 
     def _on_exit(self) -> None:
-        """Hear nobody else: a child that a cell forked in C has the socket too, and by and by the kernel's number."""
+        """Shut the wire when the runner ends.
+
+        A child that a cell forked in C has the socket too, could go on writing to it, and may in time have the runner's
+        pid.
+        """
         self._stop_watching()
         self._wire.hang_up()
 
@@ -118,11 +127,11 @@ class IPythonKernel:
     async def execute(
         self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
     ) -> AsyncIterator[Event]:
-        """See the contract."""
-        request_id = self._exchange.number()
-        self._exchange.protocol.begin_cell(request_id, allow_input=allow_input)
+        """See `Kernel`."""
+        request_id = self._requests.number()
+        self._requests.protocol.begin_cell(request_id, allow_input=allow_input)
         self._usage.reset_peak()
-        for stream in self._exchange.take_early():
+        for stream in self._requests.take_early():
             yield stream
         request = {"op": "execute", "id": request_id, "code": code, "allow_input": allow_input}
         async for event in self._run(lambda: self._send_cell(request, on_begin)):
@@ -133,45 +142,45 @@ class IPythonKernel:
             # `on_begin` commits to the journal while IPython parses the code, which waits for `go`: see the contract.
             await self._wire.send({**request, "awaits_go": True})
             on_begin()
-            with contextlib.suppress(KernelDied):  # its last words are still to be heard
+            with contextlib.suppress(KernelDied):  # what it sent before it died is still to be read
                 await self._wire.send({"op": "go", "id": request["id"]})
             return
-        # Another server may take over, and must never find a cell that waits for the word of this one.
+        # Another server may take over, and must never find a cell that waits for a `go` from this one.
         if on_begin is not None:
             on_begin()
-        self._slate.send(request["id"], allow_input=request["allow_input"])
+        self._note_file.send(request["id"], allow_input=request["allow_input"])
         await self._wire.send(request)
 
     async def deliver_comm(self, message: CommMessage) -> AsyncIterator[Event]:
-        """See `Converses`."""
+        """See `CommKernel`."""
         content = {"comm_id": message.comm_id, "data": message.data}
         if message.kind == "comm_open":
             content["target_name"] = message.target
-        told = {"kind": message.kind, "metadata": message.metadata, "buffers": message.buffers}
-        request = {"op": "comm", "id": self._exchange.number(), "content": content, **told}
-        self._exchange.protocol.begin_cell(self._exchange.last_id, allow_input=False)
-        # What threads have printed since the last cell is the next one's, and not said to a front end alone.
+        rest = {"kind": message.kind, "metadata": message.metadata, "buffers": message.buffers}
+        request = {"op": "comm", "id": self._requests.number(), "content": content, **rest}
+        self._requests.protocol.begin_cell(self._requests.last_id, allow_input=False)
+        # What threads have printed since the last cell belongs to the next cell, not to this comm message.
         for stream in self._wire.drain():
-            self._exchange.keep_early(stream)
+            self._requests.keep_early(stream)
         async for event in self._run(lambda: self._wire.send(request)):
             yield event
 
     async def comms(self) -> dict[str, str]:
-        """See `Converses`."""
+        """See `CommKernel`."""
         answer = await self._question({"op": "comms"}, protocol.CommsMessage)
         return answer.opened if answer else {}
 
     async def overhear(self) -> CommMessage | None:
-        """See `Converses`. Output that came is the next cell's, as ever."""
+        """See `CommKernel`. Output that has arrived is kept for the next cell."""
         try:
             # A hostile runner may send half a message and no more.
             async with asyncio.timeout(OVERHEARING_PATIENCE_S):
                 while self._wire.has_arrived():
                     for item in await self._wire.receive():
                         if isinstance(item, Stream):
-                            self._exchange.keep_early(item)
+                            self._requests.keep_early(item)
                             continue
-                        self._exchange.protocol.check(item)
+                        self._requests.protocol.check(item)
                         if isinstance(event := event_of(item), CommMessage):
                             return event
         except TimeoutError:
@@ -187,7 +196,7 @@ class IPythonKernel:
             while True:
                 for item in await self._wire.receive():
                     if not isinstance(item, Stream):
-                        self._exchange.protocol.check(item)
+                        self._requests.protocol.check(item)
                     event = self._event(item)
                     if event is not None:
                         yield event
@@ -197,11 +206,11 @@ class IPythonKernel:
             raise await self._death(gone) from None
 
     def _event(self, item: Stream | protocol.Message) -> Event | None:
-        """What the latest cell says; what is left of an earlier one is nobody's."""
+        """Return the event for an item of the latest cell; messages of earlier cells are dropped."""
         if isinstance(item, Stream):
             return item
-        # A widget may be told of something by a thread of an earlier cell.
-        is_heard = item.id == self._exchange.last_id or isinstance(item, protocol.CommMessageIn)
+        # A thread of an earlier cell may update a widget.
+        is_heard = item.id == self._requests.last_id or isinstance(item, protocol.CommMessageIn)
         event = event_of(item) if is_heard else None
         if isinstance(event, InputRequest):
             self._is_asking = True
@@ -211,7 +220,7 @@ class IPythonKernel:
         return event
 
     async def _death(self, gone: KernelDied) -> KernelDied:
-        """Why the peer fell silent: its exit status if it ended, our own complaint if it broke the form."""
+        """End the kernel and say why: its exit status if it ended, our complaint if it broke the protocol."""
         is_protocol_breach = gone.message != GONE
         status: int | None = None
         with contextlib.suppress(TimeoutError):
@@ -225,14 +234,18 @@ class IPythonKernel:
         fault = gone.message if is_protocol_breach else "the cell closed the kernel's connection"
         return KernelDied(f"{fault}, so its process was ended")
 
-    # Beyond the end of a server
+    # Handover from one server to the next
 
     async def resume(self) -> AsyncIterator[Event]:
-        """See `ResumableKernel`. An earlier server may have asked for anything; only a question stops the clock."""
+        """See `ResumableKernel`.
+
+        What is due is not checked here, because an earlier server may have sent any request. Only questions are
+        checked, because they stop the execution's clock.
+        """
         is_over = False
-        may_ask = self._slate.note.allow_input
+        may_ask = self._note_file.note.allow_input
         try:
-            async for item in heard_again(self._wire, self._exchange.last_id):
+            async for item in resumed_messages(self._wire, self._requests.last_id):
                 check_question(item, may_ask=may_ask)
                 event = self._event(item)
                 if event is None or (is_over and isinstance(event, Finished)):
@@ -246,52 +259,53 @@ class IPythonKernel:
         """See `ResumableKernel`."""
         async for event in self.resume():
             if isinstance(event, Stream):
-                self._exchange.keep_early(event)
+                self._requests.keep_early(event)
 
-    def note_request(self, slate: NoteFile) -> None:
-        """Note on the slate what it is asked from here on; what is noted there was asked by an earlier server."""
-        self._slate = slate
-        self._exchange.last_id = slate.note.request or self._exchange.last_id
+    def note_request(self, note_file: NoteFile) -> None:
+        """Record executions in this file from now on; a request that is noted there is one of an earlier server."""
+        self._note_file = note_file
+        self._requests.last_id = note_file.note.request or self._requests.last_id
 
     @property
     def wire(self) -> Wire:
-        """For who keeps it beyond the end of the server."""
+        """Return the connection to the runner, to be deposited for the next server."""
         return self._wire
 
     @property
     def process(self) -> SandboxProcess:
-        """For who keeps it beyond the end of the server."""
+        """Return the runner's process, to be deposited for the next server."""
         return self._process
 
     @property
     def pidfd(self) -> int:
-        """Of the runner; negative where there is none to have."""
+        """Return the runner's pidfd; negative where there is none."""
         return -1 if self._pidfd is None else self._pidfd
 
     def detach(self) -> None:
-        """Let go of the process and let it live; those of its copies end that nobody else holds."""
-        for copy in [*self._asleep]:
+        """Release the process without ending it; snapshots end, except those whose wire is deposited."""
+        for copy in [*self._snapshots]:
             self.forget(copy)
         self._release()
 
     def is_alive(self) -> bool:
-        """See the contract."""
+        """See `Kernel`."""
         return not self._wire.is_hung_up()
 
     async def reply_input(self, text: str | None) -> None:
-        """See the contract."""
+        """See `Kernel`."""
         self._is_asking = False
         await self._wire.send({"op": "input", "value": text})
 
     async def interrupt(self) -> None:
-        """SIGINT for a busy cell; a cell that waits for input reads its interrupt from the socket."""
+        """Send SIGINT to a busy cell; a cell that waits for input reads its interrupt from the socket."""
         if self._is_asking:
             self._is_asking = False
             await self._wire.send({"op": "input", "is_interrupt": True})
             return
-        # The message first: a cell that has not begun when the signal comes finds it there and does not begin.
+        # Send the message before the signal: a cell that has not begun when the signal comes reads it and does not
+        # begin.
         with contextlib.suppress(ProcessLookupError, KernelDied):
-            await self._wire.send({"op": "interrupt", "id": self._exchange.last_id})
+            await self._wire.send({"op": "interrupt", "id": self._requests.last_id})
             if isinstance(self._process, Interruptible):
                 self._process.interrupt()
             elif self._pidfd is not None:
@@ -300,90 +314,92 @@ class IPythonKernel:
                 os.kill(self._pid, signal.SIGINT)
 
     async def complete(self, code: str, cursor: int) -> Completion:
-        """See the contract."""
+        """See `Kernel`."""
         answer = await self._question({"op": "complete", "code": code, "cursor": cursor}, protocol.CompletedMessage)
         return Completion(answer.matches, answer.start, answer.end) if answer else Completion(end=cursor, start=cursor)
 
     async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
-        """See the contract."""
+        """See `Kernel`."""
         request = {"op": "inspect", "code": code, "cursor": cursor, "detail": detail}
         answer = await self._question(request, protocol.InspectedMessage)
         return answer.data if answer else {}
 
     async def check_complete(self, code: str) -> Completeness:
-        """See the contract."""
+        """See `Kernel`."""
         answer = await self._question({"op": "check", "code": code}, protocol.CheckedMessage)
         return Completeness(answer.status, answer.indent) if answer else Completeness()
 
     async def _question(self, request: dict[str, str | int], kind: type[Answer]) -> Answer | None:
-        """The answer to something that a person who types wants to know; None when it takes too long.
+        """Ask for something that a person who types wants to know; return None when it takes too long.
 
-        Names of the session's own may take for ever to look at: then the runner is told to stop looking.
+        Inspecting an object of the session may take for ever. Then the runner is interrupted.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUESTION_PATIENCE_S):
-                await self._exchange.send(request, kind)
-                return await self._exchange.answer(kind)
+                await self._requests.send(request, kind)
+                return await self._requests.answer(kind)
         await self.interrupt()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUESTION_PATIENCE_S):
-                await self._exchange.answer(kind)
+                await self._requests.answer(kind)
         return None
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
-        """See `ProvesImports`. What the modules print is nobody's output."""
+        """See `ImportProvingKernel`. What the modules print is dropped."""
         request = {"op": "import", "modules": [*modules], "watched": [*watched]}
-        await self._exchange.send(request, protocol.ImportedMessage)
-        proof = await self._exchange.answer(protocol.ImportedMessage, keeps_output=False)
+        await self._requests.send(request, protocol.ImportedMessage)
+        proof = await self._requests.answer(protocol.ImportedMessage, keeps_output=False)
         return ImportProof(frozenset(proof.loaded), proof.errors)
 
     @property
     def scratch(self) -> str:
-        """See `KeepsState`."""
+        """See `StatefulKernel`."""
         return self.sandbox.scratch
 
     async def save_state(
         self, path_inside: str, *, limit_bytes: int | None = None, limit_s: float | None = None
     ) -> StateReport:
-        """See `KeepsState`."""
-        return await self._keep({"op": "save", "path": path_inside, "limit_bytes": limit_bytes, "limit_s": limit_s})
+        """See `StatefulKernel`."""
+        return await self._request_state(
+            {"op": "save", "path": path_inside, "limit_bytes": limit_bytes, "limit_s": limit_s}
+        )
 
     async def load_state(self, path_inside: str) -> StateReport:
-        """See `KeepsState`."""
-        return await self._keep({"op": "load", "path": path_inside})
+        """See `StatefulKernel`."""
+        return await self._request_state({"op": "load", "path": path_inside})
 
-    async def _keep(self, request: dict[str, str | float | None]) -> StateReport:
-        """What variables print when they are pickled or made again is nobody's output."""
+    async def _request_state(self, request: dict[str, str | float | None]) -> StateReport:
+        """Have the runner save or load variables. What they print meanwhile is dropped."""
         try:
-            await self._exchange.send(request, protocol.StateMessage)
-            state = await self._exchange.answer(protocol.StateMessage, keeps_output=False)
+            await self._requests.send(request, protocol.StateMessage)
+            state = await self._requests.answer(protocol.StateMessage, keeps_output=False)
         except KernelDied as gone:
             raise await self._death(gone) from None
         lost = tuple(StateLoss(*map(plain_text, one)) for one in state.lost)
         return StateReport(tuple(state.kept), lost, state.size_bytes)
 
-    # Copies
+    # Forks and snapshots
 
     async def fork(
         self, branch: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, copy: KernelSnapshot | None = None
     ) -> "tuple[IPythonKernel, list[str]]":
-        """A kernel with the same memory in a branch of this one's sandbox, and what did not come along.
+        """Return a kernel with the same memory in a branch of this one's sandbox, and a list of what it lacks.
 
-        `sandbox` is the branch as the kernel sees it; with a copy, the memory is that copy's. Called between cells.
+        `sandbox` is the branch as the kernel sees it. With `copy`, the memory is that snapshot's. Called between cells.
         """
-        request_id = self._exchange.number()
+        request_id = self._requests.number()
         wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         if copy is None:
-            self._exchange.protocol.begin_question(request_id, protocol.ForkedMessage)
+            self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         try:
-            async with patience():
+            async with copy_timeout():
                 if copy is None:
                     await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
-                    answer = self._copied(await self._exchange.answer(protocol.ForkedMessage))
+                    answer = self._copied(await self._requests.answer(protocol.ForkedMessage))
                 else:
-                    await ask_for_copy(ours(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = self._copied(await ours(copy).wire.expect(protocol.ForkedMessage))
-            await show_in(wire, branch, sandbox, is_session=True)
+                    await ask_for_copy(as_snapshot_process(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
+                    answer = self._copied(await as_snapshot_process(copy).wire.expect(protocol.ForkedMessage))
+            await move_into_sandbox(wire, branch, sandbox, is_session=True)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
         except BaseException:
@@ -394,96 +410,99 @@ class IPythonKernel:
         return kernel, answer.lost
 
     async def snapshot(self) -> "SnapshotProcess":
-        """Keep a copy as it is now, in the same sandbox. Called between cells."""
+        """See `ForkableKernel`. Called between cells."""
         if not self.sandbox.can_spare:
             raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
-        request_id = self._exchange.number()
-        self._exchange.protocol.begin_question(request_id, protocol.ForkedMessage)
+        request_id = self._requests.number()
+        self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         wire = Wire(has_streams=False)
         try:
-            async with patience():
+            async with copy_timeout():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = self._copied(await self._exchange.answer(protocol.ForkedMessage))
+                answer = self._copied(await self._requests.answer(protocol.ForkedMessage))
                 await wire.expect(protocol.ReadyMessage)
         except BaseException:
             wire.close()
             raise
         copy = SnapshotProcess(wire, answer.lost)
-        self._asleep.append(copy)
+        self._snapshots.append(copy)
         return copy
 
     def _copied(self, answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
-        """The answer, unless it is a refusal. A process that we were refused is no doing of the session's code."""
+        """Return the answer; CopyRefused if the runner refused.
+
+        A fork that failed for want of processes is no incident of the session, because its code did not cause it.
+        """
         if answer.error:
             self._incidents += [one for one in self.sandbox.incidents() if one.kind != "too_many_processes"]
         return check_copied(answer)
 
     def readopt_copies(self, copies: Sequence[SnapshotProcess]) -> None:
-        """These sleep in its sandbox, and were an earlier server's."""
-        self._asleep = [*copies]
+        """Take over the snapshots in this sandbox that an earlier server made."""
+        self._snapshots = [*copies]
 
     async def restore(self, copy: KernelSnapshot) -> "IPythonKernel":
-        """See `Copyable`. The copy sleeps on."""
-        copy = ours(copy)
+        """See `ForkableKernel`. The snapshot stays and can be restored again."""
+        copy = as_snapshot_process(copy)
         change = ForkIdentity(folder=self.sandbox.workspace)
         wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
-            async with patience():
+            async with copy_timeout():
                 await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
                 self._copied(await copy.wire.expect(protocol.ForkedMessage))
             kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
-            await kernel._prove()
+            await kernel._check_answers()
         except BaseException:
             wire.close()
             kept.close()
             raise
-        kernel._asleep = self._asleep
+        kernel._snapshots = self._snapshots
         set_expendable(kept.pid, is_expendable=False)
         return kernel
 
-    async def _prove(self) -> None:
-        """Have it answer a request, as one must that is to take another kernel's place."""
-        async with patience():
-            await self._exchange.send({"op": "check", "code": ""}, protocol.CheckedMessage)
-            await self._exchange.answer(protocol.CheckedMessage)
+    async def _check_answers(self) -> None:
+        """Have the kernel answer a request, before it takes the place of another one."""
+        async with copy_timeout():
+            await self._requests.send({"op": "check", "code": ""}, protocol.CheckedMessage)
+            await self._requests.answer(protocol.CheckedMessage)
 
     def forget(self, copy: KernelSnapshot) -> None:
-        """End a copy: its process ends when its wire closes."""
-        copy = ours(copy)
-        if copy in self._asleep:
-            self._asleep.remove(copy)
+        """End a snapshot, whose process ends when its wire closes."""
+        copy = as_snapshot_process(copy)
+        if copy in self._snapshots:
+            self._snapshots.remove(copy)
         copy.wire.close()
 
     def shares_sandbox(self, other: Kernel) -> bool:
-        """See `Copyable`."""
+        """See `ForkableKernel`."""
         return isinstance(other, IPythonKernel) and other.sandbox is self.sandbox
 
     async def rehearse(self) -> None:
-        """See `Rehearses`."""
-        await self._exchange.send({"op": "rehearse"}, protocol.RehearsedMessage)
-        await self._exchange.answer(protocol.RehearsedMessage)
+        """See `RehearsableKernel`."""
+        await self._requests.send({"op": "rehearse"}, protocol.RehearsedMessage)
+        await self._requests.answer(protocol.RehearsedMessage)
 
     async def kill(self) -> None:
-        """See the contract. Copies asleep are spared."""
-        await self._kill_but(())
+        """See `Kernel`. Snapshots are spared."""
+        await self._kill_except(())
 
-    async def _kill_but(self, spared: Sequence[int]) -> None:
-        # The number of a copy that has ended may be that of any process of the session's.
-        await self.sandbox.kill([*(copy.pid for copy in self._asleep if copy.is_alive()), *spared])
+    async def _kill_except(self, spared: Sequence[int]) -> None:
+        # The pid of a snapshot that has ended may be that of any other process of the session by now.
+        await self.sandbox.kill([*(copy.pid for copy in self._snapshots if copy.is_alive()), *spared])
 
     async def discard(self, successor: Kernel | None = None) -> None:
-        """See `Copyable`. Where copies have keepers, the successor's lives on with it."""
+        """See `ForkableKernel`. Where forked processes have keepers, the successor's keeper is spared too."""
         spared: list[int] = []
         if isinstance(successor, IPythonKernel) and self.shares_sandbox(successor):
             keeper = [parent_of(successor._pid)] if isinstance(successor._process, ForkedProcess) else []
             spared = [successor._pid, *keeper]
-        await self._kill_but(spared)
+        await self._kill_except(spared)
         self._release()
 
     async def aclose(self) -> None:
-        """See the contract."""
-        for copy in [*self._asleep]:
+        """See `Kernel`."""
+        for copy in [*self._snapshots]:
             self.forget(copy)
         await self.sandbox.aclose()
         self._release()
@@ -499,32 +518,32 @@ class IPythonKernel:
             self._pidfd = None
 
     def incidents(self) -> list[Incident]:
-        """See the contract."""
+        """See `Kernel`."""
         earlier, self._incidents = self._incidents, []
         return [*earlier, *self.sandbox.incidents()]
 
     def memory_mb(self) -> float:
-        """See the contract."""
+        """See `Kernel`."""
         return self._usage.memory_mb()
 
     def cpu_s(self) -> float:
-        """See the contract."""
+        """See `Kernel`."""
         return self._usage.cpu_s()
 
 
 async def meet_copy(wire: Wire, kept: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
-    """The kernel at the other end, once it has attached."""
+    """Wait until a forked runner has attached, and return its kernel."""
     await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
     return IPythonKernel(wire, sandbox, kept, environment)
 
 
-# Going on with a runner where another server stopped listening to it, wherever that was.
-# The runner is asked to say where it stands. It answers at once when it waits, for us or for the next cell, and after
-# its cell when it is busy. What a killed server had half read or half written, the wire has passed over by then.
+async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | protocol.Message]:
+    """Yield what a runner of an earlier server sends until it is between two cells.
 
-
-async def heard_again(wire: Wire, request: int) -> AsyncIterator[Stream | protocol.Message]:
-    """What it says until it is between two cells. How the last one ended comes last, perhaps for a second time."""
+    The runner is asked for its state. It answers at once when it waits, for the host or for the next cell, and after
+    its cell when it is busy. What a killed server left half read or half written, the wire has skipped by then. The
+    end of the last cell is yielded last, perhaps for a second time.
+    """
     nonce = secrets.token_hex(8)
     has_acknowledged = is_attended = False
     await wire.send({"op": "attend", "id": nonce})
@@ -539,7 +558,7 @@ async def heard_again(wire: Wire, request: int) -> AsyncIterator[Stream | protoc
                     return
             elif item.id == nonce:
                 is_attended = True
-                # What it waits to have acknowledged was read by a server that never did; else it was just done.
+                # If nothing was acknowledged just now, the earlier server read the message but never acknowledged it.
                 if item.awaits == "ack" and not has_acknowledged:
                     await wire.send({"op": "ack"})
                 elif item.awaits == "input":

@@ -1,4 +1,8 @@
-"""How the runner is started in a sandbox and met there, cold or as a copy, and what is said of one that ended."""
+"""Starting the runner in a sandbox: its command, its environment variables, the wait until it is ready.
+
+Also says in words how a process ended, and measures what one uses (`ProcessUsage`). Does not know what the runner is
+asked to do afterwards.
+"""
 
 import asyncio
 import contextlib
@@ -17,8 +21,8 @@ from belljar.kernels.wire import Wire
 from belljar.outputs.events import Stream
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 
-# The runner is loaded by path under a name of its own: the session's Python need not have belljar, and the session's
-# sys.path does not get our folder.
+# The runner is loaded by path under a name of its own, because the session's Python need not have belljar and the
+# session's sys.path must not get our folder.
 _BOOTSTRAP = (
     "import importlib.util as u, sys; path, support, part, *words = sys.argv[1:]; sys.argv = ['']; "
     "sys.path += [support] if support else []; "
@@ -26,31 +30,34 @@ _BOOTSTRAP = (
     "module = u.module_from_spec(spec); sys.modules['belljar_runner'] = module; spec.loader.exec_module(module); "
     "from importlib import import_module; import_module('belljar_runner.' + part).main(*words)"
 )
-# Whoever floods its output before it is ready has no more than this of our memory.
-_MOST_LAST_WORDS = 2_000
-# One that has started the runner never ends.
+# The most that is kept of what a runner prints before it is ready, so that a flood does not fill our memory.
+_MAX_OUTPUT_TAIL = 2_000
+# How long to wait for the holder's exit status. A holder that has started the runner never ends.
 _HOLDER_GRACE_S = 2.0
 
 
-def runner_command(environment: Environment, part: str, *words: str) -> list[str]:
-    """The command that runs a part of the runner in the environment's Python."""
-    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *words]
+def runner_command(environment: Environment, part: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of the runner, `part`, in the environment's Python."""
+    return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *arguments]
 
 
 def held_command(environment: Environment, command: Sequence[str], wire: Wire, kept: ForkedProcess) -> list[str]:
-    """A command that starts another one which the sandbox does not end with."""
-    word = wire.word_of_peer({"type": "sync"}).hex()
-    told = (str(kept.child_end), str(wire.child_socket), word, str(int(kept.has_keeper)))
-    return [str(environment.python), "-I", "-S", str(RUNNER / "holder.py"), *told, *HOLD, *command]
+    """Return a command that holds the sandbox open and starts `command` beside it.
+
+    The sandbox then outlives `command`, and so do snapshots in it; see `inside/runner/holder.py`.
+    """
+    message = wire.encode_as_peer({"type": "sync"}).hex()
+    arguments = (str(kept.child_end), str(wire.child_socket), message, str(int(kept.has_keeper)))
+    return [str(environment.python), "-I", "-S", str(RUNNER / "holder.py"), *arguments, *HOLD, *command]
 
 
 def session_environment(sandbox: Sandbox, environment: Environment, layer: Path | None) -> dict[str, str]:
-    """The variables a session sees, and no others: nothing of the server's own environment."""
+    """Return all environment variables of a session; of the server's own only the time zone is passed on."""
     conda = {"CONDA_PREFIX": str(environment.prefix)} if environment.kind == "conda" else {}
     commands = [environment.python.parent]
     packages = [layer, MODULES] if layer else []
     if conda and layer:
-        # There once packages of conda were installed for the session.
+        # These two folders exist only after conda packages were first installed for the session.
         commands.append(own_prefix(layer) / "bin")
         packages.insert(1, own_packages(layer, environment.version))
     return {
@@ -60,7 +67,7 @@ def session_environment(sandbox: Sandbox, environment: Environment, layer: Path 
         "USER": "belljar",
         "LANG": "C.UTF-8",
         "TZ": os.environ.get("TZ", ""),
-        # What copies are made of has neither: each copy puts them where a cold start has them.
+        # A zygote has neither the layer nor MODULES here: each fork of it adds them where a cold start has them.
         "PYTHONPATH": os.pathsep.join(map(str, packages)),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "PLOTLY_RENDERER": "plotly_mimetype",
@@ -76,11 +83,11 @@ async def await_ready(
     *,
     holder: SandboxProcess | None = None,
 ) -> None:
-    """Until the runner has attached; KernelStartFailed with its last words when it does not.
+    """Wait until the runner has attached; KernelStartFailed with the end of its output when it does not.
 
-    `holder`: the process that starts the runner. It runs in the same interpreter, and may be the one that ended.
+    `holder` is the process that starts the runner. It runs in the same interpreter, so it may be the one that failed.
     """
-    said = ""
+    output = ""
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -88,13 +95,13 @@ async def await_ready(
                     if isinstance(process, ForkedProcess) and wire.peer_pid:
                         process.meet(wire.peer_pid)
                     if isinstance(item, Stream):
-                        said = (said + item.text)[-_MOST_LAST_WORDS:]
+                        output = (output + item.text)[-_MAX_OUTPUT_TAIL:]
                     elif isinstance(item, protocol.ReadyMessage):
                         return
     except TimeoutError:
-        raise KernelStartFailed(f"the kernel was not ready after {timeout_s:g} s", hint=_last_words(said)) from None
+        raise KernelStartFailed(f"the kernel was not ready after {timeout_s:g} s", hint=_output_hint(output)) from None
     except KernelDied:
-        said += "".join(stream.text for stream in wire.drain())
+        output += "".join(stream.text for stream in wire.drain())
         status = await process.wait()
         if holder is not None and isinstance(process, ForkedProcess) and not process.pid:
             with contextlib.suppress(TimeoutError):
@@ -105,16 +112,16 @@ async def await_ready(
         fact = f"the kernel ended{how}{hit}"
         if isinstance(process, ForkedProcess) and process.complaint:
             fact = f"the kernel could not be forked: {process.complaint}"
-        raise KernelStartFailed(fact, hint=_last_words(said)) from None
+        raise KernelStartFailed(fact, hint=_output_hint(output)) from None
 
 
-def _last_words(said: str) -> str:
-    text = said.strip()[-_MOST_LAST_WORDS:]
+def _output_hint(output: str) -> str:
+    text = output.strip()[-_MAX_OUTPUT_TAIL:]
     return f"It said: {text}" if text else "It said nothing; `belljar doctor` checks the sandbox and the environment"
 
 
 def cause_of(status: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status in words."""
     number = -status if status < 0 else status - 128 if status > 128 else 0
     with contextlib.suppress(ValueError):
         if number:
@@ -122,11 +129,11 @@ def cause_of(status: int) -> str:
     return f"exit status {status}"
 
 
-# What a process uses, as Linux's /proc tells it; nothing but zeros where there is none.
-
-
 class ProcessUsage:
-    """One process. Its files in /proc stay open, so that they can never mean a later process of the same number."""
+    """What one process uses, as Linux's /proc tells it; zeros where there is no /proc.
+
+    Its files there stay open, so that they can never mean a later process with the same pid.
+    """
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -140,16 +147,16 @@ class ProcessUsage:
             return -1
 
     def reset_peak(self) -> None:
-        """Start the peak anew (proc(5), clear_refs); where that is refused, the peak is the session's."""
+        """Reset the peak (proc(5), clear_refs); where that is refused, the peak is that of the whole session."""
         with contextlib.suppress(OSError):
             os.write(self._clear, b"5")
 
     def peak_memory_mb(self) -> float:
-        """The most that was resident since `reset_peak`."""
+        """Return the highest resident memory since `reset_peak`."""
         return self._kilobytes(b"VmHWM:") / 1024
 
     def memory_mb(self) -> float:
-        """What is resident now."""
+        """Return the resident memory now."""
         return self._kilobytes(b"VmRSS:") / 1024
 
     def _kilobytes(self, name: bytes) -> int:
@@ -160,12 +167,13 @@ class ProcessUsage:
             return 0
 
     def cpu_s(self) -> float:
-        """Processor time so far, with that of children that have ended; in steps of 10 ms."""
+        """Return the processor time so far, with that of children that have ended; in steps of 10 ms."""
         try:
             text = (self._folder / "stat").read_text(errors="replace")
         except OSError:
             return 0.0
-        # The name is in brackets and may hold blanks: fields are counted from the last bracket. utime to cstime.
+        # The process name is in brackets and may hold blanks, so fields are counted from the last bracket.
+        # These four are utime to cstime.
         fields = text.rpartition(")")[2].split()[11:15]
         return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
 

@@ -1,6 +1,7 @@
-"""What a runner says: one model for each kind of message, against which its JSON is checked before anyone sees it.
+"""The messages of a runner: one model for each kind, their translation into events, and the order they may come in.
 
-Knows neither how messages travel, which is `frames.py`'s, nor what they mean to a cell, which is `translating.py`'s.
+A runner's JSON is checked against its model before anyone sees it, because the session's code can write to the same
+socket. Does not know how messages travel, which is `wire.py`'s.
 """
 
 import base64
@@ -25,9 +26,9 @@ from belljar.outputs.events import (
 
 
 class RunnerMessage(BaseModel):
-    """What every message has: the request it is about, and whether its sender waits for a word that it was read."""
+    """What every message has: the id of the request it is about, and whether the runner waits for an `ack`."""
 
-    # Checked as one of many, which is made ready once, not each for itself.
+    # Validation goes through the union `Message`, which is built once, so the single models need not be built.
     model_config = ConfigDict(defer_build=True)
 
     id: JsonValue = None
@@ -42,7 +43,7 @@ class ReadyMessage(RunnerMessage):
 
 
 class SyncMessage(RunnerMessage):
-    """Nothing but the order of the streams."""
+    """Carries nothing: it marks a point in the order of the streams."""
 
     type: Literal["sync"]
 
@@ -57,7 +58,7 @@ class DisplayMessage(RunnerMessage):
 
 
 class ClearMessage(RunnerMessage):
-    """Forget the output."""
+    """The front end is to clear the output."""
 
     type: Literal["clear"]
     wait: bool
@@ -81,7 +82,7 @@ class ErrorMessage(RunnerMessage):
 
 
 class InputMessage(RunnerMessage):
-    """The cell waits for an answer."""
+    """The cell waits for input from a person."""
 
     type: Literal["input"]
     prompt: str
@@ -94,7 +95,7 @@ def _checked_base64(text: str) -> str:
 
 
 class CommMessageIn(RunnerMessage):
-    """A widget's word to its views."""
+    """A widget's comm message to its views."""
 
     type: Literal["comm"]
     kind: CommKind
@@ -106,7 +107,7 @@ class CommMessageIn(RunnerMessage):
 
 
 class CommsMessage(RunnerMessage):
-    """Answer to the question which comms are open: their targets, by their ids."""
+    """Answer to the question which comms are open: their targets by comm id."""
 
     type: Literal["comms"]
     opened: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=200)]] = Field(
@@ -115,7 +116,7 @@ class CommsMessage(RunnerMessage):
 
 
 class DoneMessage(RunnerMessage):
-    """The cell is over."""
+    """The cell has ended."""
 
     type: Literal["finished"]
     is_ok: bool
@@ -125,7 +126,7 @@ class DoneMessage(RunnerMessage):
 
 
 class ResumedMessage(RunnerMessage):
-    """Answer to another server's first word: what the runner waits for, or how its last cell ended."""
+    """Answer to the `attend` of a server that takes over: what the runner waits for, or how its last cell ended."""
 
     type: Literal["resumed"]
     awaits: Literal["", "ack", "input"] = ""
@@ -144,7 +145,7 @@ class CompletedMessage(RunnerMessage):
 
 
 class InspectedMessage(RunnerMessage):
-    """Answer to a question about a name; empty when there is nothing to say."""
+    """Answer to a question about a name; empty when nothing is known of it."""
 
     type: Literal["inspection"]
     data: dict[str, JsonValue] = Field(max_length=20)
@@ -179,7 +180,7 @@ class StateMessage(RunnerMessage):
 
 
 class ForkedMessage(RunnerMessage):
-    """Answer to a request for a copy, from the process that was copied."""
+    """Answer to a request to fork, from the process that was forked."""
 
     type: Literal["forked"]
     lost: list[Annotated[str, Field(max_length=500)]] = Field(max_length=100)
@@ -187,13 +188,13 @@ class ForkedMessage(RunnerMessage):
 
 
 class RehearsedMessage(RunnerMessage):
-    """The first times are over."""
+    """Answer to a request to rehearse, see `RehearsableKernel`."""
 
     type: Literal["rehearsed"]
 
 
 class WarmMessage(RunnerMessage):
-    """A zygote is ready to be copied."""
+    """A zygote has imported everything and is ready to be forked."""
 
     type: Literal["warm"]
     failed: dict[str, Annotated[str, Field(max_length=2_000)]]
@@ -227,20 +228,20 @@ _message: TypeAdapter[Message] = TypeAdapter(
 
 
 def read_message(frame: bytes) -> Message:
-    """The message in a frame; KernelDied for what is none, because whoever sent it is not to be trusted."""
+    """Return the message in a frame; KernelDied for a malformed one, because its sender is not to be trusted."""
     try:
         return _message.validate_json(frame)
     except ValidationError as error:
         raise KernelDied(f"the kernel sent a malformed message ({error.error_count()} faults)") from error
 
 
-# Messages of a runner as events of a cell.
+# Messages of a runner as events of a cell
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def event_of(message: Message) -> Event | None:
-    """The event; None for what is none. The peak of memory is left for whoever measures it."""
+    """Return the event for a message, or None if it stands for none. The caller adds the memory peak to `Finished`."""
     match message:
         case DisplayMessage():
             return DisplayData(message.data, message.display_id, message.update)
@@ -264,23 +265,24 @@ def event_of(message: Message) -> Event | None:
 
 
 def plain_text(text: str) -> str:
-    """Without ANSI codes: tracebacks are for models and pages, not for terminals."""
+    """Remove ANSI codes, because tracebacks are shown to models and on pages, not in terminals."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
-# What a runner may say at which point. Its process also runs the session's code, which can write to the same socket.
-# A message that no runner of ours sends at that point was written by the session's code: the peer is cut off, as it
-# is for a message without form. Knows the requests by their numbers alone.
+# Which message may come when. The runner's process also runs the session's code, which can write to the same socket.
+# A message that our runner never sends at that point was written by the session's code, so the connection is cut, as
+# for a malformed message.
 
-# Threads and tasks of earlier cells may show something at any time, under the number of their cell or of none.
+# Threads and tasks of earlier cells may send output at any time, under the number of their cell or under none.
 _OUTPUT = (DisplayMessage, ClearMessage, ResultMessage, ErrorMessage, CommMessageIn)
 _OF_A_CELL = (SyncMessage, InputMessage, DoneMessage)
-# Requests that nobody waited for to the end: a name that took too long to look at, a copy that took too long to make.
+# How many requests are remembered whose answer the host stopped waiting for, such as a name that took too long to
+# inspect or a copy that took too long to make. Their answers may still come.
 MOST_ABANDONED = 100
 
 
 class TurnChecker:
-    """One runner's side of the talk, as far as the host has to know it."""
+    """Knows which request a runner works on, and refuses messages that do not answer it."""
 
     def __init__(self) -> None:
         self._request: int | None = None
@@ -289,12 +291,12 @@ class TurnChecker:
         self._abandoned: deque[int] = deque(maxlen=MOST_ABANDONED)
 
     def begin_cell(self, request: int, *, allow_input: bool) -> None:
-        """A cell is about to be sent, or a front end's word to a widget, which runs as one."""
+        """Expect the messages of a cell, or of a comm message, which runs like a cell."""
         self._begin(request)
         self._may_ask = allow_input
 
     def begin_question(self, request: int, answer: type[RunnerMessage]) -> None:
-        """A request is about to be sent, to which there is one answer."""
+        """Expect one answer of this kind to the request that is about to be sent."""
         self._begin(request)
         self._answer = answer
 
@@ -304,13 +306,13 @@ class TurnChecker:
         self._request, self._answer, self._may_ask = request, None, False
 
     def check(self, message: Message) -> None:
-        """Refuse a message that is not due: KernelDied. The one that ends a request is accepted once."""
+        """Raise KernelDied for a message that is not due. The message that ends a request is accepted once."""
         if isinstance(message, _OUTPUT) or message.id in self._abandoned:
             return
         if message.id is None or message.id != self._request:
             raise KernelDied(f"the kernel sent the message {message.type!r}, which nobody had asked for")
         if self._answer is not None:
-            # Saving variables and looking at names runs code of the session's, whose output is kept in order.
+            # Saving variables and inspecting names run code of the session; `sync` keeps its output in order.
             is_due = isinstance(message, (self._answer, SyncMessage))
         else:
             is_due = isinstance(message, _OF_A_CELL)
@@ -323,6 +325,6 @@ class TurnChecker:
 
 
 def check_question(message: object, *, may_ask: bool) -> None:
-    """Refuse a question of an execution that may have none: KernelDied. A question stops the clock."""
+    """Raise KernelDied for a question that the execution does not allow, because a question stops its clock."""
     if isinstance(message, InputMessage) and not may_ask:
         raise KernelDied("the kernel asked for input, which this execution does not allow")

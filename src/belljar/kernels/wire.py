@@ -1,7 +1,9 @@
-"""The host's end of the runner's wire: one socket for messages, two pipes for the streams, read in order.
+"""The host's end of the connection to a runner: one socket for messages and two pipes for the streams, read in order.
 
 Whatever arrives was written by code that may be hostile: a frame has a size limit, its JSON is checked against
-`messages.py` before anyone sees it, and a peer that breaks the form is cut off. The form is `runner/channel.py`'s.
+`protocol.py` before anyone sees it, and a peer that breaks the format is cut off. The runner's side of the format is
+`inside/runner/channel.py`. `RunnerRequests` numbers requests and waits for their answers. Nothing here knows of
+processes, or of what the requests are about.
 """
 
 import asyncio
@@ -22,14 +24,15 @@ from belljar.kernels.protocol import Message, RunnerMessage, TurnChecker, read_m
 from belljar.outputs.events import Stream
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
-# While output flows, the pipes are looked at this often instead of at every write: a million printed lines wake the
-# host some 300 times instead of 400,000.
+# While output flows, the pipes are read at this interval instead of after every write: a million printed lines wake
+# the host some 300 times instead of 400,000.
 COALESCE_S = 0.008
-# In packets a frame can be told from the rest of another one: what a server that was killed has left half read, or half
-# written, is passed over. Well below what a socket takes at once.
+# A socket of packets is used where another server may take over. The first byte of a packet says whether a frame begins
+# with it, so that a frame which a killed server left half read or half written is skipped. The size is well below what
+# a socket takes at once.
 PACKET_BYTES = 65_536
 BEGINS, GOES_ON = b"\1", b"\0"
-# Messages that are read before everyone else has a turn: some milliseconds of the event loop's.
+# How many messages are read before other tasks get a turn: some milliseconds of the event loop.
 MOST_AT_ONCE = 50
 GONE = "the kernel's process is gone"
 _LENGTH = struct.Struct("!I")
@@ -39,10 +42,16 @@ _M = TypeVar("_M", bound=RunnerMessage)
 
 
 class Wire:
-    """Made on the host before the runner starts; `child_*` go to the runner and are closed here after the spawn."""
+    """The connection to one runner, made on the host before the runner starts.
+
+    The descriptors `child_*` are passed to the runner and closed here after the spawn.
+    """
 
     def __init__(self, *, has_streams: bool = True, in_packets: bool = False, kept: Sequence[int] = ()) -> None:
-        """`in_packets`: another server can go on with it. `kept`: what `descriptors` were, when it does."""
+        """Open a new connection, or go on with one of an earlier server.
+
+        `in_packets` makes it one that another server can take over. `kept` are the `descriptors` of the earlier server.
+        """
         self.in_packets = in_packets
         if kept:
             self._sock = self._child_sock = socket.socket(fileno=kept[0])
@@ -67,42 +76,42 @@ class Wire:
 
     @property
     def child_socket(self) -> int:
-        """The runner's end of the socket."""
+        """Return the runner's end of the socket."""
         return self._child_sock.fileno()
 
     @property
     def child_stdout(self) -> int:
-        """The runner's descriptor 1."""
+        """Return what the runner gets as descriptor 1."""
         return self._pipes["stdout"].write_end
 
     @property
     def child_stderr(self) -> int:
-        """The runner's descriptor 2."""
+        """Return what the runner gets as descriptor 2."""
         return self._pipes["stderr"].write_end
 
     @property
     def child_ends(self) -> list[int]:
-        """All of the runner's descriptors: the socket, then the streams, if it has any."""
+        """Return all of the runner's descriptors: the socket, then the streams, if it has any."""
         return [self.child_socket, *(pipe.write_end for pipe in self._pipes.values())]
 
     @property
     def descriptors(self) -> list[int]:
-        """The host's own: the socket, then the streams. For keeping the wire beyond the end of the server."""
+        """Return the host's descriptors: the socket, then the streams. A supervisor keeps them for the next server."""
         return [self._sock.fileno(), *(pipe.read_end for pipe in self._pipes.values())]
 
     def close_child_ends(self) -> None:
-        """After the spawn: without this the host would never see the runner's end close."""
+        """Close the runner's ends here, after the spawn, or the host would never see the runner close its own."""
         if self._child_sock is not self._sock:
             self._child_sock.close()
         for pipe in self._pipes.values():
             pipe.close_write_end()
 
     async def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send one message, and descriptors with it; KernelDied when there is no peer."""
+        """Send one message, and descriptors with it; KernelDied when the runner is gone."""
         content = json.dumps(message).encode()
         frame = _LENGTH.pack(len(content)) + content
         try:
-            # One at a time: an interrupt must not land in the middle of a long cell's code.
+            # Send one message at a time, because an interrupt must not land in the middle of a long cell's code.
             async with self._sending:
                 if self.in_packets:
                     await self._send_packets(frame, descriptors)
@@ -123,7 +132,10 @@ class Wire:
                 await asyncio.get_running_loop().sock_sendall(self._sock, packet)
 
     async def _send_descriptors(self, first: bytes, descriptors: Sequence[int]) -> None:
-        """They travel with the first byte; a zygote that is asked for many copies at once may have no room for it."""
+        """Send descriptors with the first bytes of a message.
+
+        Waits for room, because the socket of a zygote that is asked for many copies at once may be full.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -138,13 +150,13 @@ class Wire:
             else:
                 return
 
-    def word_of_peer(self, message: dict[str, Any]) -> bytes:
-        """A message as the other end would write it, for a program that has nothing else to say."""
+    def encode_as_peer(self, message: dict[str, Any]) -> bytes:
+        """Return a message as the runner would write it, for `holder.py`, which cannot encode one itself."""
         content = json.dumps(message).encode()
         return BEGINS * self.in_packets + _LENGTH.pack(len(content)) + content
 
     async def receive(self) -> list[Stream | Message]:
-        """The next things in order: at most one message, after everything that was written before it."""
+        """Return what comes next, in order: at most one message, after all output that was written before it."""
         if self._read_at_once >= MOST_AT_ONCE:
             self._read_at_once = 0
             await asyncio.sleep(0)
@@ -161,32 +173,33 @@ class Wire:
                     return list(streams)
                 raise KernelDied(GONE)
             await self._wait()
-            # With a message at hand the loop drains the pipes just before it; without one, output alone is news.
+            # If a message has arrived, the next round of the loop drains the pipes before it. Otherwise output alone
+            # is returned.
             if not self._has_message() and (streams := self._drain()):
                 self._is_flowing = True
                 return list(streams)
             self._is_flowing = False
 
     def drain(self) -> list[Stream]:
-        """What the pipes hold now. For the last words of a process that never got ready."""
+        """Return the output that the pipes hold now."""
         return self._drain()
 
     async def expect(self, kind: type[_M]) -> _M:
-        """The next message of this kind. For requests whose answer is all that matters."""
+        """Return the next message of this kind and drop what comes before it."""
         while True:
             for item in await self.receive():
                 if isinstance(item, kind):
                     return item
 
     def has_arrived(self) -> bool:
-        """Whether there is something of a message to read. For between cells."""
+        """Return whether there is any part of a message to read. Used between cells."""
         try:
             return bool(self._buffer or self._sock.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     def is_hung_up(self) -> bool:
-        """Whether the runner's end of the socket is closed. For between cells, when nothing is being read."""
+        """Return whether the runner's end of the socket is closed. Used between cells, when nothing is being read."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -195,7 +208,10 @@ class Wire:
             return True
 
     def hang_up(self) -> None:
-        """Read what has arrived and no more; whoever holds the other end sees the host gone. May be called twice."""
+        """Shut the socket down; may be called twice.
+
+        What has arrived can still be read, and whoever holds the other end sees that the host is gone.
+        """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -208,16 +224,17 @@ class Wire:
             pipe.close_read_end()
 
     def expect_answer(self) -> None:
-        """A request was sent: for a moment only messages matter. A short cell is over before a pipe is looked at."""
+        """Watch only the socket for `COALESCE_S` after a request, because a short cell ends within that time."""
         self._is_flowing = True
 
     async def _wait(self) -> None:
-        """Until a message comes, or output; while output flows, only until the pipes are due to be looked at."""
+        """Wait for a message or for output; while output flows, for a message or `COALESCE_S`."""
         loop = asyncio.get_running_loop()
         self._read_at_once = 0
         self._woken = loop.create_future()
         if not self._is_listening:
-            # By its number: asyncio puts a socket it does not know yet into words first, which takes 0.1 ms.
+            # Pass the number, because for a socket object that asyncio does not know yet it first computes the repr,
+            # which takes 0.1 ms.
             loop.add_reader(self._sock.fileno(), self._on_message)
             self._is_listening = True
         timer = loop.call_later(COALESCE_S, self._wake) if self._is_flowing else None
@@ -228,7 +245,7 @@ class Wire:
             await self._woken
         finally:
             for pipe in pipes:
-                # Closed meanwhile, its number may be somebody else's by now.
+                # A pipe that was closed meanwhile may have had its number reused.
                 if pipe.read_end >= 0:
                     loop.remove_reader(pipe.read_end)
             if timer is not None:
@@ -237,10 +254,10 @@ class Wire:
 
     def _on_message(self) -> None:
         if self._woken is None:
-            # Nobody waits: between cells a message, or the end, stays in the socket until the next one.
+            # Nobody waits for a message between cells: leave it, or the end, in the socket until the next cell.
             self._stop_listening()
             return
-        # Read here, or the loop would call again before whoever waits has done so.
+        # Read here, or the loop would call this again before the task that waits has read.
         self._fill()
         self._wake()
 
@@ -266,14 +283,14 @@ class Wire:
             if chunk[:1] == BEGINS:
                 self._buffer.clear()
             elif not self._buffer:
-                return  # the rest of what the last server had begun to read
+                return  # the rest of a frame that the last server had begun to read
             chunk = chunk[1:]
         self._buffer += chunk
 
     def _read_socket(self) -> bytes:
         if self.peer_pid or sys.platform != "linux":
             return self._sock.recv(PIPE_BYTES)
-        # The kernel of the operating system vouches for the sender's pid, translated into ours across namespaces.
+        # Linux vouches for the sender's pid, translated from its pid namespace into ours.
         chunk, ancillary, _, _ = self._sock.recvmsg(PIPE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
@@ -300,13 +317,13 @@ class Wire:
         return [stream for pipe in self._pipes.values() if (stream := pipe.read()) is not None]
 
 
-# The pipes that a runner's streams come through, read without waiting for them. They hold what the session wrote.
+# The pipes of a runner's stdout and stderr
 
 PIPE_BYTES = 1024 * 1024
 
 
 class StreamPipe:
-    """One of the streams; the reader never waits, so a slow reader slows the cell and loses nothing."""
+    """The pipe of one stream, read without blocking. A slow reader slows the cell down, and no output is lost."""
 
     def __init__(self, name: Literal["stdout", "stderr"], kept: int = -1) -> None:
         self.name: Literal["stdout", "stderr"] = name
@@ -318,7 +335,7 @@ class StreamPipe:
         self.is_ended = False
 
     def read(self) -> Stream | None:
-        """All it holds now, up to its capacity: a writer that never stops cannot keep us here."""
+        """Return what the pipe holds now, up to its capacity, so that a writer who never stops cannot keep us here."""
         if self.is_ended:
             return None
         try:
@@ -330,34 +347,33 @@ class StreamPipe:
         return Stream(self.name, text) if text else None
 
     def close_write_end(self) -> None:
-        """Once the runner has it."""
+        """Close our copy of the write end, once the runner has it; may be called twice."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1
 
     def close_read_end(self) -> None:
-        """At the end."""
+        """Close the read end; may be called twice."""
         self.is_ended = True
         if self.read_end >= 0:
-            with contextlib.suppress(RuntimeError):  # outside a loop nobody listens
+            with contextlib.suppress(RuntimeError):  # outside an event loop there is no reader to remove
                 asyncio.get_running_loop().remove_reader(self.read_end)
             os.close(self.read_end)
             self.read_end = -1
 
 
-# Requests to a runner, numbered, and the answers to them. Between cells nothing else is read from it.
-# Knows nothing of processes, nor of what the requests are about.
+# Requests to a runner and the answers to them
 
 Answer = TypeVar("Answer", bound=Message)
 
 MOST_EARLY_BYTES = 4_000_000
-# What the shortest piece takes in memory.
+# What the shortest piece of output takes in memory.
 PIECE_BYTES = 100
 _MOST_NUMBERS = 2**53 - 1
 
 
 class RunnerRequests:
-    """One kernel's, over its wire."""
+    """The numbered requests to one runner, and the output that comes before the cell it is shown in."""
 
     def __init__(self, wire: Wire) -> None:
         self.last_id = 0
@@ -368,18 +384,18 @@ class RunnerRequests:
         self._early_bytes = 0
 
     def number(self) -> int:
-        """For a request that is about to be made. Random: code of an earlier cell cannot leave an answer to it."""
+        """Return a number for the next request, random so that code of an earlier cell cannot forge an answer."""
         self.last_id = 1 + secrets.randbelow(_MOST_NUMBERS)
         return self.last_id
 
     async def send(self, request: Mapping[str, object], answer: type[Message]) -> None:
-        """Make a request, to which there is an answer of this kind."""
+        """Send a request that will be answered by a message of this kind."""
         request_id = self.number()
         self.protocol.begin_question(request_id, answer)
         await self._wire.send({**request, "id": request_id})
 
     async def answer(self, kind: type[Answer], *, keeps_output: bool = True) -> Answer:
-        """The answer to the last request; output that comes meanwhile is the next cell's, or nobody's."""
+        """Return the answer to the last request; output that comes meanwhile is kept for the next cell, or dropped."""
         while True:
             for item in await self._wire.receive():
                 if isinstance(item, Stream):
@@ -390,15 +406,15 @@ class RunnerRequests:
                 if isinstance(item, kind) and item.id == self.last_id:
                     return item
 
-    # Output that came too early
+    # Output that came between cells
 
     def keep_early(self, stream: Stream) -> None:
-        """It waits for the next cell; of a flood only the beginning does."""
+        """Keep output for the next cell; of a flood only the beginning is kept."""
         if self._early_bytes < MOST_EARLY_BYTES:
             self._early.append(stream)
             self._early_bytes += len(stream.text) + PIECE_BYTES
 
     def take_early(self) -> list[Stream]:
-        """What waited for the cell that begins now."""
+        """Return the output that was kept for the cell that begins now."""
         early, self._early, self._early_bytes = self._early, [], 0
         return early

@@ -1,1 +1,1 @@
-"""Outputs: from what a kernel reports to what a caller is shown."""
+"""Outputs: from the events that a kernel reports to what callers are shown and notebooks contain."""

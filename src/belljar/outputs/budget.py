@@ -1,4 +1,7 @@
-"""Text within a budget: the head and the tail are kept, what lies between is counted."""
+"""Text and output events within a budget: the head and the tail are kept, what lies between is counted.
+
+Both take their input as it comes, so that an execution with gigabytes of output is never in memory as a whole.
+"""
 
 import sys
 from collections import deque
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 from belljar.models import OutputEvent, Truncation
 
 MARK = "mark"
-"""The name of a place between texts: it has no text, takes nothing of the budget, and is never left out."""
+"""The name of a mark between texts: it has no text, takes nothing of the budget, and is never left out."""
 
 
 class TextBudget:
@@ -37,7 +40,7 @@ class TextBudget:
             self._trim_tail()
 
     def mark(self) -> None:
-        """Remember the place between what was added and what will be."""
+        """Mark the place between the text so far and the text to come."""
         (self._head if self._head_chars < self._limit else self._tail).append((MARK, ""))
 
     def _trim_tail(self) -> None:
@@ -53,7 +56,7 @@ class TextBudget:
                 self._tail_chars -= excess
 
     def segments(self) -> list[tuple[str, str]]:
-        """(stream, text) pairs and marks, with a line in place of what is left out."""
+        """Return (stream, text) pairs and marks, with a line in place of what is left out."""
         left_out = self.total_bytes - self._shown_bytes()
         if left_out <= 0:
             return _merged([*self._head, *self._tail])
@@ -61,7 +64,7 @@ class TextBudget:
         return _merged([*self._head, cut, *[(MARK, "")] * self._marks_left_out, *self._tail])
 
     def truncation(self, uri: str) -> Truncation | None:
-        """What is missing, and where the whole is; None when nothing is."""
+        """Return how much is missing and where the whole text is; None when nothing is missing."""
         shown = self._shown_bytes()
         if shown >= self.total_bytes:
             return None
@@ -72,7 +75,7 @@ class TextBudget:
 
 
 def clip(text: str, limit: int) -> str:
-    """A single text within a limit, head and tail kept."""
+    """Return a single text within a limit, with its head and tail kept."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -97,14 +100,16 @@ def _size(text: str) -> int:
     return len(text.encode(errors="replace"))
 
 
-# An execution's events within a limit: the head and the tail of its text, and what a notebook would still show of it.
-# Works on events as they come, so that an execution with gigabytes of output is never in memory as a whole.
+# Output events within a limit
 
 _TEXT = ("stdout", "stderr", "notice")
 
 
 class EventBudget:
-    """Takes an execution's events in order; `limit_chars` is for the text of its streams, 0 for no limit."""
+    """An execution's events, added in order: the head and tail of its text, and what a notebook would still show of it.
+
+    `limit_chars` is for the text of its streams, 0 for no limit.
+    """
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2 or sys.maxsize
@@ -120,7 +125,7 @@ class EventBudget:
         self._left_out = 0
 
     def add(self, event: OutputEvent) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         if event.kind == "clear":
             self._is_clear_pending = bool(event.data.get("wait"))
             if not self._is_clear_pending:
@@ -134,14 +139,14 @@ class EventBudget:
             (self._tail or self._head).append(event)
 
     def events(self) -> list[OutputEvent]:
-        """What is left, in order, with a word in place of text that was left out."""
+        """Return the events that are left, in order, with a notice in place of text that was left out."""
         if not self._left_out:
             return [*self._head, *self._middle, *self._tail]
-        said = f"\n[belljar: {self._left_out:,} characters left out here]\n"
-        return [*self._head, *self._middle, OutputEvent(sequence=0, kind="notice", text=said), *self._tail]
+        notice = f"\n[belljar: {self._left_out:,} characters left out here]\n"
+        return [*self._head, *self._middle, OutputEvent(sequence=0, kind="notice", text=notice), *self._tail]
 
     def _clear(self) -> None:
-        """Forget what was shown, except that a later update may still mean one of these displays."""
+        """Forget the events so far, except displays with an id, because a later update may still mean one of them."""
         self._is_clear_pending = False
         named = [event for event in (*self._head, *self._middle, *self._tail) if event.data.get("display_id")]
         self._start([*named, OutputEvent(sequence=0, kind="clear")])
@@ -174,7 +179,7 @@ class EventBudget:
 
 
 def within_budget(events: Iterable[OutputEvent], limit_chars: int) -> list[OutputEvent]:
-    """What is kept of an execution that has ended."""
+    """Return what is kept of the events of an execution that has ended."""
     budget = EventBudget(limit_chars)
     for event in events:
         budget.add(event)

@@ -1,7 +1,7 @@
-"""What a cell showed then and now: what counts as the same, and the lines in which they differ.
+"""Comparison of what a cell showed in two runs: what counts as the same, and the lines in which they differ.
 
-Compares words. Of pictures and interactive output it only compares that there was one, because their bytes change with
-every release of whatever drew them. Knows notebooks by their outputs alone, and those may be anybody's.
+Compares text. Of pictures and interactive output it only compares that there was one, because their bytes change with
+every release of the library that drew them. Knows only the outputs of notebooks, which may come from anybody.
 """
 
 import difflib
@@ -16,8 +16,8 @@ from belljar.outputs.mime_bundles import PAGE, PLAIN, is_readable
 from belljar.outputs.terminal_text import as_plain
 
 Bundle = Mapping[str, Any]
-# What changes from run to run without meaning anything: listed for users in docs/guides/notebooks.md. Repetitions are
-# bounded, because a cell may print a number with a million digits.
+# Text that changes from run to run without meaning anything, listed for users in docs/guides/notebooks.md.
+# Repetitions are bounded, because a cell may print a number with a million digits.
 VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
@@ -42,34 +42,34 @@ _DIFF_LINES, _DIFF_INPUT, _LINE_CHARS = 16, 400, 160
 
 @dataclass(frozen=True, slots=True)
 class CellOutput:
-    """What a cell showed, without the order between the streams, which the system decides."""
+    """What a cell showed, without the order between the two streams, because the operating system decides that."""
 
     stdout: str
     stderr: str
     shown: tuple[Bundle, ...]
     error: str
-    """Its name and message; empty when it raised nothing. Tracebacks have paths and versions in them."""
+    """The error's name and message; empty when the cell raised nothing. Tracebacks have paths and versions in them."""
 
 
 class Comparison:
-    """Compares by the list above, and leaves out what the `ignored` patterns match."""
+    """A comparison that ignores what `VOLATILE` lists and what the `ignored` patterns match."""
 
     def __init__(self, ignored: Sequence[re.Pattern[str]] = ()) -> None:
         self._ignored = ignored
 
     def said(self, outputs: Sequence[Mapping[str, Any]]) -> CellOutput:
-        """What a notebook's outputs of one cell say."""
+        """Return what one cell's outputs in a notebook say."""
         streams = {"stdout": "", "stderr": ""}
         for name in streams:
             texts = [
                 text_in(out.get("text")) for out in outputs if out.get("name", "stdout") == name and _is(out, "stream")
             ]
-            streams[name] = self._settled("".join(texts))
+            streams[name] = self._normalised("".join(texts))
         shown = tuple(_bundle(out) for out in outputs if _is(out, "display_data") or _is(out, "execute_result"))
-        return CellOutput(streams["stdout"], streams["stderr"], shown, self._settled(error_in(outputs)))
+        return CellOutput(streams["stdout"], streams["stderr"], shown, self._normalised(error_in(outputs)))
 
     def differences(self, then: CellOutput, now: CellOutput) -> list[str]:
-        """The lines in which two runs differ, shortened; empty when they are the same."""
+        """Return the lines in which two runs differ, shortened; empty when they are the same."""
         lines: list[str] = []
         shown_then, shown_now = self._displays(then.shown, now.shown)
         parts = (
@@ -83,7 +83,7 @@ class Comparison:
                 lines += [f"{name}:", *_diff(before.split("\n") if before else [], after.split("\n") if after else [])]
         return lines
 
-    def _settled(self, text: str) -> str:
+    def _normalised(self, text: str) -> str:
         text = as_plain(text)
         for pattern, replacement in VOLATILE:
             text = pattern.sub(replacement, text)
@@ -103,20 +103,20 @@ class Comparison:
         return "\n".join(before), "\n".join(after)
 
     def _words(self, bundle: Bundle, mime: str | None, *, is_interactive: bool) -> str:
-        words = self._settled(text_in(bundle[mime])) if mime is not None else ""
-        # Front ends draw the same figure in different ways, so what is interactive then may be a picture now.
-        sign = "" if is_interactive else _sign(bundle)
-        return f"{sign}{words}" or ("[interactive]" if is_interactive else f"[{', '.join(sorted(bundle))}]")
+        words = self._normalised(text_in(bundle[mime])) if mime is not None else ""
+        # Front ends draw the same figure in different ways: interactive in one run, it may be a picture in the other.
+        mark = "" if is_interactive else _picture_mark(bundle)
+        return f"{mark}{words}" or ("[interactive]" if is_interactive else f"[{', '.join(sorted(bundle))}]")
 
 
 def error_in(outputs: Sequence[Mapping[str, Any]]) -> str:
-    """The error that ended a cell, in words; empty when none did."""
+    """Return the error that ended a cell, as text; empty when none did."""
     errors = [f"{out.get('ename', '')}: {out.get('evalue', '')}" for out in outputs if _is(out, "error")]
     return errors[-1] if errors else ""
 
 
 def text_in(value: Any) -> str:
-    """Text as notebooks have it: whole, or as a list of lines."""
+    """Return a notebook's text, which it has whole or as a list of lines; other values as JSON."""
     if isinstance(value, str):
         return value
     lines = cast("list[Any]", value) if isinstance(value, list) else None
@@ -134,12 +134,12 @@ def _bundle(output: Mapping[str, Any]) -> Bundle:
     return cast("Bundle", data) if isinstance(data, dict) else {}
 
 
-def _sign(bundle: Bundle) -> str:
+def _picture_mark(bundle: Bundle) -> str:
     return "[picture]" if any(mime.startswith("image/") for mime in bundle) else ""
 
 
 def _common(bundles: Sequence[Bundle]) -> str | None:
-    """The form to compare: the plain one unless it says nothing, else one that all have."""
+    """Return the form to compare: the plain one unless it says nothing, else one that all have."""
     if all(is_readable(text_in(bundle.get(PLAIN))) for bundle in bundles):
         return PLAIN
     if any(mime.startswith((_INTERACTIVE, "image/")) for bundle in bundles for mime in bundle):
@@ -158,9 +158,9 @@ def _diff(before: list[str], after: list[str]) -> list[str]:
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     at = _first_difference(old[0], new[0]) if old and new else 0
     lines = _changed_lines(old[:_DIFF_INPUT], new[:_DIFF_INPUT])
-    told = [f"{line[0]} {_window(line[1:], at)}" for line in lines[:_DIFF_LINES]]
-    more = len(lines) - len(told) + max(len(old) - _DIFF_INPUT, 0) + max(len(new) - _DIFF_INPUT, 0)
-    return [*told, f"… {more:,} more lines"] if more else told
+    shown_lines = [f"{line[0]} {_window(line[1:], at)}" for line in lines[:_DIFF_LINES]]
+    more = len(lines) - len(shown_lines) + max(len(old) - _DIFF_INPUT, 0) + max(len(new) - _DIFF_INPUT, 0)
+    return [*shown_lines, f"… {more:,} more lines"] if more else shown_lines
 
 
 def _changed_lines(old: list[str], new: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Mime bundles to displays: which form comes first, what is kept as text, what becomes a file.
+"""Mime bundles to displays: which form comes first, what is kept as text, what becomes a file; and scaling of pictures.
 
-The bundle comes from the cell, so every value is checked: base64 that is none, text that is a number, forms without
-end. Files are written outside the session's folder, where the cell cannot touch them.
+The bundle comes from the cell, so every value is checked: it may have invalid base64, numbers in place of text, or any
+number of forms. Files are written outside the session's folder, where the cell cannot touch them.
 """
 
 import base64
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INLINE_CHARS = 4_000
 BLOCK_BYTES = 4_096
 MAX_FORMS = 12
-# The form a person would rather look at comes first.
+# The form that a person would rather look at comes first.
 _PREFERENCE = (
     "image/png",
     "image/jpeg",
@@ -54,12 +54,12 @@ _URI = re.compile(r"execution://(?P<execution_id>[0-9a-f]{32})/displays/(?P<name
 
 
 def display_uri(execution_id: str, name: str) -> str:
-    """The resource URI of a kept display."""
+    """Return the resource URI of a stored display."""
     return f"execution://{execution_id}/displays/{name}"
 
 
 def read_display(folder: Path, uri: str) -> bytes | None:
-    """A display kept under a session's `folder`, by its URI; None for what is not there."""
+    """Return a display stored under a session's `folder`, by its URI; None if it is not there."""
     match = _URI.fullmatch(uri)
     if match is None:
         return None
@@ -70,7 +70,7 @@ def read_display(folder: Path, uri: str) -> bytes | None:
 
 
 class DisplayStore:
-    """Files of one execution's displays, numbered; the folder is made when the first is kept."""
+    """The files of one execution's displays, numbered; the folder is made when the first is stored."""
 
     def __init__(self, folder: Path, execution_id: str) -> None:
         self._displays = folder
@@ -84,12 +84,12 @@ class DisplayStore:
         return self._displays / self._execution_id
 
     def continue_after(self) -> None:
-        """After those that an earlier server kept of the same execution."""
+        """Continue the numbers after the files that an earlier server stored for the same execution."""
         sizes = [max(path.stat().st_size, BLOCK_BYTES) for path in self._folder.glob("*.*")]
         self._before, self.total_bytes = len(sizes), sum(sizes)
 
     def store(self, mime: str, content: bytes) -> str:
-        """Keep one file and tell its URI; the same content is kept once."""
+        """Store one file and return its URI; the same content is stored once."""
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self._kept:
             make_folder(self._displays)
@@ -97,13 +97,13 @@ class DisplayStore:
             name = f"{self._before + len(self._kept) + 1}{_extension(mime)}"
             write_file(self._folder / name, content)
             self._kept[digest] = display_uri(self._execution_id, name)
-            # A file takes a block at least: a million tiny pictures are no small thing.
+            # A file takes a block at least, so that a million tiny pictures count for what they take.
             self.total_bytes += max(len(content), BLOCK_BYTES)
         return self._kept[digest]
 
 
 def display_of(bundle: dict[str, JsonValue], store: DisplayStore, display_id: str | None = None) -> Display | None:
-    """The display for a bundle, its best form first; None when it is plain text and nothing else."""
+    """Return the display of a bundle, its best form first; None when it is plain text and nothing else."""
     forms = sorted((mime for mime in bundle if mime != "text/plain"), key=_rank)[:MAX_FORMS]
     displays = [_form(mime, bundle[mime], store) for mime in forms]
     if not displays:
@@ -115,7 +115,7 @@ def display_of(bundle: dict[str, JsonValue], store: DisplayStore, display_id: st
 
 
 def plain_of(bundle: dict[str, JsonValue]) -> str | None:
-    """The plain text of a bundle, if it has one."""
+    """Return the plain text of a bundle, if it has one."""
     plain = bundle.get("text/plain")
     return plain if isinstance(plain, str) else None
 
@@ -159,7 +159,7 @@ def _extension(mime: str) -> str:
     return mimetypes.guess_extension(mime) or ".bin"
 
 
-# Pictures within the message budget. The bytes come from the cell: only what is over the budget is decoded at all.
+# Pictures within the message budget. Their bytes come from the cell, so only what is over the budget is decoded.
 
 MAX_PIXELS = 40_000_000
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
@@ -167,10 +167,10 @@ _SCALES = (0.75, 0.5, 0.35, 0.25, 0.15)
 
 
 def fitted(content: bytes, mime: str, budget_bytes: int) -> tuple[bytes, str] | None:
-    """The picture in at most `budget_bytes`, scaled down if need be; None when it cannot be made to fit."""
+    """Return the picture in at most `budget_bytes`, scaled down if need be; None when it cannot be made to fit."""
     if len(content) <= budget_bytes:
         return content, mime
-    # Only large pictures pay for loading Pillow.
+    # Imported here, so that only large pictures pay for loading Pillow.
     from PIL import Image, UnidentifiedImageError
 
     try:

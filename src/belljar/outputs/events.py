@@ -1,4 +1,4 @@
-"""What a kernel reports while a cell runs, in the order it happened. Kernels make them, executions consume them."""
+"""The events that a kernel reports while a cell runs, in order. Kernels make them, executions consume them."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ CommKind = Literal["comm_open", "comm_msg", "comm_close"]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Text on one of the two streams."""
+    """Text that the cell wrote to one of the two streams."""
 
     name: Literal["stdout", "stderr"]
     text: str
@@ -19,7 +19,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class DisplayData:
-    """A rich output; with `update`, it replaces the one with the same id. Binary values are base64."""
+    """A rich output; with `update`, it replaces those with the same id. Binary values are base64."""
 
     data: MimeBundle
     display_id: str | None = None
@@ -28,11 +28,11 @@ class DisplayData:
 
 @dataclass(frozen=True, slots=True)
 class ClearOutput:
-    """Forget the output so far; with `wait`, only when the next one comes."""
+    """A request to forget the output so far; with `wait`, only when the next one comes."""
 
     wait: bool = False
     in_widget: bool = False
-    """Only what is shown inside a widget, which is not on record as inside."""
+    """Whether it clears only what a widget shows inside itself; the record does not say which output that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ExecuteResult:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The cell raised; `traceback` has no ANSI codes."""
+    """The exception that a cell raised; `traceback` has no ANSI codes."""
 
     name: str
     message: str
@@ -53,7 +53,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """The cell called `input()`: the consumer must call `Kernel.reply_input`."""
+    """A call of `input()` in the cell: the consumer must call `Kernel.reply_input`."""
 
     prompt: str
     is_password: bool = False
@@ -61,27 +61,27 @@ class InputRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommMessage:
-    """A widget's word to its views in front ends, or theirs to it; `buffers` are base64."""
+    """A message from a widget to its views in front ends, or from a view to its widget; `buffers` are base64."""
 
     kind: CommKind
     comm_id: str
     data: MimeBundle
     target: str = ""
-    """What kind of peer it opens one for."""
+    """Of `comm_open`: Jupyter's `target_name`, the kind of peer that the comm is opened for."""
     metadata: MimeBundle = field(default_factory=MimeBundle)
     buffers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The cell is over; always the last event of a kernel that lives."""
+    """The end of the cell; always the last event of a kernel that lives."""
 
     is_ok: bool
     execution_count: int
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
     variables: tuple[str, ...] = ()
-    """Names the session holds now, the first 200: what is lost if the process dies."""
+    """Names of the variables that the session has now, the first 200: they are lost if the process dies."""
 
 
 Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | CommMessage | Finished

@@ -1,7 +1,7 @@
 """A session's notebook as one HTML page that needs nothing else: no network, no script.
 
-What cells showed is hostile. Text is escaped, pictures are data, and the pages of cells go into frames that are sealed
-off from ours and from the network.
+What cells showed is hostile: text is escaped, pictures are data URIs, and HTML goes into frames that are isolated from
+our page and from the network.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any
 from belljar.outputs.mime_bundles import PAGE, picture_in, words_in
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
-# Frames without an address of their own are under the policy of the page around them, so this is theirs too.
+# Frames without a URL of their own (`srcdoc`) are under the policy of the page around them, so it is theirs too.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -26,7 +26,7 @@ _TAGS = re.compile(r"<[^<>]*>")
 
 
 def page_of(notebook: Any, *, runs_scripts: bool = False) -> str:
-    """The page; with `runs_scripts`, the scripts of what cells showed run, in their frames."""
+    """Return the page; with `runs_scripts`, the scripts of what cells showed run, in their frames."""
     session_id = escape(str(notebook.metadata.belljar.session_id))
     policy = _POLICY + (_SCRIPTS if runs_scripts else "")
     cells = "\n".join(_cell(cell, runs_scripts=runs_scripts) for cell in notebook.cells)
@@ -71,7 +71,7 @@ def _highlighted(code: str) -> str:
     code = printable(code.replace("\r\n", "\n"))
     if len(code) > _LONGEST_HIGHLIGHTED:
         return escape(code)
-    # Comes with rich; takes 60 ms to import, and is untyped.
+    # Pygments comes with rich; it takes 60 ms to import, and is untyped.
     pygments: Any = importlib.import_module("pygments")
     formatter = importlib.import_module("pygments.formatters.html").HtmlFormatter(nowrap=True)
     lexer = importlib.import_module("pygments.lexers.python").PythonLexer(stripnl=False)
@@ -127,7 +127,7 @@ _FRAME_STYLE = (
 )
 
 
-# How an exported page looks, on paper and in the dark too.
+# The style sheet of an exported page, for print and dark mode too
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --paper: #fff; --soft: #f5f6f8; --line: #dfe3e8; --dim: #667085;

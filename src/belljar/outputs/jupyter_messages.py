@@ -1,4 +1,4 @@
-"""Output events as the messages with which a Jupyter kernel publishes them. Sends nothing."""
+"""Output events as the messages with which a Jupyter kernel publishes them. This module sends nothing."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, cast
@@ -15,7 +15,7 @@ Output = tuple[OutputKind, dict[str, Any]]
 
 
 def output_of(event: OutputEvent, read_display: ReadDisplay, count: int) -> Output | None:
-    """The message for an event; None for a question, which goes another way. Reads files: may take a moment."""
+    """Return the message for an event; None for a question, which is sent another way. Reads files, so it may block."""
     match event.kind:
         case "stdout" | "stderr":
             return "stream", {"name": event.kind, "text": event.text}
@@ -35,7 +35,7 @@ def output_of(event: OutputEvent, read_display: ReadDisplay, count: int) -> Outp
 
 
 def output_at_once(event: Event) -> Output | None:
-    """The message for what is said to those who are there, and kept by nobody."""
+    """Return the message for an event that goes to connected front ends only, and is not recorded."""
     match event:
         case Stream():
             return "stream", {"name": event.name, "text": event.text}
@@ -55,7 +55,7 @@ def output_at_once(event: Event) -> Output | None:
 
 
 def ending(result: ExecutionResult, *, has_error: bool) -> Iterator[Output]:
-    """What is left to publish of a cell that did not end by itself."""
+    """Yield what is left to publish of a cell that did not end by itself."""
     if result.status not in BROKEN_OFF:
         return
     cause = result.cause or result.error or result.status
@@ -70,7 +70,7 @@ def _bundle(event: OutputEvent, read_display: ReadDisplay) -> dict[str, Any]:
 
 
 def _sendable(value: Any) -> Any:
-    """Cells may show half a character, which no message can carry. What comes from the journal is not deep."""
+    """Replace lone surrogates, which cells may show and no message can carry. Values from the journal are not deep."""
     match value:
         case str():
             return value.encode(errors="replace").decode()

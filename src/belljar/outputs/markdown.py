@@ -1,4 +1,4 @@
-"""A session's notebook as Markdown. Everything that cells said is in fences that it cannot close."""
+"""A session's notebook as Markdown. All output of cells is in fences that the output cannot close."""
 
 import re
 from collections.abc import Callable
@@ -15,13 +15,13 @@ _TICKS = re.compile("`+")
 
 @dataclass(slots=True)
 class ImageFiles:
-    """Pictures that become files in a folder beside the text; without a folder they are in the text itself."""
+    """Pictures that become files in a folder beside the text; without a folder they are embedded in the text."""
 
     folder: str = ""
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
     def add(self, name: str, picture: Picture) -> str:
-        """Take a picture in and tell its address. Drawings run scripts when they are opened by themselves."""
+        """Add a picture and return its address. SVG stays in the text, because a file of it would run scripts."""
         suffix = RASTER.get(picture.mime)
         if not self.folder or suffix is None:
             return picture.uri
@@ -29,20 +29,20 @@ class ImageFiles:
         return f"{quote(self.folder)}/{name}{suffix}"
 
 
-def markdown_of(notebook: Any, album: ImageFiles) -> str:
-    """The text; pictures go into the album."""
+def markdown_of(notebook: Any, images: ImageFiles) -> str:
+    """Return the text; pictures are added to `images`."""
     language = str(notebook.metadata.get("language_info", {}).get("name", ""))
     parts = [f"# belljar session `{notebook.metadata.belljar.session_id}`"]
     for number, cell in enumerate(notebook.cells, start=1):
         parts.append(f"## Cell {number}{_status(cell)}")
         parts.append(fenced(printable(cell.source.replace("\r\n", "\n")), language))
         for place, output in enumerate(cell.outputs, start=1):
-            parts.append(_output(output, lambda picture, name=f"{number}-{place}": album.add(name, picture)))
+            parts.append(_output(output, lambda picture, name=f"{number}-{place}": images.add(name, picture)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Text in a fence longer than any in it."""
+    """Return text in a fence longer than any in it."""
     longest = max(map(len, _TICKS.findall(text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
@@ -52,8 +52,8 @@ def _status(cell: Any) -> str:
     notes = cell.metadata.get("belljar", {})
     words = [str(notes.get("status", "running")).replace("_", " ")]
     words += ["undone"] if UNDONE in cell.metadata.get("tags", []) else []
-    said = [word for word in words if word != "ok"]
-    return f" ({', '.join(said)})" if said else ""
+    shown = [word for word in words if word != "ok"]
+    return f" ({', '.join(shown)})" if shown else ""
 
 
 def _output(output: Any, add: Callable[[Picture], str]) -> str:

@@ -1,4 +1,7 @@
-"""Which form of a rich output to show where: a picture a page can hold, or words. Trusts no mime type and no base64."""
+"""The forms of a rich output: which one to show as a picture or as text, and how events become Jupyter's bundles.
+
+Trusts no mime type and no base64. Knows neither notebooks nor connections.
+"""
 
 import base64
 import binascii
@@ -13,27 +16,27 @@ from belljar.models import Display, OutputEvent
 from belljar.outputs.budget import clip
 
 PLAIN, PAGE, SVG = "text/plain", "text/html", "image/svg+xml"
-# What browsers draw, and the ending of its file.
+# Mime types that browsers draw, and their files' suffixes.
 RASTER = {"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp"}
-# Worth reading as they are, best first.
+# Forms whose source is worth reading, best first, and its language.
 _SOURCES = {"text/markdown": "markdown", "text/latex": "latex", "application/json": "json", PAGE: "html"}
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as bytes."""
+    """A picture as bytes, with its mime type."""
 
     mime: str
     content: bytes
 
     @property
     def uri(self) -> str:
-        """The picture itself, as a URI."""
+        """The picture itself, as a data URI."""
         return f"data:{self.mime};base64,{base64.b64encode(self.content).decode()}"
 
 
 def picture_in(bundle: Mapping[str, Any]) -> Picture | None:
-    """The first picture that can be drawn."""
+    """Return the first picture that can be drawn."""
     for mime in RASTER:
         value = bundle.get(mime)
         try:
@@ -46,12 +49,12 @@ def picture_in(bundle: Mapping[str, Any]) -> Picture | None:
 
 
 def is_readable(plain: object) -> bool:
-    """Whether a plain form says what a value holds, rather than only that it is an object of some kind."""
+    """Return whether a plain form says what a value holds, rather than only that it is an object of some kind."""
     return isinstance(plain, str) and bool(plain) and not (plain.startswith("<") and plain.endswith(">"))
 
 
 def words_in(bundle: Mapping[str, Any]) -> tuple[str, str]:
-    """The form to read, and what language it is in; of a form that has no words, its name."""
+    """Return the form to read, and what language it is in; of a bundle without text, the names of its forms."""
     plain = bundle.get(PLAIN)
     if is_readable(plain):
         return str(plain), "text"
@@ -63,8 +66,7 @@ def words_in(bundle: Mapping[str, Any]) -> tuple[str, str]:
     return str(plain or (f"[{others}]" if others else "")), "text"
 
 
-# Output events as Jupyter has them: what was split up for answers and for the disk, whole again.
-# Knows neither notebooks nor connections.
+# Output events as Jupyter has them: the parts that went into answers and onto the disk, put together again
 
 ReadDisplay = Callable[[str], bytes | None]
 _JSON = re.compile(r"application/(.*\+)?json")
@@ -73,7 +75,7 @@ _MAX_DEPTH = 64
 
 
 def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int = 0) -> dict[str, Any]:
-    """All forms of a display or a result; `limit_chars` is for its plain text, 0 for no limit."""
+    """Return all forms of a display or a result; `limit_chars` is for its plain text, 0 for no limit."""
     bundle: dict[str, Any] = {}
     value = event.data.get("display")
     display = Display.model_validate(value) if isinstance(value, dict) else None
@@ -87,7 +89,7 @@ def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int 
 
 
 def error_fields(event: OutputEvent) -> dict[str, Any]:
-    """An error as its name, its message and its traceback."""
+    """Return an error as its name, its message and its traceback."""
     name, _, message = event.text.partition(": ")
     lines = event.data.get("traceback")
     traceback = [str(line) for line in lines] if isinstance(lines, list) else []
@@ -95,7 +97,7 @@ def error_fields(event: OutputEvent) -> dict[str, Any]:
 
 
 def _whole_text(event: OutputEvent, read_display: ReadDisplay, limit_chars: int) -> str:
-    """A result's plain text, whose whole is kept as a file where it is long."""
+    """Return a result's plain text, which is read from its file where it was too long for the event."""
     uri = event.data.get("uri")
     whole = read_display(uri) if isinstance(uri, str) else None
     if whole is None:
@@ -113,7 +115,7 @@ def _stored(form: Display, read: ReadDisplay) -> str | None:
 
 
 def _parsed(content: str) -> Any:
-    """JSON as a notebook has it, as values; what Jupyter could not read stays text."""
+    """Return JSON as values, as a notebook has it; what Jupyter could not read stays text."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

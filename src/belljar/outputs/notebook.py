@@ -11,7 +11,7 @@ from belljar.outputs.mime_bundles import ReadDisplay, error_fields, mime_bundle
 
 Shown = dict[str, list[Any]]
 UNDONE = "undone"
-# Of nbclient, which passes over cells with this tag when it runs a notebook.
+# nbclient skips cells with this tag when it runs a notebook.
 SKIPPED = "skip-execution"
 UNDONE_COMMENT = "# Undone: the session was rewound to before this cell."
 BROKEN_OFF = ("timeout", "interrupted", "died", "out_of_memory", "rejected")
@@ -25,8 +25,8 @@ class NotebookCell:
     result: ExecutionResult | None
     events: Iterable[OutputEvent]
     is_undone: bool = False
-    fate: str = ""
-    """What became of it, where there is no result."""
+    why_no_result: str = ""
+    """Why the execution has no result; empty when it has one."""
 
 
 def notebook_of(
@@ -37,7 +37,7 @@ def notebook_of(
     kernel: str = "",
     limit_chars: int = 0,
 ) -> Any:
-    """The notebook; `kernel` names a Jupyter kernel, `limit_chars` is for the text of one cell, 0 for no limit."""
+    """Return the notebook; `kernel` names a Jupyter kernel, `limit_chars` limits the text of a cell, 0 is no limit."""
     v4 = _nbformat().v4
     python = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata: dict[str, Any] = {
@@ -54,12 +54,12 @@ def notebook_of(
 
 
 def written(notebook: Any) -> str:
-    """A notebook as text that can be encoded: cells may show half a character."""
+    """Return a notebook as text that can be encoded, although cells may show lone surrogates."""
     return str(_nbformat().writes(notebook)).encode(errors="replace").decode()
 
 
 def cell_outputs(ran: NotebookCell, read_display: ReadDisplay, shown: Shown, *, limit_chars: int = 0) -> list[Any]:
-    """What a cell showed; `shown` has the displays of the cells before it that it may update, by their id."""
+    """Return what a cell showed; `shown` has the displays of earlier cells, which it may update, by their id."""
     v4 = _nbformat().v4
     outputs = _Outputs(v4, ran.result, read_display, shown, limit_chars)
     for event in within_budget(ran.events, limit_chars):
@@ -68,7 +68,7 @@ def cell_outputs(ran: NotebookCell, read_display: ReadDisplay, shown: Shown, *, 
 
 
 def _nbformat() -> Any:
-    # Takes 80 ms to import, which a server's start need not pay; and it is untyped.
+    # Imported here, because it takes 80 ms, which a server's start need not pay; and it is untyped.
     return importlib.import_module("nbformat")
 
 
@@ -77,7 +77,7 @@ def _cell(v4: Any, ran: NotebookCell, outputs: list[Any]) -> Any:
     cell = v4.new_code_cell(_source(ran), execution_count=result.execution_count or None if result else None)
     cell.outputs = outputs
     if result is not None:
-        # An id of our own: the same session gives the same file.
+        # Our own id, so that the same session gives the same file.
         cell.id = result.execution_id
         cell.metadata["belljar"] = {"execution_id": result.execution_id, "status": result.status}
     if ran.is_undone:
@@ -87,7 +87,7 @@ def _cell(v4: Any, ran: NotebookCell, outputs: list[Any]) -> Any:
 
 
 def _source(ran: NotebookCell) -> str:
-    """The code, with a word for whoever reads it where it no longer counts."""
+    """Return the code, with a comment for readers where the cell was undone."""
     if not ran.is_undone:
         return ran.code
     first, newline, rest = ran.code.partition("\n")
@@ -96,24 +96,24 @@ def _source(ran: NotebookCell) -> str:
 
 
 def _ending(v4: Any, ran: NotebookCell, *, has_error: bool) -> list[Any]:
-    """How a cell ended that did not end by itself."""
+    """Return outputs that say how a cell ended, if it did not end by itself."""
     result = ran.result
     if result is None:
-        return [_said(v4, ran.fate)] if ran.fate else []
+        return [_notice(v4, ran.why_no_result)] if ran.why_no_result else []
     if result.status not in BROKEN_OFF:
         return []
     cause = result.cause or result.error or result.status
     if has_error:  # the interrupt that stopped it, as the cell saw it
-        return [_said(v4, cause)]
+        return [_notice(v4, cause)]
     return [v4.new_output("error", ename=result.status, evalue=cause, traceback=[f"{result.status}: {cause}"])]
 
 
-def _said(v4: Any, text: str) -> Any:
+def _notice(v4: Any, text: str) -> Any:
     return v4.new_output("stream", name="stderr", text=f"[belljar: {text}]\n")
 
 
 class _Outputs:
-    """The outputs of one cell, by a notebook's rules for clearing and updating."""
+    """The outputs of one cell, with a notebook's rules for clearing and updating."""
 
     def __init__(self, v4: Any, result: ExecutionResult | None, read: ReadDisplay, shown: Shown, limit: int) -> None:
         self._v4 = v4
@@ -123,17 +123,17 @@ class _Outputs:
         self._limit = limit
         self._outputs: list[Any] = []
         self._parts: list[str] = []
-        """The text of the last output, while it is a stream."""
+        """Pieces of the last output's text, while that is a stream."""
         self._is_clear_pending = False
         self.has_error = False
 
     def whole(self) -> list[Any]:
-        """What there is so far."""
+        """Return the outputs so far."""
         self._end_stream()
         return self._outputs
 
     def add(self, event: OutputEvent) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         is_clear = event.kind == "clear"
         if (is_clear and not event.data.get("wait")) or (self._is_clear_pending and not is_clear):
             self._outputs, self._parts = [], []
@@ -185,6 +185,6 @@ class _Outputs:
 
 
 def _replace(places: list[Any], output: Any) -> None:
-    """An update changes every display with its id, in whichever cell it stands."""
+    """Update every display with the same id, in whichever cell it stands."""
     for shown in places:
         shown.data = output.data

@@ -1,4 +1,4 @@
-"""Kernel events to numbered output events: what an execution has said, in the form that is journalled and replayed."""
+"""Kernel events to numbered output events: an execution's output in the form that is journalled and replayed."""
 
 from contextlib import suppress
 
@@ -9,7 +9,7 @@ from belljar.outputs.budget import clip
 from belljar.outputs.displays import INLINE_CHARS, DisplayStore, display_of, plain_of
 from belljar.outputs.events import ClearOutput, DisplayData, Event, ExecuteResult, InputRequest, Raised, Stream
 
-# What an event takes in the journal beside its text: a cell that says nothing very often is capped too.
+# What an event takes in the journal beside its text, so that many events without text are capped too.
 EVENT_BYTES = 256
 MAX_TRACEBACK_LINES = 400
 MAX_LINE_CHARS = 2_000
@@ -17,47 +17,47 @@ MAX_MESSAGE_CHARS = 8_000
 
 
 class Recorder:
-    """Numbers the events of one execution and stops keeping output past the cap, saying so once."""
+    """The record of one execution's output: numbers its events, and past the cap drops output after a notice."""
 
     def __init__(self, store: DisplayStore, *, cap_bytes: int, text_chars: int) -> None:
         self._store = store
         self._text_chars = text_chars
         self._cap_bytes = cap_bytes
-        self._said_bytes = 0
-        self._ended_bytes = 0
+        self._output_bytes = 0
+        self._result_bytes = 0
         self._is_capped = False
         self.sequence = 0
 
     @property
     def text_bytes(self) -> int:
-        """What the events take in the journal, about."""
-        return self._said_bytes + self._ended_bytes
+        """About how many bytes the events take in the journal."""
+        return self._output_bytes + self._result_bytes
 
     @property
     def display_bytes(self) -> int:
-        """What the files of displays take."""
+        """How many bytes the files of displays take."""
         return self._store.total_bytes
 
     def continue_after(self, before: OutputEvent) -> None:
-        """It was said to an earlier server and is on record. Called for each, in order."""
+        """Continue after an event that an earlier server recorded. Called for each of them, in order."""
         if not self.sequence:
             self._store.continue_after()
         self.sequence = before.sequence
-        self._said_bytes += len(before.text.encode(errors="replace")) + EVENT_BYTES
+        self._output_bytes += len(before.text.encode(errors="replace")) + EVENT_BYTES
 
     def record(self, event: Event) -> OutputEvent | None:
-        """The numbered form of an event; None for what leaves no trace."""
+        """Return the numbered form of an event; None for one that is not recorded."""
         if isinstance(event, Stream | DisplayData | ClearOutput):
             if self._is_capped:
                 return None
-            if self._said_bytes + self._store.total_bytes > self._cap_bytes:
+            if self._output_bytes + self._store.total_bytes > self._cap_bytes:
                 self._is_capped = True
                 return self.notice(f"output past {self._cap_bytes:,} bytes is not kept; the cell goes on")
-        elif self._ended_bytes > self._cap_bytes:
-            return None  # results, errors and questions without end: an honest cell has a few
+        elif self._result_bytes > self._cap_bytes:
+            return None  # results, errors and questions are not capped above, and only a hostile cell has many
         match event:
             case Stream():
-                self._said_bytes += len(event.text.encode(errors="replace"))
+                self._output_bytes += len(event.text.encode(errors="replace"))
                 return self._number(OutputEvent(sequence=0, kind=event.name, text=event.text))
             case DisplayData():
                 return self._display(event)
@@ -73,19 +73,19 @@ class Recorder:
                 return None
 
     def notice(self, text: str, **data: JsonValue) -> OutputEvent:
-        """A word of belljar's own, between the cell's; `data` says it to programs."""
+        """Return a notice of belljar's own, to stand between the cell's output; `data` is for programs."""
         return self._number(OutputEvent(sequence=0, kind="notice", text=f"[belljar: {text}]\n", data=data))
 
     def _number(self, event: OutputEvent) -> OutputEvent:
         self.sequence += 1
-        self._said_bytes += EVENT_BYTES
-        self._ended_bytes += EVENT_BYTES if event.kind in ("result", "error", "input") else 0
+        self._output_bytes += EVENT_BYTES
+        self._result_bytes += EVENT_BYTES if event.kind in ("result", "error", "input") else 0
         event.sequence = self.sequence
         return event
 
     def _display(self, event: DisplayData) -> OutputEvent:
         display = display_of(event.data, self._store, event.display_id)
-        self._said_bytes += sum(min(len(form), INLINE_CHARS) for form in event.data.values() if isinstance(form, str))
+        self._output_bytes += sum(min(len(form), INLINE_CHARS) for form in event.data.values() if isinstance(form, str))
         plain = plain_of(event.data) or ""
         data: dict[str, JsonValue] = {"update": event.update, "display_id": event.display_id}
         if display is not None:
@@ -104,7 +104,7 @@ class Recorder:
             with suppress(OSError):  # on a full disk the cut result is all there is
                 data |= {"uri": self._store.store("text/plain", whole), "size": len(whole)}
             text = clip(text, self._text_chars)
-        self._ended_bytes += len(text or "")
+        self._result_bytes += len(text or "")
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 
     def _raised(self, event: Raised) -> OutputEvent:
@@ -112,7 +112,7 @@ class Recorder:
         if len(lines) > MAX_TRACEBACK_LINES:
             half = MAX_TRACEBACK_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
-        self._ended_bytes += sum(map(len, lines))
+        self._result_bytes += sum(map(len, lines))
         message = event.message[:MAX_MESSAGE_CHARS]
         text = f"{event.name[:MAX_LINE_CHARS]}: {message}" if message else event.name[:MAX_LINE_CHARS]
         return self._number(OutputEvent(sequence=0, kind="error", text=text, data={"traceback": [*lines]}))

@@ -1,7 +1,7 @@
-"""Output on its way from a kernel to the record: screens may change events, and hold the end of a stream back.
+"""Screens: filters through which output passes on its way from a kernel to the record.
 
-A screen is made for one execution. What it looks for may be split over two pieces of a stream, so it may keep the last
-of them until it knows more; `flush` gives it out. Knows nothing of what screens look for.
+A screen is made for one execution. It may change events, and hold back the end of a stream, because what it looks for
+may be split over two pieces; `flush` gives that out. This module knows nothing of what screens look for.
 """
 
 import asyncio
@@ -11,34 +11,34 @@ from typing import Protocol
 
 from belljar.outputs.events import CommMessage, DisplayData, Event, ExecuteResult, Raised, Stream
 
-# An escape sequence that has begun: what stands after it is not a word of its own before it ends.
+# An escape sequence that has begun and not ended: text that follows may belong to it.
 _BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]{0,32})?\Z")
 _LONGEST_ESCAPE = 40
 _PATIENCE = 16
-# Takes a screen less than a millisecond; of digits alone, which code can choose to say, a hundred times that.
+# So much text takes a screen less than a millisecond; of digits alone, which code can choose, a hundred times that.
 _SMALL_CHARS = 256
 
 
 class OutputScreen(Protocol):
-    """Something that events pass through."""
+    """A filter that events pass through."""
 
     def screen(self, event: Event) -> Iterable[Event]:
-        """What goes on in place of an event: itself, another, none, or what was held back and then it."""
+        """Return what goes on in place of an event: itself, another, none, or what was held back and then the event."""
         ...
 
     def flush(self) -> Iterable[Event]:
-        """What was held back: the cell is over, or waits for someone who should see it."""
+        """Return what was held back, because the cell is over or waits for someone who should see it."""
         ...
 
 
 class Screens:
-    """One behind the other."""
+    """Several screens, one behind the other."""
 
     def __init__(self, screens: Sequence[OutputScreen] = ()) -> None:
         self._screens = screens
 
     async def passed(self, event: Event) -> list[Event]:
-        """What is left of an event behind the last screen. Large ones are looked through in a thread."""
+        """Return what is left of an event behind the last screen. Large events are screened in a thread."""
         if not self._screens:
             return [event]
         if _size(event) <= _SMALL_CHARS:
@@ -46,7 +46,7 @@ class Screens:
         return await asyncio.to_thread(self._pass_on, [event], self._screens)
 
     def flush(self) -> list[Event]:
-        """What all of them held back, in order."""
+        """Return what all screens held back, in order."""
         passed: list[Event] = []
         for place, screen in enumerate(self._screens):
             passed += self._pass_on(list(screen.flush()), self._screens[place + 1 :])
@@ -59,7 +59,7 @@ class Screens:
 
 
 def _size(event: Event) -> int:
-    """How much of it there is to look through, as far as that can be told at once."""
+    """Return how many characters of an event are to be screened; more than `_SMALL_CHARS` where counting takes long."""
     match event:
         case Stream():
             return len(event.text)
@@ -74,10 +74,10 @@ def _size(event: Event) -> int:
 
 
 class TailKeeper:
-    """Cuts a stream where nothing that is looked for can go on: text before the cut is whole.
+    """Cuts a stream where nothing that is looked for can go on, so that the text before the cut is complete.
 
     `breakers` are characters that cannot stand in what is looked for, and `longest` is how long that can be. `spans`
-    finds it: a piece without any breaker is cut between two of them.
+    finds it: a piece without any breaker is cut between two of its findings.
     """
 
     def __init__(self, breakers: str, *, longest: int, spans: Callable[[str], Iterable[tuple[int, int]]]) -> None:
@@ -87,14 +87,14 @@ class TailKeeper:
         self._kept = ""
 
     def feed(self, text: str) -> str:
-        """The next piece of the stream in, as much of the text so far as can go out."""
+        """Add the next piece of the stream, and return as much of the text so far as can go out."""
         whole = self._kept + text
         cut = self._cut(whole)
         self._kept = whole[cut:]
         return whole[:cut]
 
     def flush(self) -> str:
-        """The rest, because there will be no more of it."""
+        """Return the rest, because no more text will follow."""
         kept, self._kept = self._kept, ""
         return kept
 
@@ -103,10 +103,10 @@ class TailKeeper:
         end = begun.start() if begun else len(whole)
         cut = max(whole.rfind(breaker, 0, end) for breaker in self._breakers) + 1
         if end - cut > 2 * self._longest:
-            # No breaker for a long time: what begins before this place would have ended by now.
+            # No breaker for a long time: what began before this place has ended by now.
             place = end - self._longest
             within = next((span for span in self._spans(whole[cut:end]) if span[0] < place - cut < span[1]), None)
             place = cut + within[0] if within else place
-            # Something without an end is held back no longer than this.
+            # Something that does not end is held back no longer than this.
             cut = place if place > cut or end - cut < _PATIENCE * self._longest else end
         return cut

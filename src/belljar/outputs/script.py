@@ -1,6 +1,6 @@
 """A session's notebook as a Python script in cells (`# %%`), as editors and jupytext read it.
 
-Only the code of cells becomes code: output is in comments, and so is code that Python itself could not read.
+Only the code of cells becomes code: output is in comments, and so is code that Python itself could not parse.
 """
 
 import ast
@@ -14,7 +14,7 @@ _NOT_PYTHON = ("%", "!", "?")
 
 
 def script_of(notebook: Any) -> str:
-    """The script. Its first two lines are ours, so that no cell can declare an encoding."""
+    """Return the script. Its first two lines are ours, so that no cell can declare an encoding."""
     head = f"# Session {notebook.metadata.belljar.session_id}, exported by belljar.\n#\n"
     return head + "".join(map(_cell, notebook.cells))
 
@@ -23,20 +23,20 @@ def _cell(cell: Any) -> str:
     tags = cell.metadata.get("tags", [])
     title = '# %% tags=["undone", "skip-execution"]' if UNDONE in tags else "# %%"
     code = _commented(cell.source) if UNDONE in tags else as_python(cell.source)
-    said = "\n".join(filter(None, map(_words, cell.outputs)))
-    shown = f"# Output:\n{_commented(said)}\n" if said else ""
+    output = "\n".join(filter(None, map(_words, cell.outputs)))
+    shown = f"# Output:\n{_commented(output)}\n" if output else ""
     return f"\n{title}\n{code}\n{shown}"
 
 
 def as_python(code: str) -> str:
-    """The code, with what only IPython understands in comments."""
+    """Return the code, with what only IPython understands in comments."""
     if _is_python(code):
         return code.rstrip("\n")
     if not code.lstrip().startswith("%%"):
         lines = code.split("\n")
-        spared = "\n".join(f"# {printable(line)}" if line.startswith(_NOT_PYTHON) else line for line in lines)
-        if _is_python(spared):
-            return spared.rstrip("\n")
+        commented_magics = "\n".join(f"# {printable(line)}" if line.startswith(_NOT_PYTHON) else line for line in lines)
+        if _is_python(commented_magics):
+            return commented_magics.rstrip("\n")
     return _commented(code)
 
 
@@ -49,7 +49,7 @@ def _is_python(code: str) -> bool:
 
 
 def _commented(text: str) -> str:
-    # Every line end that Python or an editor knows: after a bare one, a comment would go on as code.
+    # Split at every line end that Python or an editor knows: behind one that is left, the comment would go on as code.
     return "\n".join(f"# {printable(line)}".rstrip() for line in text.splitlines())
 
 

@@ -1,6 +1,6 @@
-"""Output events to the fields of a result: what a caller is shown, with the notebook's rules for clearing and updating.
+"""Output events to the fields of a result: what a caller is shown, with a notebook's rules for clearing and updating.
 
-Live executions and replays from the journal go through the same code, so they cannot tell different stories.
+Live executions and replays from the journal go through the same code, so that they give the same results.
 """
 
 from belljar.models import Display, OutputEvent, Truncation
@@ -11,7 +11,7 @@ MAX_DISPLAYS = 50
 
 
 class Summary:
-    """The output of one execution, as far as it has come."""
+    """The output of one execution so far, as the fields of a result."""
 
     def __init__(self, *, budget_chars: int, uri: str) -> None:
         self._budget_chars = budget_chars
@@ -20,9 +20,9 @@ class Summary:
         self._is_clear_pending = False
         self._left_out = 0
         self._displays: list[Display] = []
-        """In the order of their marks between the texts."""
-        self._said_before_last = 0
-        """How much text came before the last of them."""
+        """The displays, in the order of their marks between the texts."""
+        self._bytes_before_last = 0
+        """How many bytes of text came before the last display."""
         self._rich_result: Display | None = None
         self.result: str | None = None
         self.error: str | None = None
@@ -31,7 +31,7 @@ class Summary:
         self._result_cut: Truncation | None = None
 
     def add(self, event: OutputEvent) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         self.sequence = event.sequence
         if event.kind == "clear":
             self._is_clear_pending = bool(event.data.get("wait"))
@@ -57,19 +57,19 @@ class Summary:
                 pass
 
     def segments(self) -> list[tuple[str, str]]:
-        """Stream texts in order, within the budget."""
+        """Return stream texts in order, within the budget."""
         segments = [(kind, text) for kind, text in self._text.segments() if kind != MARK]
         if self._left_out:
             segments.append(("notice", f"[belljar: {self._left_out} more displays are not listed]\n"))
         return segments
 
     def stream(self, name: str) -> str:
-        """The text of one stream, within the budget."""
+        """Return the text of one stream, within the budget."""
         return "".join(text for kind, text in self._text.segments() if kind == name)
 
     @property
     def displays(self) -> list[Display]:
-        """What was shown, each with its place between the texts; the last expression's value last."""
+        """The displays, each with its place between the texts; the last expression's value comes last."""
         places: list[int] = []
         texts = 0
         for kind, _ in self._text.segments():
@@ -84,13 +84,13 @@ class Summary:
 
     @property
     def truncation(self) -> Truncation | None:
-        """Whether text was left out, of the streams or of the result."""
+        """How much text was left out, of the streams or of the result; None for nothing."""
         return self._text.truncation(self._uri) or self._result_cut
 
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
         self._displays = []
-        self._said_before_last = 0
+        self._bytes_before_last = 0
         self._rich_result = None
         self._left_out = 0
         self._is_clear_pending = False
@@ -104,7 +104,7 @@ class Summary:
         if event.data.get("update") and self._update(display):
             return
         if display.mime == "text/plain" and display.display_id is None:
-            # Nothing rich about it: it keeps its place among the text.
+            # Plain text keeps its place among the text.
             self._text.add("display", event.text + "\n")
             return
         self._keep(display)
@@ -124,14 +124,14 @@ class Summary:
             self._left_out += 1
             return
         self._displays.append(display)
-        self._said_before_last = self._text.total_bytes
+        self._bytes_before_last = self._text.total_bytes
         self._text.mark()
 
     def _is_last(self, display: Display) -> bool:
-        """Whether this very place shows it already, byte for byte, and nothing can change one of the two."""
+        """Return whether this place shows the display already, byte for byte, and neither of the two can be updated."""
         if display.uri is None or display.display_id is not None or not self._displays:
             return False
-        return self._displays[-1].uri == display.uri and self._said_before_last == self._text.total_bytes
+        return self._displays[-1].uri == display.uri and self._bytes_before_last == self._text.total_bytes
 
 
 def _cut_of(event: OutputEvent) -> Truncation | None:

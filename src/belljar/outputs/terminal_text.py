@@ -1,4 +1,4 @@
-"""What a cell wrote for a terminal, as plain text: what would be on the screen at the end, with nothing that acts.
+"""What a cell wrote for a terminal, as plain text or HTML: what would be on the screen, without control characters.
 
 Output is hostile: escape sequences could retitle a terminal or hide lines, and controls could end a comment early.
 """
@@ -11,29 +11,29 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links
     r"|\x1b[ -/]*[0-~]?"
 )
-# Controls, the line ends of Unicode, what turns the direction of text around, halves of characters.
+# Control characters, Unicode's line ends, what reverses the direction of text, lone surrogates.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def as_plain(text: str) -> str:
-    """The text as a person would have seen it in a terminal without colours."""
+    """Return the text as a person would have seen it in a terminal without colours."""
     return printable(folded(without_escapes(text)))
 
 
 def without_escapes(text: str) -> str:
-    """The text without colours and other commands to a terminal."""
+    """Return the text without colours and other commands to a terminal."""
     return _ESCAPES.sub("", text)
 
 
 def folded(text: str) -> str:
-    """The text with carriage returns and backspaces carried out, as progress bars mean them."""
+    """Return the text with carriage returns and backspaces carried out, as progress bars mean them."""
     if "\r" not in text and "\b" not in text:
         return text
     return "\n".join(map(_folded_line, text.split("\n")))
 
 
 def printable(text: str) -> str:
-    """The text with a visible sign for every character that would act rather than show."""
+    """Return the text with a visible sign for every character that would control rather than show something."""
     return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -42,7 +42,7 @@ def _folded_line(line: str) -> str:
         line = _without_backspaces(line)
     parts: list[str] = []
     covered = 0
-    # From the last backwards, so that a line written over a million times costs no more than its length.
+    # From the last part backwards, so that a line overwritten a million times costs no more than its length.
     for written in reversed(line.split("\r")):
         if len(written) > covered:
             parts.append(written[covered:])
@@ -60,7 +60,7 @@ def _without_backspaces(line: str) -> str:
     return "".join(kept)
 
 
-# Terminal colours to HTML: the sixteen that themes have, bold, italic and underlined; other codes are dropped.
+# Terminal colours to HTML: the sixteen that themes have, bold, italic and underlined; other codes are dropped
 
 _COLOUR_CODE = re.compile(r"\x1b\[([0-9;]{0,64})m")
 _STYLES = {1: "bold", 3: "italic", 4: "underline"}
@@ -69,7 +69,7 @@ _NAMES = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 def coloured(text: str) -> str:
-    """The text as HTML, escaped, with `ansi-…` classes for what was coloured."""
+    """Return the text as HTML, escaped, with `ansi-…` classes for what was coloured."""
     text = "\n".join(folded(without_escapes(line)) if "\r" in line or "\b" in line else line for line in _lines(text))
     parts: list[str] = []
     classes: dict[str, str] = {}
@@ -97,7 +97,7 @@ def _changed(classes: dict[str, str], codes: str) -> dict[str, str]:
         elif number in _ENDED:
             changed.pop(_ENDED[number], None)
         elif number in (38, 48):
-            # A colour of 256 or of all: its numbers follow, and are not codes of their own.
+            # A colour out of 256, or an RGB colour: its numbers follow, and are not codes.
             del numbers[: 2 if numbers[:1] == [5] else 4]
         elif 30 <= number <= 37 or 90 <= number <= 97:
             changed["colour"] = f"ansi-{_NAMES[number % 10]}"

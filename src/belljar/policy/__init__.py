@@ -1,1 +1,1 @@
-"""What the operator lets code do: tools it may call, code it may run, output it may give."""
+"""The operator's policy: which tools a session may call, which code it may run, which output callers get to see."""

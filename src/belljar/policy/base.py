@@ -1,4 +1,4 @@
-"""What the guards tell the rest of the house."""
+"""What a guard answers to the other packages: a verdict on a tool call, a finding in code."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,13 +6,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a call may go out; `ask` means: if the person agrees."""
+    """The decision on one tool call. `ask` means that the call may go out if the person agrees."""
 
     decision: Literal["allow", "deny", "ask"]
     reason: str = ""
-    """Said to the code and to the person: the rule, the value, what to do."""
+    """The rule, the value and what to do next, in words for the code that called and for the person."""
     rule: str = ""
-    """Where in the policy it stands, like `tools.3` or `servers.github.write_*`."""
+    """The place of the rule in the policy, like `tools.3` or `servers.github.write_*`."""
 
 
 @dataclass(frozen=True, slots=True)

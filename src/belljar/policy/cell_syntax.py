@@ -1,10 +1,9 @@
 """Reads a cell as IPython does: Python, with magics and shell lines turned into the calls that they stand for.
 
-IPython's own transformer does the turning, and the calls are read from the syntax tree, so that no second parser can
-disagree with the one that runs the cell. The IPython of a session may be another version than the server's: where
-versions differ (prompts, indentation), the cell is read in each way, and everything that any of them shows counts.
-What cannot be read as Python in the end is an error of the reader, so nothing passes unread. This module knows
-IPython's notation, not which of it is allowed.
+IPython's own transformer turns them, and the calls are read from the syntax tree, so that no second parser can
+disagree with the one that runs the cell. The session's IPython may have another version than the server's: where
+versions differ (prompts, indentation), the cell is read in each way, and what is found in any of them counts. Code that
+cannot be read as Python raises, so nothing passes unread. This module knows IPython's notation, not what is allowed.
 """
 
 import ast
@@ -19,15 +18,15 @@ from typing import Protocol, cast
 
 MOST_ESCAPES = 5_000
 SHELL = "!"
-# IPython gives up on a cell with more.
+# IPython gives up on a cell with more transformations.
 _MOST_TRANSFORMS = 500
 # IPython reads the rest of a cell again for each command, 250,000 characters a second.
 _MOST_CHARS = 1_000_000
 _MOST_NESTED = 20
-# Whose bodies are Python.
+# Magics whose body or argument is Python.
 _PYTHON_CELL_MAGICS = frozenset({"time", "timeit", "capture", "prun", "debug", "code_wrap"})
 _PYTHON_LINE_MAGICS = frozenset({"time", "timeit", "prun", "debug", "mprun", "memit", "lprun"})
-# Whose bodies are text that nothing runs in the session.
+# Magics whose body is text that nothing runs in the session.
 _TEXT_CELL_MAGICS = frozenset(
     {"writefile", "file", "html", "HTML", "markdown", "latex", "svg", "SVG", "javascript", "js"}
 )
@@ -35,31 +34,32 @@ _SHELL_MAGICS = frozenset(
     {"sx", "system", "bash", "sh", "script", "perl", "ruby", "python", "python2", "python3", "pypy", "cmd", "!"}
     | {"cat", "cp", "ldir", "less", "lf", "lk", "ll", "ls", "lx", "man", "mkdir", "more", "mv", "rep", "rm", "rmdir"}
 )
-# `x?` is `%pinfo x` to IPython. It runs nothing, so it is no magic to a policy unless somebody writes it as one.
+# IPython turns `x?` into `%pinfo x`. It runs nothing, so a policy counts it as a magic only if it is written as one.
 _HELP_MAGICS = frozenset({"pinfo", "pinfo2", "psearch"})
 _SHELL_METHODS = frozenset({"system", "system_raw", "system_piped", "getoutput"})
 _MAGIC_METHODS = frozenset({"run_line_magic", "run_cell_magic", "magic"})
 _CODE_METHODS = frozenset({"run_cell", "run_cell_async", "ex", "ev"})
-# No other class has methods of these names, so their object may be called anything.
-_TELLING_METHODS = frozenset({"run_line_magic", "run_cell_magic", "system_raw", "system_piped"})
+# No other class has methods with these names, so they count whatever their object is called.
+_UNMISTAKABLE_METHODS = frozenset({"run_line_magic", "run_cell_magic", "system_raw", "system_piped"})
 
 _PROMPT = re.compile(r"^\s*(?:>>>[ \t]?|\.\.\.+:?[ \t]?|(?:(?:\[nav\]|\[ins\])? )?In \[\d+\]: )", re.MULTILINE)
-# Without any of these a cell has no commands, and IPython leaves it as it is. With one, it may have.
+# A cell without any of these has no commands, and IPython leaves it unchanged. A cell with one of them may have some.
 _MARKS = re.compile(r"^[ \t]*[!%,;/]|=[\s\\]*[!%]|[?\r]", re.MULTILINE)
 _MARKED_LINE = re.compile(r"^[ \t]*[!%?,;/]", re.MULTILINE)
-# Line ends to IPython, and none to Python: what one of them takes for text could be a command to the other.
+# IPython takes these for line ends and Python does not, so what one reads as text could be a command to the other.
 _ODD_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-# Whether the line goes on depends on the version of Python's tokenizer.
+# Whether the line continues after this depends on the version of Python's tokenizer.
 _ODD_CONTINUATION = re.compile(r"\\\r(?!\n)")
-# A cell of one line that begins with the name of a magic is that magic, unless the name is a variable's.
+# A one-line cell that begins with the name of a magic runs that magic, unless a variable has that name.
 _AUTOMAGIC = re.compile(r"^\s*([A-Za-z_]\w*)(?!\w)\s*(?![=,])")
 _OPTIONS = re.compile(r"^(?:\s*-\w+(?:\s+\d+)?(?=\s|$))*\s*")
-# What IPython's transformer raises on hostile text, some of it by mistake. The session's raises too, and runs nothing.
+# What IPython's transformer raises on hostile text, some of it through bugs. The session's own transformer raises as
+# well, and then runs nothing.
 _TRANSFORMER_ERRORS = (SyntaxError, ValueError, IndexError, AssertionError, tokenize.TokenError)
 
 
 class Unreadable(Exception):
-    """It is not Python as this server's interpreter knows it."""
+    """The code is not Python as this server's interpreter knows it."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -77,14 +77,14 @@ class Escape:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What stands in a cell. The lines of `tree` are the cell's own."""
+    """The content of a cell. Line numbers in `tree` are those of the cell."""
 
     tree: ast.Module
     escapes: list[Escape] = field(default_factory=list[Escape])
     bodies: list["Reading"] = field(default_factory=list["Reading"])
-    """Python inside of magics, and the cell as other versions of IPython read it."""
+    """The Python inside magics, and the cell as other versions of IPython read it."""
     first_word: str = ""
-    """Of a cell of one line: a magic, unless a variable is called so."""
+    """The first word of a one-line cell, which is a magic unless a variable has that name."""
 
 
 def read_cell(code: str) -> Reading:
@@ -108,7 +108,7 @@ def is_shell_method(method: str) -> bool:
 
 
 class _Transformer(Protocol):
-    """What is used here of IPython's `TransformerManager`, which has no types."""
+    """The part of IPython's `TransformerManager`, which has no types, that this module uses."""
 
     cleanup_transforms: Sequence[Callable[[list[str]], list[str]]]
     line_transforms: Sequence[Callable[[list[str]], list[str]]]
@@ -124,7 +124,7 @@ def _transformer() -> _Transformer:
 
 
 class _Reader:
-    """Reads one cell with everything in it, for a bounded number of characters."""
+    """Reads one cell and all code nested in it, up to a total number of characters."""
 
     def __init__(self, most_chars: int) -> None:
         self._chars_left = most_chars
@@ -133,7 +133,7 @@ class _Reader:
         """Read a cell, or the body of a magic."""
         if depth > _MOST_NESTED:
             raise Unreadable(first_line, "magics in magics without end")
-        # IPython begins a cell with the first line that says something.
+        # IPython skips blank lines at the start of a cell.
         blank = code.rfind("\n", 0, len(code) - len(code.lstrip())) + 1
         first_line, code = first_line + code.count("\n", 0, blank), code[blank:]
         if odd := _ODD_LINE_ENDS.search(code) or _ODD_CONTINUATION.search(code):
@@ -192,26 +192,26 @@ class _Reader:
             if not has_changed:
                 return "".join((*done, *lines))
             place = next(at for at, line in enumerate(changed) if at >= len(lines) or line != lines[at])
-            # As many lines as before, so that later ones keep their numbers.
+            # Keep the number of lines, so that later lines keep their numbers.
             lines = [*changed[: place + 1], *["\n"] * (len(lines) - len(changed)), *changed[place + 1 :]]
             if not lines[place].startswith((" ", "\t")):
-                # Nothing is open behind a command that is not indented, so IPython need not read again what is before.
+                # After a command that is not indented no block is open, so IPython need not reread the lines before.
                 done += lines[: place + 1]
                 lines = lines[place + 1 :]
         raise Unreadable(first_line, f"IPython reads no more than {_MOST_TRANSFORMS} magics in a cell")
 
     def _with_calls(self, reading: Reading, text: str, depth: int) -> Reading:
-        """Read the calls that magics and commands have become, and those that were written so."""
+        """Read the calls that magics and commands were turned into, and those that were written as calls."""
         for node in ast.walk(reading.tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 method = node.func.attr
-                if method in _TELLING_METHODS or _is_shell_object(node.func.value):
+                if method in _UNMISTAKABLE_METHODS or _is_shell_object(node.func.value):
                     self._take(node, method, text, reading, depth)
         reading.escapes.sort(key=lambda escape: escape.line)
         return reading
 
     def _take(self, node: ast.Call, method: str, text: str, reading: Reading, depth: int) -> None:
-        """Note what one call of IPython's shell does."""
+        """Add to `reading` what one call of IPython's shell does."""
         words = [_text(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
         if method in _SHELL_METHODS:
             reading.escapes.append(Escape(node.lineno, SHELL))
@@ -229,7 +229,7 @@ class _Reader:
                 reading.bodies.extend(self._code_of(name, argument, body, node.lineno, depth))
 
     def _code_of(self, name: str, argument: str, body: str | None, line: int, depth: int) -> Iterator[Reading]:
-        """Read the Python in a magic: its body, and what stands behind the options in its own line."""
+        """Read the Python in a magic: its body, and what follows the options in its own line."""
         if body is not None and name not in _TEXT_CELL_MAGICS:
             yield self.read(body, line + 1, depth + 1)
         if name in _PYTHON_LINE_MAGICS if body is None else name in _PYTHON_CELL_MAGICS and name != "capture":
@@ -252,7 +252,7 @@ def _versions(code: str) -> Iterator[str]:
 
 
 def _unindented(lines: list[str]) -> list[str]:
-    """Return the lines without the indentation of the first one, as IPython 8 does; later ones refuse what differs."""
+    """Return the lines without the first one's indentation, as IPython 8 does; later versions refuse what differs."""
     if not lines or not lines[0].strip():
         return lines
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
@@ -272,16 +272,16 @@ def _parsed(text: str, first_line: int) -> ast.Module:
 
 
 def _magic(words: list[str | None]) -> tuple[str, str]:
-    """Return the name of a magic and its argument; no name, if it is not written there."""
+    """Return the name of a magic and its argument; the name is empty if it is not a literal."""
     if words[0] is None:
         return "", ""
-    # `% run x` names no magic to IPython; a policy takes it for `%run x`.
+    # IPython finds no magic in `% run x`; a policy treats it as `%run x`.
     name, *rest = " ".join(word or "" for word in words).split(maxsplit=1) or [""]
     return name.lstrip("%"), "".join(rest)
 
 
 def _is_shell_object(node: ast.expr) -> bool:
-    """Return whether an expression is `get_ipython()`, from wherever that was imported."""
+    """Return whether an expression is a call of `get_ipython`, wherever that was imported from."""
     called = node.func if isinstance(node, ast.Call) else None
     return "get_ipython" in (getattr(called, "id", ""), getattr(called, "attr", ""))
 

@@ -1,6 +1,6 @@
-"""Code before it runs, against the policy's rules for code: findings in the syntax tree, never in the text.
+"""Checks code against the policy's rules before it runs. It searches the syntax tree, never the text.
 
-A guardrail for honest mistakes and careless models, and no sandbox: code that wants to hide what it does can.
+This is a guardrail against honest mistakes and careless models, not a sandbox: code can hide from it on purpose.
 """
 
 import ast
@@ -28,17 +28,17 @@ _RANK: tuple[Decision, ...] = ("deny", "ask", "warn", "allow")
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found, the first ones, and what follows from the worst."""
+    """The first findings in a cell, and the strictest decision of their rules."""
 
     decision: Decision = "allow"
     findings: tuple[Finding, ...] = ()
     reasons: tuple[str, ...] = ()
-    """What the rules themselves say, for the findings in their order."""
+    """The reason that each finding's rule gives, in the order of the findings."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CodeChecks:
-    """One rule, ready to be compared with."""
+    """One rule, compiled."""
 
     name: str
     rule: CodeRule
@@ -50,17 +50,17 @@ class _CodeChecks:
 
 
 class Inspector:
-    """The rules for code of one policy."""
+    """Checks cells against one policy's rules for code."""
 
     def __init__(self, rules: Iterable[CodeRule], *, is_strict: bool = False) -> None:
         self._checks = [_prepared(number, rule) for number, rule in enumerate(rules, 1)]
         self._kinds = {template.kind for checks in self._checks for template in checks.templates}
         self._is_strict = is_strict
         self.has_rules = bool(self._checks)
-        """Whether there is anything to look for."""
+        """Whether the policy has rules for code."""
 
     def inspect(self, code: str, names: CodeNames) -> Inspection:
-        """Look through a cell. `names` learns what the cell binds, so pass a copy of what the session knows."""
+        """Check a cell. `names` learns what the cell binds, so pass a copy of the session's names."""
         try:
             reading = read_cell(code)
         except Unreadable as error:
@@ -139,7 +139,7 @@ class Inspector:
                     yield _at(node, f"{ast.unparse(node)[:MOST_CHARS]} is like {template.text}", checks.name)
 
     def _in_text(self, node: ast.Call, names: CodeNames, depth: int) -> Iterator[Finding]:
-        """Code that is written as text and run: `exec("import os")`."""
+        """Check code that is written as a string and run, as in `exec("import os")`."""
         if not _RUNNERS & {*names.of(node.func)}:
             return
         text = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
@@ -153,7 +153,7 @@ class Inspector:
         try:
             inner = read_cell(text)
         except Unreadable:
-            return  # it raises when it runs
+            return  # the string raises a SyntaxError when it runs
         for finding in self._findings(inner, names, depth + 1):
             yield _at(node, f"{finding.what}, in text that is run", finding.rule)
 
@@ -166,7 +166,7 @@ def _automagic(reading: Reading, names: CodeNames) -> list[Escape]:
 
 
 def _runs_command(node: ast.Call, names: CodeNames) -> bool:
-    """Return whether a call is `get_ipython().system(...)` or one like it, under whatever name."""
+    """Return whether a call is `get_ipython().system(...)` or a similar one, under any name."""
     methods = (name.rpartition(".") for name in names.of(node.func))
     return any(owner == IPYTHON and is_shell_method(method) for owner, _, method in methods)
 
@@ -191,7 +191,7 @@ def _modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif not node.level:
-        # What is imported from a package may be a module of it.
+        # A name that is imported from a package may be one of its modules.
         for alias in node.names:
             yield node.module or "" if alias.name == "*" else f"{node.module}.{alias.name}"
 

@@ -1,7 +1,7 @@
-"""What names in code stand for: aliases, from-imports and the usual detours are followed to the dotted name behind.
+"""Resolves names in code: follows aliases, from-imports and the usual detours to the dotted name behind them.
 
-It follows what is written, whatever runs: no scopes, no order, no values. So it errs on the side of seeing too much,
-and a name that is put together while the code runs is not seen: that is what the sandbox is for.
+The resolution uses only the written code, without scopes, order or values, so it may find too much. It does not find a
+name that the code puts together while it runs; against that there is the sandbox.
 """
 
 import ast
@@ -13,7 +13,8 @@ ANY = "_"
 MOST_NAMES = 5_000
 MOST_CHARS = 200
 MOST_ORIGINS = 16
-# Of one expression: each node asks anew, so that a chain without end would take its length squared.
+# The depth within one expression. Each node resolves the nodes below it, so an endless chain would take its length
+# squared.
 MOST_LEVELS = 20
 _BUILTIN = frozenset(dir(builtins))
 _IMPORTERS = frozenset({"__import__", "importlib.import_module", "importlib.__import__"})
@@ -21,29 +22,29 @@ _MODULE_TABLES = frozenset({"sys.modules"})
 _NAMESPACES = frozenset({"vars", "globals", "locals"})
 _SHELLS = frozenset({"get_ipython", "IPython.get_ipython", "IPython.core.getipython.get_ipython"})
 IPYTHON = "get_ipython()"
-"""The dotted name of IPython's shell, whatever it is bound to."""
+"""The dotted name that stands for IPython's shell, whatever variable it is bound to."""
 
 
 @dataclass(slots=True)
 class CodeNames:
-    """What is known of a session's names, from the cells that it ran."""
+    """What a session's names stand for, learned from the cells that it ran."""
 
     origins: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     starred: set[str] = field(default_factory=set[str])
-    """Modules of which everything was imported."""
+    """Modules that were imported with `*`."""
     bound: set[str] = field(default_factory=set[str])
-    "CodeNames of variables, functions and classes."
+    """Names of variables, functions and classes."""
     _seen: dict[ast.AST, list[str]] = field(default_factory=dict[ast.AST, list[str]], repr=False, compare=False)
-    """Answers, while nothing new is learnt."""
+    """Answers of `of`, valid until `learn` is called."""
 
     def copy(self) -> "CodeNames":
-        """One that can learn without this one."""
+        """Return a copy that can learn without changing this object."""
         return CodeNames(
             {name: set(origins) for name, origins in self.origins.items()}, set(self.starred), set(self.bound)
         )
 
     def learn(self, tree: ast.AST) -> None:
-        """Take in what a cell imports, and what it gives another name to."""
+        """Learn what a cell imports, and which values it gives another name."""
         self._seen = {}
         for node in ast.walk(tree):
             match node:
@@ -69,7 +70,7 @@ class CodeNames:
         self._seen = {}
 
     def of(self, node: ast.AST, levels: int = MOST_LEVELS) -> list[str]:
-        """The dotted names that an expression may stand for; a part that is not known is `_`."""
+        """Return the dotted names that an expression may stand for; an unknown part is `_`."""
         if not levels:
             return [ANY]
         if (answer := self._seen.get(node)) is None:
@@ -95,7 +96,7 @@ class CodeNames:
                 return [ANY]
 
     def imported_by_call(self, node: ast.Call, levels: int = MOST_LEVELS) -> tuple[bool, str | None]:
-        """Whether a call imports a module, and which; None for one whose name is not written there."""
+        """Return whether a call imports a module, and which one; None if its name is not a literal."""
         if not _IMPORTERS & {*self.of(node.func, levels)}:
             return False, None
         name = _text(node.args[0]) if node.args else _text(_keyword(node, "name"))
@@ -128,7 +129,7 @@ class CodeNames:
         return [ANY]
 
     def _of_item(self, node: ast.Subscript, levels: int) -> list[str]:
-        """`sys.modules["os"]`, `vars(os)["system"]`, `os.__dict__["system"]`, `__builtins__["eval"]`."""
+        """Resolve `sys.modules["os"]`, `vars(os)["system"]`, `os.__dict__["system"]`, `__builtins__["eval"]`."""
         key = _text(node.slice)
         if key is None:
             return [ANY]
@@ -143,7 +144,7 @@ class CodeNames:
 
 
 def _plain(name: str) -> str:
-    """Built-in functions have no module in front."""
+    """Return a dotted name without `builtins.` in front of a built-in function."""
     name = name.replace("__builtins__", "builtins", 1) if name.startswith("__builtins__") else name
     return (name.removeprefix("builtins.") or name)[:MOST_CHARS]
 

@@ -1,7 +1,7 @@
 """Patterns of code as the operator writes them: `open(_, "w*")`, `requests.get(..., verify=False)`, `_.to_sql(...)`.
 
-A pattern is an expression of Python. `_` stands for anything, `...` among arguments for any further ones, and `*` and
-`?` in text for characters. Names are compared by what they stand for, whatever the code calls them.
+A pattern is a Python expression. `_` stands for any expression, `...` among arguments for any further arguments, and
+`*` and `?` in a string for characters. Names are compared by what they stand for, not by what the code calls them.
 """
 
 import ast
@@ -29,11 +29,11 @@ class Template:
 
     @property
     def kind(self) -> type[ast.expr]:
-        """The nodes that can be one of those."""
+        """Return the type of the syntax nodes that can match."""
         return type(self._expression)
 
     def matches(self, node: ast.AST, names: CodeNames) -> bool:
-        """Whether a node of a tree is one of those."""
+        """Return whether a node of a syntax tree matches the pattern."""
         return type(node) is type(self._expression) and _same(self._expression, node, names)
 
 

@@ -1,6 +1,7 @@
-"""The decision log: what the policy decided, a JSON object a line, in the data directory. Ids and rules, never values.
+"""The decision log: a file in the data directory with one JSON object per decision of the policy.
 
-Servers that share a data directory share the file. It is turned over at its limit, and one older file is kept.
+It holds ids and rules, never values. Servers that share a data directory share the file. The file is rotated at its
+size limit, and one older file is kept.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class DecisionLog:
-    """Appends; a disk that is full costs the line, not the call."""
+    """Appends decisions to the file. If the disk is full, the line is lost, but the call goes on."""
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self.path = folder / FILE
@@ -26,15 +27,15 @@ class DecisionLog:
         self._has_failed = False
 
     def write(self, **fields: str | int) -> None:
-        """Write one line; a field that is empty is left out."""
-        told = {
+        """Write one line, without the empty fields."""
+        entry = {
             name: value[:MOST_NAME_CHARS] if isinstance(value, str) else value
             for name, value in fields.items()
             if value != ""
         }
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
-            self._append(json.dumps({"at": at, **told}).encode() + b"\n")
+            self._append(json.dumps({"at": at, **entry}).encode() + b"\n")
         except OSError as error:
             if not self._has_failed:
                 log.warning("decisions are not logged: %s: %s", self.path, error.strerror)
@@ -44,7 +45,8 @@ class DecisionLog:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another server may have turned it over while we waited: then the line goes into the older file.
+            # Another server may have rotated the file while we waited for the lock. Then `descriptor` is the older
+            # file, and the line goes there.
             if os.fstat(descriptor).st_size + len(line) > self._most_bytes and self._is_current(descriptor):
                 self.path.replace(self.path.with_suffix(".1.jsonl"))
                 os.close(descriptor)

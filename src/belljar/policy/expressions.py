@@ -1,6 +1,7 @@
-"""Business rules as expressions of CEL, the Common Expression Language: no loops without end, no way out.
+"""The operator's expressions: rules in CEL (Common Expression Language) and regular expressions in RE2's syntax.
 
-It knows names and values, not what a rule is for. The library is loaded when the first expression is: a policy without
+Neither can loop forever, and CEL cannot reach anything outside the values it is given. This module knows names and
+values, not what a rule is for. The CEL library is loaded with the first expression, so that a policy without
 expressions does not pay for it.
 """
 
@@ -13,18 +14,19 @@ import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
 VARIABLES = ("arguments", "server", "tool", "read_only", "destructive", "calls")
 MOST_CHARS = 10_000
-# A macro in a macro takes the square of the values, which hostile code chooses: a million steps take half a second.
+# A macro inside a macro takes as many steps as the square of the number of values, and hostile code chooses the
+# values. A million steps take half a second.
 MOST_STEPS = 1_000_000
 # The names that macros bind, as in `arguments.rows.all(row, row.amount < 10)`.
 _BOUND = re.compile(r"(?:\.(?:all|exists|exists_one|map|filter)|\bcel\.bind)\s*\(\s*([A-Za-z_]\w*)\s*,")
 
 
 class ExpressionFailed(Exception):
-    """It has no value for this call, such as a comparison with an argument that is not there."""
+    """An expression has no value for a call, for example because it compares an argument that is missing."""
 
 
 class Expression:
-    """One expression, compiled."""
+    """One compiled CEL expression."""
 
     def __init__(self, text: str) -> None:
         import cel
@@ -43,7 +45,7 @@ class Expression:
             raise ValueError(f"{text!r} names {min(unknown)!r}; there are {', '.join(VARIABLES)}")
 
     def is_true(self, values: Mapping[str, Any]) -> bool:
-        """Whether it is true of these values; what is neither true nor false is an error."""
+        """Return whether the expression is true of these values; raise `ExpressionFailed` if it is no boolean."""
         if self._macros > 1 and _size(values) ** self._macros > MOST_STEPS:
             raise ExpressionFailed("there are too many values to go through")
         try:
@@ -56,38 +58,38 @@ class Expression:
 
 
 def _size(value: object) -> int:
-    """How many values there are in a value."""
+    """Return how many values a value contains, itself included."""
     if isinstance(value, Mapping):
         return 1 + sum(map(_size, cast("Mapping[str, object]", value).values()))
     return 1 + sum(map(_size, cast("list[object]", value))) if isinstance(value, list) else 1
 
 
 def _first_line(error: Exception) -> str:
-    said = str(error).splitlines() or [type(error).__name__]
-    text = f"no value under {said[0]}" if isinstance(error, KeyError) else said[0]
+    lines = str(error).splitlines() or [type(error).__name__]
+    text = f"no value under {lines[0]}" if isinstance(error, KeyError) else lines[0]
     return text.partition(": ERROR: ")[2] or text
 
 
-# Regular expressions that take linear time: the operator writes them, but hostile text is searched with them.
+# Regular expressions. RE2 takes linear time: the operator writes the patterns, but the searched text may be hostile.
 
 re2: Any = _re2  # it has no types
 
 
 class Regex(Protocol):
-    """What of a compiled expression is used."""
+    """The methods of a compiled regular expression that belljar uses."""
 
     def search(self, text: str, /) -> object | None:
-        """The first match, or None."""
+        """Return the first match, or None."""
         ...
 
     def sub(self, repl: Any, text: str, /) -> str:
-        """The text with every match replaced."""
+        """Return the text with every match replaced."""
         ...
 
 
 @lru_cache(maxsize=1_000)
 def compiled(pattern: str, *, may_be_empty: bool = False) -> Regex:
-    """Compile; ValueError says what is wrong. One that matches the empty text would be found everywhere."""
+    """Compile a pattern; raise ValueError with what is wrong, such as a match of the empty text, found everywhere."""
     quiet = re2.Options()
     quiet.log_errors = False
     try:

@@ -1,6 +1,6 @@
-"""A session's guard: judges its tool calls and its code, screens its output, and keeps the decisions on record.
+"""A session's guard: judges its tool calls and its code, filters its output and logs the decisions.
 
-It decides and never does: asking the person, making the call and running the code are for others.
+The guard only decides. Asking the person, making the call and running the code are done by its callers.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from belljar.policy.tool_calls import OTHER_ARGUMENTS, WITHOUT, CheckedRule, Jud
 
 KERNEL_MARK = "kernel:"
 READS_ONLY = "only tools that say they only read may be called"
-# Longer code is looked through in a thread, because 1 MiB takes seconds; so is code that IPython has to read.
+# Longer code is inspected in a thread, because 1 MiB takes seconds; so is code that IPython has to read.
 SHORT_CODE_CHARS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rulebook:
-    """A policy ready to be obeyed, shared by all guards."""
+    """A compiled policy, shared by the guards of all sessions."""
 
     policy: Policy
     tools: list[CheckedRule]
     inspector: Inspector
     rates: Rates
     log: DecisionLog | None = None
-    """None: there is no policy, so nothing is decided."""
+    """None if there is no policy, because then there are no decisions to log."""
 
 
 def rulebook(policy: Policy, log: DecisionLog | None = None) -> Rulebook:
@@ -45,12 +45,12 @@ def rulebook(policy: Policy, log: DecisionLog | None = None) -> Rulebook:
 
 
 class Guard:
-    """One per session."""
+    """Applies the policy to one session."""
 
     def __init__(self, book: Rulebook, session_id: str = "", principal: str = "", folder: Path | None = None) -> None:
         self._book = book
         self.inspects_code = book.inspector.has_rules
-        """Whether there is anything to look for in code."""
+        """Whether the policy has rules for code."""
         self._session_id = session_id
         self._principal = principal
         self._memory = GuardState(folder if book.log is not None else None)
@@ -60,7 +60,7 @@ class Guard:
     def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
-        """Whether a call may go out. One that may counts towards the limits, so judge each call once."""
+        """Return whether a call may go out. A call that may counts towards the limits: judge each call once."""
         key = _key(server, tool)
         call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(key))
         rules = [rule for rule in self._book.tools if rule.matches(call)]
@@ -87,9 +87,10 @@ class Guard:
         destructive: bool,
         is_approved: bool,
     ) -> bool:
-        """Whether a judged call may go out with these arguments instead. It counts nothing, and says no reasons.
+        """Return whether a judged call may go out with these arguments instead, without counting it again.
 
-        The code gave tokens; these are the values, which it must not learn of.
+        The session's code passed privacy tokens; `arguments` has the values behind them. The answer gives no reason,
+        because a reason could tell the code something about the values.
         """
         call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(_key(server, tool)) - 1)
         rules = [rule for rule in self._book.tools if rule.matches(call)]
@@ -103,13 +104,13 @@ class Guard:
         return is_decided and unfit_verdict(call) is None and is_within
 
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
-        """What became of a judged call: `allowed`, `denied`, `approved` or `declined`."""
+        """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval."""
         if outcome == "approved" and any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools):
             self._memory.approve(verdict.rule)
         self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome)
 
     def _decision(self, call: JudgedCall, rules: list[CheckedRule]) -> Verdict:
-        """The first rule that decides, or else what the policy says of such tools."""
+        """Return the verdict of the first rule that decides, or else the policy's default for such tools."""
         policy = self._book.policy
         for rule in rules:
             if rule.rule.decision is not None:
@@ -127,7 +128,7 @@ class Guard:
         return _decided(rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
 
     def _limited(self, call: JudgedCall, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
-        """A refusal of a call that goes beyond what a rule allows."""
+        """Return a refusal if the call exceeds one of the rule's limits."""
         why = f"{rule.rule.reason}: " if rule.rule.reason else ""
         if rule.excludes(call):
             return refusal(f"{why}{READS_ONLY}", rule.name, WITHOUT)
@@ -160,7 +161,7 @@ class Guard:
     # Code
 
     async def examine(self, code: str, environment: str) -> Inspection:
-        """Look through a cell before it runs; `vetted` tells what became of it."""
+        """Inspect a cell before it runs; the caller then reports to `vetted` what became of it."""
         if not self.inspects_code:
             return Inspection()
         if environment.startswith(KERNEL_MARK) and self._book.policy.other_kernels == "deny":
@@ -172,12 +173,12 @@ class Guard:
         else:
             inspection = await asyncio.to_thread(self._book.inspector.inspect, code, names)
         if inspection.decision != "deny":
-            # Also of code that a person may yet refuse: knowing too much only makes the guard see more.
+            # Also learn from code that the person may still refuse, because extra names only lead to more findings.
             self._memory.learn(names)
         return inspection
 
     def vetted(self, execution_id: str, inspection: Inspection, outcome: str) -> None:
-        """What became of code with findings: `allowed`, `denied`, `approved` or `declined`."""
+        """Log what became of code with findings: `allowed`, `denied`, `approved` or `declined`."""
         for finding in inspection.findings:
             self._note(
                 execution=execution_id,
@@ -187,14 +188,14 @@ class Guard:
                 outcome=outcome,
             )
 
-    # The rest
+    # Output, forks, log
 
     def screens(self) -> list[OutputScreen]:
-        """What one execution's output goes through."""
+        """Return new screens, the filters that one execution's output passes through."""
         return [FilterScreen(self._book.policy.output)] if self._book.policy.output else []
 
     def inherit(self, origin: "Guard") -> None:
-        """The session is a fork: its calls count as its origin's did."""
+        """Take over the state of the session that this one was forked from: its counts, approvals and names."""
         self._memory.inherit(origin._memory)
 
     def _note(self, **fields: str | int) -> None:

@@ -1,4 +1,4 @@
-"""The guardrails of a runtime: the policy file, what the settings add to it, and what it makes of the settings."""
+"""The guardrails of a runtime: reads the policy file, adds the settings' rules to it and applies its limits to them."""
 
 import logging
 import re
@@ -23,21 +23,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Guardrails:
-    """What holds for every session of a runtime."""
+    """The policy and the settings that hold for every session of a runtime."""
 
     settings: Settings
-    """As they are under the policy."""
+    """The settings after the policy's limits were applied."""
     book: Rulebook
     sections: Mapping[str, BaseModel] = field(default_factory=dict[str, BaseModel])
-    """The file's tables of other rooms."""
+    """The file's tables that belong to other packages."""
 
     def guard(self, session_id: str, principal: str, folder: Path) -> Guard:
-        """A session's guard; what it must not forget is kept in the folder."""
+        """Return a session's guard, which keeps its state in `folder`."""
         return Guard(self.book, session_id, principal, folder)
 
 
 def read_guardrails(settings: Settings, sections: Mapping[str, type[BaseModel]] = {}) -> Guardrails:
-    """Read the policy that the settings name; a file that is not in order raises, so the server does not start."""
+    """Read the policy that the settings name. A faulty file raises, so that the server does not start."""
     is_wanted = bool(settings.policy or settings.blocked_patterns or settings.guardrails_strict)
     if not settings.guardrails:
         if is_wanted:
@@ -53,7 +53,7 @@ def read_guardrails(settings: Settings, sections: Mapping[str, type[BaseModel]] 
 
 
 def blocking(patterns: list[str]) -> CodeRule:
-    """The rule of the setting `blocked_patterns`: a dotted name blocks its import and its use, else it is a pattern."""
+    """Return the rule of the setting `blocked_patterns`: a dotted name blocks its import and use, else a pattern."""
     names = [name for entry in patterns if _NAME.fullmatch(name := entry.strip().removesuffix("("))]
     others = [entry for entry in patterns if not _NAME.fullmatch(entry.strip().removesuffix("("))]
     reason = "it is one of blocked_patterns"
@@ -66,7 +66,7 @@ def blocking(patterns: list[str]) -> CodeRule:
 
 
 def limited(settings: Settings, limits: PolicyLimits | None) -> Settings:
-    """The settings, made stricter where the policy says so."""
+    """Return the settings, made stricter where the policy says so."""
     changes: dict[str, object] = {}
     if not settings.allow_network_access or (limits and limits.allow_network_access is False):
         changes["egress"] = []

@@ -1,4 +1,4 @@
-"""What callers do not get to see of an execution's output. It changes text; how text arrives is not its business."""
+"""Applies the policy's rules for output: replaces or withholds text of an execution before callers see it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,15 +23,15 @@ WITHHELD = "[belljar: output withheld by {rule}{reason}; the cell ran, show less
 
 
 class OutputFilter:
-    """The rules for output on their way through one execution's text."""
+    """Applies the rules for output to the text of one execution. It does not know how the text arrives."""
 
     def __init__(self, rules: Iterable[OutputRule]) -> None:
         self._rules = [(f"output.{number}", rule) for number, rule in enumerate(rules, 1)]
         self.withheld = ""
-        """What is said instead, once something is withheld."""
+        """The notice that replaces the output once something is withheld."""
 
     def clean(self, text: str) -> str:
-        """The text as callers see it; once something is withheld, so is all that follows."""
+        """Return the text as callers see it; once something is withheld, everything after it is withheld too."""
         if self.withheld:
             return ""
         for name, rule in self._rules:
@@ -41,14 +41,14 @@ class OutputFilter:
         return self.trial(text)
 
     def _before(self, text: str) -> str:
-        """The lines in front of what is withheld, as if each had come by itself."""
+        """Return the lines before the first one that is withheld, as if each had come by itself."""
         withholding = [rule for _, rule in self._rules if rule.withhold]
         lines = text.splitlines(keepends=True)
         found = (place for place, line in enumerate(lines) if any(_is_in(rule, line) for rule in withholding))
         return "".join(lines[: next(found, 0)])
 
     def trial(self, text: str) -> str:
-        """The text with what is to be replaced replaced."""
+        """Return the text after replacements, without withholding anything."""
         for _, rule in self._rules:
             text = _replaced(rule, text)
         return text
@@ -61,32 +61,32 @@ def _is_in(rule: OutputRule, text: str) -> bool:
 def _replaced(rule: OutputRule, text: str) -> str:
     if rule.text:
         return text.replace(rule.text, rule.replace)
-    # In a replacement backslashes would mean groups.
+    # In a replacement, backslashes would refer to groups.
     return compiled(rule.pattern).sub(rule.replace.replace("\\", "\\\\"), _encodable(text))
 
 
 def _encodable(text: str) -> str:
-    """RE2 searches UTF-8, which has no lone surrogates."""
+    """Return the text without lone surrogates, because RE2 searches UTF-8, which has none."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-# The output of one execution under the policy's rules for output: streams line by line, all other text as it is.
+# The screen: passes streams through the filter line by line, and all other text as it is.
 
-# A line that does not end is given out in pieces that overlap in what is looked for.
+# An endless line is passed on in pieces, cut where nothing that the rules look for crosses the cut.
 MOST_LINE_CHARS = 65_536
 OVERLAP_CHARS = 4_096
 _BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 
 
 class FilterScreen:
-    """See `belljar.outputs.screens.OutputScreen`."""
+    """Filters one execution's events by the policy's rules. See `belljar.outputs.screens.OutputScreen`."""
 
     def __init__(self, rules: Iterable[OutputRule]) -> None:
         self._filter = OutputFilter(rules)
         self._lines: dict[Literal["stdout", "stderr"], str] = {}
 
     def screen(self, event: Event) -> list[Event]:
-        """The event as callers may see it; the beginning of a line is held back until its end is known."""
+        """Return the event as callers may see it; an unfinished line is held back until its end arrives."""
         if not isinstance(event, Stream):
             return [*self.flush(), self._cleaned(event)]
         whole = self._lines.pop(event.name, "") + event.text
@@ -97,18 +97,18 @@ class FilterScreen:
         return [replace(event, text=text)] if text else []
 
     def flush(self) -> Iterator[Event]:
-        """Lines that did not end."""
+        """Yield the lines that were held back because they had not ended."""
         held, self._lines = self._lines, {}
         for name, text in held.items():
             if cleaned := self._filter.clean(text):
                 yield Stream(name, cleaned)
 
     def _cut(self, whole: str) -> int:
-        """Where what is looked for cannot go on: behind the last line's end, which a carriage return is too."""
+        """Return a place that no match crosses: after the last line end; a carriage return counts as one."""
         cut = max(whole.rfind("\n"), whole.rfind("\r")) + 1
         if len(whole) - cut <= MOST_LINE_CHARS:
             return cut
-        # Of a line without end, the place where cleaning both sides alone gives what cleaning them together does.
+        # Cut an endless line where cleaning both sides separately gives the same as cleaning them together.
         for place in range(len(whole) - OVERLAP_CHARS, len(whole) - 2 * OVERLAP_CHARS, -64):
             before, after = whole[place - OVERLAP_CHARS : place], whole[place : place + OVERLAP_CHARS]
             apart = self._filter.trial(before) + self._filter.trial(after)
@@ -132,15 +132,15 @@ class FilterScreen:
                 return event
 
     def _cleaned_comm(self, event: CommMessage) -> CommMessage:
-        # Its names are the session's own, and none of them means a picture.
-        data, metadata = (cast("MimeBundle", self._deep(told)) for told in (event.data, event.metadata))
+        # The keys are chosen by the session, so none of them marks a picture that could be left as it is.
+        data, metadata = (cast("MimeBundle", self._deep(values)) for values in (event.data, event.metadata))
         if self._filter.withheld:
             return replace(event, data={"text/plain": self._filter.withheld}, metadata={}, buffers=())
         return replace(event, data=data, metadata=metadata)
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
         cleaned = {mime: value if _is_binary(mime) else self._deep(value) for mime, value in bundle.items()}
-        # Nothing of a picture can be read, so nothing of one goes out once output is withheld.
+        # The rules cannot search pictures, so no picture is passed on once output is withheld.
         return {"text/plain": self._filter.withheld} if self._filter.withheld else cleaned
 
     def _deep(self, value: JsonValue) -> JsonValue:

@@ -1,6 +1,6 @@
-"""The policy file: read, validated, and its faults told with the line they stand in. It is used whole or not at all.
+"""Reads and validates the policy file, and reports every fault with its line. A file with a fault is not used at all.
 
-Tables that belong to other rooms are validated by the models that come with the call.
+Tables that belong to other packages are validated by the models that the caller passes.
 """
 
 import re
@@ -28,45 +28,45 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """Where a policy came from, for whoever has a fault to tell."""
+    """The path of a policy and the lines of its keys, for reporting faults."""
 
     path: str
     lines: dict[Place, int]
-    """Of each table and key, its line from 1 on."""
+    """The line of each table and key, counted from 1."""
 
     def line_of(self, place: Place) -> int:
-        """The line of a place in the file, or of the nearest thing around it that has one."""
+        """Return the line of a place in the file, or of the nearest enclosing table or key that has one."""
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 1)
 
     def faults(self, error: ValidationError, *within: str) -> list[tuple[int, str]]:
-        """Lines and what is wrong there; `within` names the table that was validated by itself."""
+        """Return the line and the text of each fault; `within` names the table that was validated by itself."""
         return [self._fault((*within, *fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
 
     def explain(self, faults: list[tuple[int, str]]) -> PolicyError:
-        """All of them, in the order of their lines."""
-        said = [f"line {line}: {what}" for line, what in sorted(faults)]
-        more = [f"and {len(said) - MOST_FAULTS} more"] if len(said) > MOST_FAULTS else []
+        """Return an error that lists the faults in the order of their lines, at most ten of them."""
+        messages = [f"line {line}: {what}" for line, what in sorted(faults)]
+        more = [f"and {len(messages) - MOST_FAULTS} more"] if len(messages) > MOST_FAULTS else []
         separator = "\n  "
-        return PolicyError(f"policy {self.path}, {separator.join([*said[:MOST_FAULTS], *more])}", hint=HINT)
+        return PolicyError(f"policy {self.path}, {separator.join([*messages[:MOST_FAULTS], *more])}", hint=HINT)
 
-    def _fault(self, place: Place, said: str) -> tuple[int, str]:
-        reason = said.removeprefix("Value error, ").replace("Input should", "it should", 1)
+    def _fault(self, place: Place, message: str) -> tuple[int, str]:
+        reason = message.removeprefix("Value error, ").replace("Input should", "it should", 1)
         reason = "no such key" if reason == "Extra inputs are not permitted" else reason
         return self.line_of(place), f"{_in_words(place)}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A policy that is in order, and its source."""
+    """A valid policy and its source."""
 
     policy: Policy
     source: PolicySource
     sections: Mapping[str, BaseModel] = field(default_factory=dict[str, BaseModel])
-    """Tables of other rooms, those that are in the file."""
+    """Those tables of other packages that are in the file."""
 
 
 def load_policy(path: Path, sections: Mapping[str, type[BaseModel]] = {}) -> LoadedPolicy:
-    """Read a policy file, or say what is wrong with it and where."""
+    """Read a policy file; raise `PolicyError` with what is wrong and where."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -83,7 +83,7 @@ def load_policy(path: Path, sections: Mapping[str, type[BaseModel]] = {}) -> Loa
 
 
 def parse_policy(text: str, path: str, sections: Mapping[str, type[BaseModel]] = {}) -> LoadedPolicy:
-    """A policy from its text."""
+    """Return the policy in a text; raise `PolicyError` with what is wrong and where."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -98,7 +98,7 @@ def parse_policy(text: str, path: str, sections: Mapping[str, type[BaseModel]] =
             faults.extend(source.faults(error, *within))
             return None
 
-    # Each by itself and all of them before any fault is told: who mends one should not meet the next one then.
+    # Validate all tables, each by itself, before raising, so that the operator sees all faults at once.
     others = {name: validated(model, values[name], name) for name, model in sections.items() if name in values}
     policy = validated(Policy, {name: value for name, value in values.items() if name not in others})
     if policy is None or faults:
@@ -107,13 +107,13 @@ def parse_policy(text: str, path: str, sections: Mapping[str, type[BaseModel]] =
 
 
 def _in_words(place: Place) -> str:
-    """As TOML's readers count: the first of the tables is number 1. pydantic's own steps are left out."""
+    """Return a place as a dotted name, with tables counted from 1 and without pydantic's own steps."""
     steps = [str(step + 1) if isinstance(step, int) else step for step in place]
     return ".".join(step for step in steps if not step.startswith(("function-", "function_"))) or "the file"
 
 
 def _lines(text: str) -> dict[Place, int]:
-    """The line of every table header and key. Keys inside of inline tables have the line of the key they are under."""
+    """Return the line of every table header and key. Keys inside inline tables count as the key that they are under."""
     found: dict[Place, int] = {}
     counts: dict[Place, int] = {}
     table: Place = ()
@@ -132,7 +132,7 @@ def _lines(text: str) -> dict[Place, int]:
 
 
 def _entered(name: tuple[str, ...], counts: dict[Place, int], *, is_array: bool) -> Place:
-    """A header's place: each array that it passes through stands at its latest table."""
+    """Return a header's place; each array of tables on the way stands for its latest table."""
     place: Place = ()
     for index, part in enumerate(name):
         place = (*place, part)
@@ -148,5 +148,5 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 def _open_text(value: str) -> str:
-    """The quotes that a text of several lines waits for, if the line leaves one open."""
+    """Return the quotes that close a multi-line string, if the line leaves one open."""
     return next((quotes for quotes in ('"""', "'''") if value.count(quotes) % 2), "")

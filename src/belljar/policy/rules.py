@@ -1,4 +1,4 @@
-"""The policy as its file has it: what each table takes, and nothing about how it is read or obeyed."""
+"""The models of the policy file's tables. How the file is read and how its rules are applied is known elsewhere."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -17,14 +17,14 @@ _DOTTED = re.compile(r"[\w*?]+(\.[\w*?]+)*")
 
 
 class Table(BaseModel):
-    """A table of the file; a key that nobody reads is a mistake."""
+    """A table of the file. An unknown key is an error, because it is probably a mistake."""
 
-    # Made ready when there is a file to check: most servers have none.
+    # The validators are built when there is a file to check, because most servers have none.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _listed(value: Any) -> Any:
-    """One of them may stand there without the brackets of a list."""
+    """Return a list, because a single value may be written without brackets."""
     return [value] if isinstance(value, str | dict) else value
 
 
@@ -34,7 +34,7 @@ def _checked_rate(value: str) -> str:
 
 
 def parse_rate(value: str) -> tuple[int, float]:
-    """How many, and in how many seconds: `10/minute`."""
+    """Return the number and the period in seconds of a rate such as `10/minute`."""
     found = _RATE.fullmatch(value.strip())
     if found is None or found[2] not in _PERIODS_S or int(found[1]) == 0:
         raise ValueError(f"{value!r} is no rate: write a number and {', '.join(_PERIODS_S)}, like 10/minute")
@@ -75,7 +75,7 @@ def _checked_regex(value: str) -> str:
 
 
 def _checked_network(value: str) -> str:
-    """A bare host means its HTTPS port."""
+    """Return a checked network rule; a host without a port means its HTTPS port."""
     has_port = re.search(r":\d+$", value) is not None
     return str(parse_rule(value if has_port else f"{value}:443"))
 
@@ -85,7 +85,7 @@ Cel = Annotated[str, AfterValidator(_checked_expression)]
 
 
 class Requirement(Table):
-    """An expression that must be true of a call, and what to say when it is not."""
+    """An expression that must be true of a call, and the reason to give if it is not."""
 
     expression: Cel
     reason: str = ""
@@ -96,38 +96,38 @@ def _as_requirement(value: object) -> object:
 
 
 class ToolRule(Table):
-    """What holds for the tools it matches."""
+    """A rule for the tools that it matches."""
 
     match: Annotated[
         list[Annotated[str, AfterValidator(_checked_match)]], BeforeValidator(_listed), Field(min_length=1)
     ]
     when: Cel = "true"
-    """The rule holds only for calls of which this is true."""
+    """The rule applies only to calls for which this expression is true."""
     decision: Literal["allow", "ask", "deny"] | None = None
     reason: str = ""
     read_only: bool = False
-    """Only tools that say they only read."""
+    """Allow only tools that declare themselves read-only."""
     arguments: Annotated[dict[str, Any], AfterValidator(_checked_schema)] = {}
     require: Annotated[
         list[Annotated[Requirement, BeforeValidator(_as_requirement)]],
         BeforeValidator(_listed),
     ] = []
     max_calls: int | None = Field(None, ge=0)
-    """In one session."""
+    """The most calls in one session."""
     rate: Annotated[str, AfterValidator(_checked_rate)] | None = None
-    """Of one principal, over all of their sessions."""
+    """The most calls of one principal over all of their sessions in a period, like `10/minute`."""
     ask_once: bool = False
-    """A yes holds for the rest of the session."""
+    """An approval holds for the rest of the session."""
 
 
 class CodeRule(Table):
-    """What code may not contain."""
+    """A rule about what code must not contain."""
 
     decision: Literal["deny", "ask", "warn"] = "deny"
     reason: str = ""
     imports: Names = []
     only_imports: Names = []
-    """Any other import is a finding."""
+    """Every import that is not listed is a finding."""
     calls: Names = []
     patterns: Annotated[list[Annotated[str, AfterValidator(_checked_template)]], BeforeValidator(_listed)] = []
     magics: Names = []
@@ -141,14 +141,14 @@ class CodeRule(Table):
 
 
 class OutputRule(Table):
-    """What callers do not get to see."""
+    """A rule about output that callers do not get to see."""
 
     text: str = Field("", max_length=10_000)
     pattern: Annotated[str, AfterValidator(_checked_regex), Field(max_length=10_000)] = ""
-    """A regular expression as RE2 has them; looked for line by line in streams."""
+    """A regular expression in RE2's syntax; streams are searched line by line."""
     replace: str = "[removed]"
     withhold: bool = False
-    """Give none of the output from there on."""
+    """Withhold all output from the match on."""
     reason: str = ""
 
     @model_validator(mode="after")
@@ -159,30 +159,30 @@ class OutputRule(Table):
 
 
 class PolicyLimits(Table):
-    """What the policy says of sessions themselves; it can only make the settings stricter."""
+    """Limits of every session; they can only make the settings stricter."""
 
     max_execution_time: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Seconds that a cell may take."""
     max_memory_mb: int | None = Field(None, ge=64)
     allow_network_access: bool | None = None
     allowed_networks: list[Annotated[str, AfterValidator(_checked_network)]] | None = None
-    """Instead of the setting `egress`."""
+    """Replaces the setting `egress`."""
 
 
 class Policy(Table):
-    """The whole file."""
+    """The whole policy file."""
 
     default: Literal["allow", "ask", "deny"] | None = None
-    """For tools that no rule decides on; allow, or deny when strict."""
+    """The decision for tools that no rule decides on. If it is not given: allow, or deny when strict."""
     strict: bool = False
     read_only: bool = False
     destructive: Literal["allow", "ask", "deny"] = "allow"
-    """For tools that say nothing else of themselves than that they may destroy, unless a rule decides on them."""
+    """The decision for tools that are marked destructive and not read-only, unless a rule decides on them."""
     other_kernels: Literal["deny", "allow"] = "deny"
-    """Whether sessions of `kernel:NAME` may run code at all, which is read as Python, when there are rules for code."""
+    """Whether sessions of `kernel:NAME` may run code when there are rules for code, which read all code as Python."""
     limits: PolicyLimits = Field(default_factory=lambda: PolicyLimits.model_validate({}))
     tools: list[ToolRule] = Field([], max_length=MOST_RULES)
     code: list[CodeRule] = Field([], max_length=MOST_RULES)
     output: list[OutputRule] = Field([], max_length=MOST_RULES)
     privacy: dict[str, Any] = {}
-    """Read by `belljar.privacy`."""
+    """Validated by `belljar.privacy`."""

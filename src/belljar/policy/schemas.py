@@ -1,6 +1,6 @@
-"""Limits on argument values as JSON Schema, and the bounds within which any value is looked at.
+"""Checks arguments against the policy's JSON Schemas, and bounds the values that are checked at all.
 
-Values come from code in a session: nothing deeper or larger than the bounds is handed to a checker.
+Values come from code in a session, so nothing deeper or larger than the bounds is handed to a validator.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ MOST_REASON_CHARS = 300
 
 
 class ArgumentSchema:
-    """A schema that arguments must fit."""
+    """A JSON Schema that arguments must satisfy."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        # Loaded with the first schema: most policies have none.
+        # Imported with the first schema, because most policies have none.
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
 
@@ -41,18 +41,18 @@ class ArgumentSchema:
         from jsonschema import Draft202012Validator, validators
         from referencing import Registry
 
-        # With a registry of its own it fetches nothing, whatever a schema refers to.
+        # With an empty registry the validator fetches nothing, whatever a schema refers to.
         registry: Registry[Any] = Registry()
         own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
         kind = cast("Any", validators).extend(Draft202012Validator, own)
         return kind(self._schema, registry=registry, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
     def fault(self, arguments: Mapping[str, Any]) -> str:
-        """Where the arguments do not fit and what is asked for; the value itself is not repeated. Empty: they fit."""
+        """Return where the arguments do not fit and what is required, without the value; empty if they fit."""
         try:
             error = next(iter(self._validator.iter_errors(dict(arguments))), None)
         except (ArithmeticError, RecursionError, ValueError):
-            # Numbers that no float holds, and what else the library was not written for.
+            # Numbers too large for a float, and other values that the library was not written for.
             return "the arguments hold a value that cannot be checked"
         if error is None:
             return ""
@@ -63,7 +63,7 @@ class ArgumentSchema:
 
 
 def unfit(value: object) -> str:
-    """Why a value cannot be checked at all; empty when it can."""
+    """Return why a value cannot be checked at all, or an empty text if it can."""
     seen = 0
     layer: list[object] = [value]
     for _ in range(MOST_DEPTH):
@@ -94,7 +94,7 @@ def _is_text(text: str) -> bool:
 
 
 def _check_pattern(_validator: object, pattern: str, value: object, _schema: object) -> Iterator[Exception]:
-    """The library's own would let a value keep us busy for ever."""
+    """Check `pattern` with RE2, because with the library's own check a value could keep the server busy forever."""
     from jsonschema.exceptions import ValidationError
 
     if isinstance(value, str) and compiled(pattern, may_be_empty=True).search(value) is None:
@@ -102,7 +102,10 @@ def _check_pattern(_validator: object, pattern: str, value: object, _schema: obj
 
 
 def _check_unique(_validator: object, is_wanted: bool, value: object, _schema: object) -> Iterator[Exception]:
-    """The library's own compares each with each: a few thousand objects would keep the server busy for a minute."""
+    """Check `uniqueItems` by canonical texts.
+
+    The library's own check compares each item with each, so a few thousand objects keep the server busy for a minute.
+    """
     from jsonschema.exceptions import ValidationError
 
     if is_wanted and isinstance(value, list):
@@ -112,7 +115,7 @@ def _check_unique(_validator: object, is_wanted: bool, value: object, _schema: o
 
 
 def _canonical(value: object) -> str:
-    """The same text for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    """Return a text that is the same for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
         entries = cast("dict[str, object]", value).items()
         return "{" + ",".join(f"{key!r}:{_canonical(item)}" for key, item in sorted(entries)) + "}"
@@ -124,12 +127,12 @@ def _canonical(value: object) -> str:
 
 
 def _under(schema: object, key: str) -> list[str]:
-    """What stands under a keyword anywhere in a schema."""
+    """Return all values of a keyword anywhere in a schema."""
     if isinstance(schema, list):
         return [found for item in cast("list[object]", schema) for found in _under(item, key)]
     if not isinstance(schema, dict):
         return []
     table = cast("dict[str, object]", schema)
-    # A property may be called like a keyword: then a schema stands there, not text.
+    # A property may have the name of a keyword; then its value is a schema, not a text.
     own = [str(table[key])] if key in table and not (isinstance(table[key], dict) and key == "pattern") else []
     return [*own, *(found for item in table.values() for found in _under(item, key))]

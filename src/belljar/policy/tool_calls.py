@@ -1,4 +1,4 @@
-"""Tool calls against the policy's rules for tools: which rules hold, and what they say. Counts are asked, not kept."""
+"""Checks tool calls against the policy's rules for tools: which rules apply, what they refuse. It keeps no counts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ OTHER_ARGUMENTS = "Call it with arguments that satisfy this"
 
 @dataclass(frozen=True, slots=True)
 class JudgedCall:
-    """What a session asks for. The arguments are as the code gave them."""
+    """A tool call that a session asks for, with the arguments as its code gave them."""
 
     server: str
     tool: str
@@ -24,10 +24,10 @@ class JudgedCall:
     read_only: bool
     destructive: bool
     calls: int = 0
-    """Of this tool in this session before."""
+    """How often the session called this tool before."""
 
     def values(self) -> dict[str, Any]:
-        """What expressions may name."""
+        """Return the variables that expressions may use."""
         return {
             "arguments": dict(self.arguments),
             "server": self.server,
@@ -50,11 +50,14 @@ class CheckedRule:
         self._requirements = [(Expression(each.expression), each.reason) for each in rule.require]
 
     def matches(self, call: JudgedCall) -> bool:
-        """Whether the tool is one of its."""
+        """Return whether the rule is about this tool."""
         return any(_is_match(pattern, call) for pattern in self.rule.match)
 
     def holds(self, call: JudgedCall, values: Mapping[str, Any]) -> bool:
-        """Whether its condition is true; where that cannot be told, a rule that allows does not hold, others do."""
+        """Return whether the rule's condition is true of the call.
+
+        If the condition has no value, a rule that allows does not hold and every other rule does.
+        """
         if self._when is None:
             return True
         try:
@@ -63,11 +66,11 @@ class CheckedRule:
             return self.rule.decision != "allow"
 
     def excludes(self, call: JudgedCall) -> bool:
-        """Whether it is for tools that only read, and this one does not say so of itself."""
+        """Return whether the rule allows read-only tools only, and this tool does not declare itself read-only."""
         return self.rule.read_only and not call.read_only
 
     def fault(self, call: JudgedCall, values: Mapping[str, Any]) -> str:
-        """What the call does not satisfy; empty when there is nothing."""
+        """Return what the call does not satisfy, or an empty text."""
         if self._schema is not None and (fault := self._schema.fault(call.arguments)):
             return fault
         for expression, reason in self._requirements:
@@ -80,27 +83,27 @@ class CheckedRule:
 
 
 def checked(rules: Iterable[ToolRule]) -> list[CheckedRule]:
-    """The rules of a policy, in order, numbered from 1."""
+    """Compile the rules of a policy, numbered from 1 in their order."""
     return [CheckedRule(number, rule) for number, rule in enumerate(rules, 1)]
 
 
 def unfit_verdict(call: JudgedCall) -> Verdict | None:
-    """A refusal of arguments that no rule could look at."""
+    """Return a refusal if the arguments are too large, too deep or otherwise impossible to check."""
     reason = unfit(dict(call.arguments))
     return refusal(f"the arguments cannot be checked: {reason}", "arguments", OTHER_ARGUMENTS) if reason else None
 
 
 def refusal(reason: str, rule: str, then: str = "") -> Verdict:
-    """A no, in words for the code that asked, which knows what it called; and what to do now."""
-    said = f"the policy does not allow this call: {reason} ({rule})"
-    return Verdict("deny", f"{said}. {then}" if then else said, rule)
+    """Return a denial in words for the code that called, which knows what it called; `then` says what to do now."""
+    message = f"the policy does not allow this call: {reason} ({rule})"
+    return Verdict("deny", f"{message}. {then}" if then else message, rule)
 
 
 def _is_match(pattern: str, call: JudgedCall) -> bool:
     if pattern == "*":
         return True
-    # Apart from each other, so that a * does not reach over the dot. Names may have dots too, so any may part the two:
-    # a rule that forbids would else be passed by.
+    # Match server and tool separately, so that a * does not reach over the dot. Names may contain dots too, so try
+    # every dot as the separator: otherwise a call could get past a rule that forbids it.
     return any(
         fnmatchcase(call.server, pattern[:dot]) and fnmatchcase(call.tool, pattern[dot + 1 :])
         for dot, character in enumerate(pattern)

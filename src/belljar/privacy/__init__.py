@@ -1,1 +1,1 @@
-"""Personal data and secrets: replaced by tokens before a model sees them, put back where they may go."""
+"""Personal data and secrets: replaced by tokens before a model sees them, and put back for tools that may have them."""

@@ -1,4 +1,7 @@
-"""Personal data in a text, found by what the rules name. One pass: every finder looks at the text as it came."""
+"""Finders of phone numbers, cards, bank accounts and e-mail addresses; the `Detector` runs those that the rules name.
+
+There is one pass: every finder searches the text as it came. National ids are in `national_ids.py`.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,14 +14,14 @@ from belljar.privacy.national_ids import find_ids
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.spans import MASK, Span, disjoint, is_fraction, masked
 
-# Telephone numbers in a text, as the phonenumbers library knows them.
+# Telephone numbers, as the phonenumbers library knows them
 
 PHONE = "phone"
 _EXTENSION_CHARS = 24
 
 _PLUS = re.compile(r"[+＋]")
-# From a plus on, as long as it can be one number: the matcher reads digits that follow a number as part of it, and
-# passes over one that touches a letter.
+# From a plus on, as long as it can be one number. The library's matcher alone is not enough: it takes digits that
+# follow a number for part of it, and skips a number that touches a letter.
 _BEHIND_PLUS = re.compile(r"[+＋][ (\[]{0,2}\d+(?:[ ()\[\]/.~\-\u00a0\u2009\u202f\u2010-\u2015]{1,3}\d+){0,9}")
 _GROUP = re.compile(r"\d+")
 _DIGITS = re.compile(r"\d")
@@ -27,11 +30,11 @@ _FEWEST, _MOST = 6, 15
 
 
 def find_phones(text: str, regions: Sequence[str]) -> Iterator[Span]:
-    """Every valid number: with a plus of any country, without one of the countries in `regions`."""
+    """Yield every valid number: with a plus of any country, without one of the countries in `regions`."""
     yield from _international(text)
     if not regions:
         return
-    # Tables of decimal numbers are what takes the matcher longest, 80 µs a number.
+    # Decimal numbers are masked, because tables of them take the matcher longest, 80 µs a number.
     without = _DECIMAL.sub(lambda decimal: MASK * len(decimal.group()), text)
     if len(_DIGITS.findall(without)) >= _FEWEST:
         for region in regions:
@@ -49,12 +52,12 @@ def _international(text: str) -> Iterator[Span]:
         if end is not None:
             yield Span(run.start(), end, PHONE)
         for match in phonenumbers.PhoneNumberMatcher(text[run.start() : run.end() + _EXTENSION_CHARS], None):
-            # Once more with the library's eyes, which see extensions.
+            # The library's matcher also finds extensions.
             yield Span(run.start() + match.start, run.start() + match.end, PHONE)
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is a number that could be called; in one piece, a possible one will do."""
+    """Return whether this is a number that could be called; for digits in one piece, a possible one is enough."""
     if not _FEWEST <= len(_DIGITS.findall(text)) <= _MOST:
         return False
     try:
@@ -65,18 +68,18 @@ def _is_number(text: str) -> bool:
     return phonenumbers.is_valid_number(number) or (is_compact and phonenumbers.is_possible_number(number))
 
 
-# Payment cards and bank accounts in a text: groups of digits or letters whose check digits are right.
+# Payment cards and bank accounts: groups of digits or letters whose check digits are right
 
 CARD, IBAN = "card", "iban"
 
 _GAP = r"[ \-.\u00a0\u2009\u202f\u2010\u2011]{1,2}"
-# In one piece, in fours, or in 4-6-4 and 4-6-5; looked ahead for, because the first four of one may be the last of
-# another. What follows the fours may be a fifth group, or no part of it.
+# In one piece, in fours, or in 4-6-4 and 4-6-5. Matched by lookahead, because the first four digits of one number may
+# be the last of another. What follows the fours may be a fifth group, or no part of the number.
 _CARD = re.compile(
     rf"(?<!\d)(?=(\d{{12,19}}|\d{{4}}(?:{_GAP}\d{{4}}){{2}}{_GAP}\d{{1,4}}|\d{{4}}{_GAP}\d{{6}}{_GAP}\d{{4,5}})(?!\d))"
     rf"(?=(\d{{4}}(?:{_GAP}\d{{4}}){{3}}{_GAP}\d{{1,3}}(?!\d))?)"
 )
-# First digits and lengths of the networks: the check digit alone would let one number in ten through.
+# First digits and lengths of the networks, because the check digit alone would let one number in ten through.
 _NETWORKS = tuple(
     (re.compile(prefix), frozenset(lengths))
     for prefix, lengths in (
@@ -93,13 +96,13 @@ _NETWORKS = tuple(
     )
 )
 
-# Looked ahead for, because what seems to follow one may be the next.
+# Matched by lookahead, because what seems to be the rest of one account may be the next one.
 _ACCOUNT = re.compile(r"(?<![^\W_])(?=([A-Za-z]{2}\d{2}(?:[ \-\u00a0\u202f]?[A-Za-z0-9]){11,30}))")
 _SHORTEST_ACCOUNT = 15
 
 
 def find_cards(text: str) -> Iterator[Span]:
-    """Every number that a payment card could have, in one piece or grouped as on cards."""
+    """Yield every number that a payment card could have, in one piece or grouped as on cards."""
     for candidate in _CARD.finditer(text):
         for group in (1, 2):
             start, end = candidate.span(group)
@@ -116,15 +119,15 @@ def _is_decimals(text: str, start: int, end: int) -> bool:
 
 
 def is_card(digits: str) -> bool:
-    """Whether a network gives out such numbers."""
+    """Return whether a card network gives out such numbers."""
     is_known = any(prefix.match(digits) and len(digits) in lengths for prefix, lengths in _NETWORKS)
     return is_known and luhn.is_valid(digits)
 
 
 def find_accounts(text: str) -> Iterator[Span]:
-    """Every IBAN, in one piece or in groups."""
+    """Yield every IBAN, in one piece or in groups."""
     for candidate in _ACCOUNT.finditer(text):
-        # What follows the number may look like more of it; the check digits and the country's length tell.
+        # What follows the number may look like more of it; the check digits and the country's length decide.
         start, end = candidate.span(1)
         while end - start >= _SHORTEST_ACCOUNT:
             is_whole = end == len(text) or not text[end].isalnum()
@@ -136,27 +139,27 @@ def find_accounts(text: str) -> Iterator[Span]:
 
 def _is_account(text: str) -> bool:
     compact = "".join(filter(str.isalnum, text))
-    # Before the library's tables are asked: one number in 97 passes.
+    # Checked before the library's tables are asked, because only one number in 97 passes.
     remainder = int("".join(str(int(character, 36)) for character in compact[4:] + compact[:4])) % 97
     return remainder == 1 and iban.is_valid(compact, check_country=False)
 
 
-# E-mail addresses in a text: found at their @, so that no text makes the search slow.
+# E-mail addresses: found at their @, so that no text makes the search slow
 
 EMAIL = "email"
 LONGEST_EMAIL_CHARS = 320
-"""64 before the @ and 255 after it, as RFC 5321 has it."""
+"""64 characters before the @ and 255 after it, as RFC 5321 has it."""
 
 _LOCAL_CHARS = 64
-# Letters of any script; what RFC 5322 calls atext, and dots.
+# Letters of any script, what RFC 5322 calls atext, and dots.
 _LOCAL = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+\Z")
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,10}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,63})", re.IGNORECASE)
-# Quotes and the like around an address are not part of it, though the grammar would let them.
+# Quotes and the like around an address are not part of it, though the grammar would allow them.
 _AROUND = "'`*{|=/."
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Every address with a domain name."""
+    """Yield every address with a domain name."""
     at = text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)
@@ -168,11 +171,12 @@ def find_emails(text: str) -> Iterator[Span]:
 
 
 BREAKERS = '\n\r\t\v\f\0,;:"<>\\'
-"""None of these stands in anything that is looked for: a text may be cut behind them and lose nothing."""
+"""None of these stands in anything that is looked for, so a text may be cut behind them and lose nothing."""
 LONGEST_CHARS = LONGEST_EMAIL_CHARS + 16
 """Nothing that is looked for is longer."""
 
-# Pieces between breakers; an escape sequence is one, or its last letter would hide the beginning of what follows it.
+# Pieces between breakers. An escape sequence separates pieces too, or its last letter would hide the beginning of
+# what follows it.
 _PIECE = re.compile(rf"(?:[^{re.escape(BREAKERS)}\x1b]+)")
 _ESCAPE = re.compile(r"\x1b\[[0-9;:?]{0,32}[ -/]?[@-~]")
 _FEWEST_DIGITS = 5
@@ -181,7 +185,7 @@ Finder = Callable[[str], Iterable[Span]]
 
 
 class Detector:
-    """Finds what one set of rules names."""
+    """The finders that one set of rules names."""
 
     def __init__(self, rules: PrivacyRules) -> None:
         self._in_words: list[Finder] = [find_emails] if "email" in rules.hide else []
@@ -191,7 +195,7 @@ class Detector:
         return bool(self._in_words or self._in_numbers)
 
     def find(self, text: str) -> list[Span]:
-        """What is personal in a text, in order, none overlapping another."""
+        """Return what is personal in a text, in order, none overlapping another."""
         return disjoint(
             Span(start + span.start, start + span.end, span.kind)
             for start, piece in _pieces(text)
@@ -199,20 +203,20 @@ class Detector:
         )
 
     def _in_piece(self, piece: str) -> Iterator[Span]:
-        """Most text has neither an @ nor digits enough, and costs next to nothing."""
+        """Yield what is personal in a piece. Most have neither an @ nor enough digits, and cost next to nothing."""
         words = [span for finder in self._in_words for span in finder(piece)] if "@" in piece else []
         yield from words
         if len(piece) < _FEWEST_DIGITS or sum(map(str.isdecimal, piece)) < _FEWEST_DIGITS:
             return
-        # Digits of an address next to a number must not make it look like a longer, wrong one. The piece as it came is
-        # read as well: of a number that runs into an address nothing may stay.
+        # Addresses are masked, because their digits next to a number must not make it look like a longer, invalid one.
+        # The piece as it came is searched as well, because of a number that runs into an address nothing may stay.
         for reading in (piece, masked(piece, words)) if words else (piece,):
             for finder in self._in_numbers:
                 yield from finder(reading)
 
 
 def _number_finders(rules: PrivacyRules) -> Iterator[Finder]:
-    # The libraries behind these take 0.2 s to import: only servers with such rules pay.
+    # The libraries behind these take 0.2 s to import.
     if "phone" in rules.hide:
         yield partial(find_phones, regions=rules.phone_regions)
     if "card" in rules.hide or "iban" in rules.hide:

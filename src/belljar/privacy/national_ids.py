@@ -1,4 +1,4 @@
-"""National ids of people in a text: the shape each is written in, and python-stdnum's check of its digits and dates."""
+"""National ids of people: the shape in which each is written, and python-stdnum's check of its digits and dates."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ from belljar.privacy.spans import Span, is_fraction
 NATIONAL_ID = "id"
 
 _ID_GAP = r"[ \u00a0\u202f]?"
-# By python-stdnum's names. A bare number with one check digit is right by chance in one case of ten, so whoever wants
-# those names them; the others are in COMMON.
+# By python-stdnum's names. A bare number with one check digit is valid by chance in one case of ten, so such ids are
+# searched for only if the rules name them; the others are in COMMON.
 _SHAPES = {
     "at.vnr": rf"\d{{4}}{_ID_GAP}\d{{6}}",
     "au.tfn": rf"\d{{3}}{_ID_GAP}\d{{3}}{_ID_GAP}\d{{2,3}}",
@@ -61,7 +61,7 @@ COMMON = (
     *("be.nn", "br.cpf", "ch.ssn", "cn.ric", "de.idnr", "es.dni", "es.nie", "fi.hetu", "fr.nir"),
     *("it.codicefiscale", "kr.rrn", "mx.curp", "no.fodselsnummer", "pl.pesel", "se.personnummer", "us.itin", "us.ssn"),
 )
-"""Those that are hardly ever taken for something else."""
+"""Ids whose shape is hardly ever that of something else."""
 
 
 class _IdChecks(Protocol):
@@ -79,7 +79,7 @@ def _checks(name: str) -> _IdChecks:
 
 
 def find_ids(text: str, names: Sequence[str]) -> Iterator[Span]:
-    """Every id of these kinds."""
+    """Yield every id of these kinds."""
     for name in names:
         for candidate in _shape(name).finditer(text):
             if not is_fraction(text, candidate.start()) and _checks(name).is_valid(candidate.group()):

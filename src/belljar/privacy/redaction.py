@@ -1,7 +1,8 @@
-"""What a session and its model may see of personal data and secrets: tokens on their side, values on the host's.
+"""The redactor of a session: its code and model see tokens for personal data and secrets, the host keeps the values.
 
-`hide` is for what comes in from tools, `cover` for what goes out to callers, `reveal` for arguments on their way to a
-tool. Each reads a text once, from left to right: what it puts in is not read again. Knows nothing of events or calls.
+`redact` is for what comes in from tools, `redact_own_text` for what goes out to callers, `fill_in` for arguments on
+their way to a tool. Each reads a text once, from left to right: what it puts in is not read again.
+Knows nothing of events or calls.
 """
 
 import json
@@ -22,16 +23,16 @@ from belljar.privacy.vault import TEXT, TOKEN, TokenCounter, TokenLog, Value, Va
 
 FIELD = "field"
 _HOSTS_OWN = "host:"
-"""Before the name of a secret, as the kind of a place in a text."""
-# Deeper values are not JSON that anyone wrote.
+"""Prefix of a secret's name, in the kind of a span that has the secret's value."""
+# Nobody writes JSON that is deeper than this.
 MOST_DEPTH = 200
 TOO_DEEP = "[TOO DEEP]"
 NO_VALUE = "[FIELD]"
 # A shorter secret would be found in ordinary text.
 SHORTEST_SECRET = 6
-# An answer has thousands of texts, and the file of secrets need not be looked at for each.
+# An answer may have thousands of texts, and the file of secrets need not be read for each.
 SECRETS_S = 1.0
-# No number of a person is longer, and turning one into text takes time that grows with its square.
+# No personal number is longer, and turning an integer into text takes time that grows with the square of its length.
 _WIDEST_BITS = 128
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _PUT_IN = re.compile(f"{TOKEN.pattern}|{REFERENCE.pattern}")
 
 
 class SessionRedactor:
-    """One session's. Without rules it lets everything through and knows no secret."""
+    """The redactor of one session. Without rules it lets everything through and knows no secret."""
 
     def __init__(
         self, rules: PrivacyRules | None = None, secrets: Secrets | None = None, vault: Vault | None = None
@@ -50,47 +51,50 @@ class SessionRedactor:
         self._secrets = secrets or Secrets()
         self._is_in_use = rules is not None
         self.covers_outputs = bool(self.detector) and self._hides("outputs")
-        """Whether there is anything to look for in what a session says."""
-        self._box: TokenLog | None = None
+        """Whether there is anything to look for in the session's own output."""
+        self._token_log: TokenLog | None = None
         self._named: dict[str, str] = {}
         self._looked_at = -math.inf
 
     def fork(self, numbers: TokenCounter | None = None) -> "SessionRedactor":
-        """For a session that goes on from this one's state: the same tokens so far, and its own from here on."""
+        """Return the redactor of a session that goes on from this one's state: the same tokens so far, then its own."""
         return SessionRedactor(self.rules if self._is_in_use else None, self._secrets, self.vault.copy(numbers))
 
     def save(self, path: Path) -> None:
-        """Keep what tokens stand for while the session sleeps; nothing is written for a session that has none."""
+        """Save what tokens stand for while the session hibernates; nothing is written for a session that has none."""
         if len(self.vault) or self.vault.secrets:
             self.vault.save(path)
 
     def restore(self, path: Path) -> None:
-        """Take back what was saved; it is not left lying on disk."""
+        """Load what was saved, and delete the file."""
         if path.exists():
             self.vault.restore(path)
             path.unlink(missing_ok=True)
             for name in [name for name, value in self.vault.secrets.items() if not value]:
                 self.vault.fill(name, self._secret_value(name) or "")
 
-    def keep_in(self, box: TokenLog) -> None:
-        """Know everything beyond the end of the server, as long as somebody holds the box; it is the veil's now."""
-        self._box = box
-        self.vault.keep_in(box)
+    def keep_in(self, token_log: TokenLog) -> None:
+        """Record all tokens and secrets in a log that outlives the server as long as somebody holds its descriptor.
+
+        The redactor owns the log from now on.
+        """
+        self._token_log = token_log
+        self.vault.keep_in(token_log)
 
     @property
     def box_descriptor(self) -> int:
-        """Of the box, to be held by somebody; negative without one."""
-        return self._box.descriptor if self._box else -1
+        """The token log's descriptor, for another process to hold; negative without a log."""
+        return self._token_log.descriptor if self._token_log else -1
 
     def close(self) -> None:
-        """Let go of the box; may be called twice."""
-        if self._box is not None:
-            self._box.close()
+        """Close the token log; may be called twice."""
+        if self._token_log is not None:
+            self._token_log.close()
 
     # In: what tools answer
 
     def redact_text(self, text: str) -> str:
-        """A tool's text as the session may see it. What looks like ours becomes a token of its own.
+        """Return a tool's text as the session may see it. Text that looks like a token of ours becomes a token itself.
 
         Text from outside must not pass for a token or for the name of a secret, and must come back as it was.
         """
@@ -101,7 +105,7 @@ class SessionRedactor:
         return self._replaced(text, _spans(imitations), _spans(ours), is_searched=self._hides("tools"))
 
     def redact(self, value: Any) -> Any:
-        """A tool's answer as the session may see it: the values of named fields, and what is found in any text."""
+        """Return a tool's answer as the session may see it: tokens for named fields and for what is found in text."""
         return self._hide_deep(value, is_named=False, depth=0) if self._is_in_use else value
 
     def _hide_deep(self, value: Any, *, is_named: bool, depth: int) -> Any:
@@ -121,7 +125,7 @@ class SessionRedactor:
         if not isinstance(value, str | int | float) or value == "" or self._is_lent(value):
             return value
         if isinstance(value, int) and value.bit_length() > _WIDEST_BITS:
-            return NO_VALUE  # too wide to be written down, so nothing brings it back
+            return NO_VALUE  # too wide to be stored, so nothing brings it back
         return self.vault.token(FIELD, self._without_secrets(value) if isinstance(value, str) else value)
 
     def _hide_leaf(self, value: Any, depth: int) -> Any:
@@ -144,7 +148,7 @@ class SessionRedactor:
         return isinstance(value, str) and value in self.vault.lent
 
     def _json_with_fields(self, text: str) -> Any:
-        """The JSON that a text is, where field names in it matter; None for other text."""
+        """Return the JSON value of a text if field names in it matter; None for other text."""
         if not self.rules.fields or not self._hides("tools") or text.lstrip()[:1] not in ("{", "["):
             return None
         try:
@@ -156,13 +160,13 @@ class SessionRedactor:
     # Out: what callers see
 
     def redact_own_text(self, text: str) -> str:
-        """The session's own text as callers may see it; tokens in it stay what they are."""
+        """Return the session's own text as callers may see it; tokens in it stay what they are."""
         if not self._hides("outputs"):
             return text
         return self._replaced(text, [], _spans(TOKEN.finditer(text)), is_searched=True)
 
     def cover_deep(self, value: Any, depth: int = 0) -> Any:
-        """A JSON value that the session shows."""
+        """Return a JSON value that the session shows, as callers may see it."""
         if depth > MOST_DEPTH:
             return TOO_DEEP
         if isinstance(value, str):
@@ -177,7 +181,7 @@ class SessionRedactor:
     # On the way to a tool
 
     def fill_in(self, value: Any, *, server: str, tool: str) -> Any:
-        """Arguments with values in place of the tokens that this tool may have, and with its secrets filled in."""
+        """Return arguments with values in place of the tokens that this tool may have, and its secrets filled in."""
         return self._reveal_deep(value, server, tool, 0) if self._is_in_use else value
 
     def _reveal_deep(self, value: Any, server: str, tool: str, depth: int) -> Any:
@@ -237,16 +241,16 @@ class SessionRedactor:
         try:
             return self._secrets.get(name)
         except SettingsError as error:
-            log.warning("%s", error)  # it has a path of the host's, which is not for the session
+            log.warning("%s", error)  # it has a path of the host, which the session must not see
             return None
 
     def _hosts_secrets(self) -> set[tuple[str, str]]:
-        """Those that the policy names, as they are now, and those that were given out, as they were then."""
+        """Return the secrets that the policy names, as they are now, and those given out, as they were then."""
         if self.rules.secrets and time.monotonic() - self._looked_at >= SECRETS_S:
             named = {name: self._secret_value(name) for name in self.rules.secrets}
             self._named = {name: value for name, value in named.items() if value and len(value) >= SHORTEST_SECRET}
             self._looked_at = time.monotonic()
-        # One that has changed since is both.
+        # A secret that has changed since is in it with both values.
         return {*self._named.items(), *((name, value) for name, value in [*self.vault.secrets.items()] if value)}
 
     # One pass
@@ -258,7 +262,7 @@ class SessionRedactor:
         return self._replaced(text, [], [], is_searched=False)
 
     def _replaced(self, text: str, marks: list[Span], left: list[Span], *, is_searched: bool) -> str:
-        """The text with a token in each place that was marked or is found; what is `left` is not looked into."""
+        """Return the text with a token for each of `marks` and for what is found; what is `left` is not searched."""
         fixed = disjoint((*self._secret_spans(text), *marks))
         found = self.detector.find(masked(text, (*fixed, *left))) if is_searched and self.detector else []
         parts: list[str] = []
@@ -274,7 +278,7 @@ class SessionRedactor:
         return self.vault.token(kind, value)
 
     def _secret_spans(self, text: str) -> Iterator[Span]:
-        """Where a secret's value stands: a tool that was given one may say it again, to another session too."""
+        """Yield where a secret's value stands: a tool that was given one may repeat it, to another session too."""
         for name, value in self._hosts_secrets():
             place = text.find(value)
             while place >= 0:

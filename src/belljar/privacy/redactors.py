@@ -1,4 +1,4 @@
-"""The veils of a runtime: what all of them share, and a new one for each session."""
+"""The redactors of a runtime: the rules and secrets that all of them share, and a new redactor for each session."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from belljar.privacy.secrets import Secrets
 from belljar.privacy.vault import TokenCounter, Vault
 
 SECTION = "privacy"
-"""The policy's table with the rules."""
+"""The policy's table with the privacy rules."""
 
 
 class Redactors:
-    """Makes them, under the policy's section; without one each lets everything through."""
+    """The maker of redactors, by the policy's section; without one each redactor lets everything through."""
 
     def __init__(self, sections: Mapping[str, BaseModel], secrets_file: str = "") -> None:
         rules = sections.get(SECTION)
@@ -25,9 +25,9 @@ class Redactors:
 
     @property
     def are_in_use(self) -> bool:
-        """Whether there is anything that they must not forget."""
+        """Whether redactors have anything that must outlive the server."""
         return self._rules is not None
 
     def veil(self, numbers: Path | None = None) -> SessionRedactor:
-        """A session's, with the numbers of its tokens in a file of the host's; without one, as long as it lasts."""
+        """Return a session's redactor; its token numbers are reserved in the file `numbers`, or only in memory."""
         return SessionRedactor(self._rules, self._secrets, Vault(TokenCounter(numbers)))

@@ -1,4 +1,4 @@
-"""The `[privacy]` section of the policy: what is hidden, where, and who may have it back. Knows no values."""
+"""The `[privacy]` section of the policy: what is hidden, where, and which tools may have it back. Knows no values."""
 
 import re
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ from belljar.privacy import national_ids
 
 FORMS = ("email", "phone", "card", "iban", "national_id")
 TOKENS = {"email": "EMAIL", "phone": "PHONE", "card": "CARD", "iban": "IBAN", "id": "ID", "field": "FIELD"}
-"""The word in the token of each kind; `field` is for what a field's name gives away."""
+"""The word in the token of each kind; `field` is for values that are hidden because of their field's name."""
 
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -30,7 +30,7 @@ def _known_kind(kind: str) -> str:
 
 
 def _known_region(region: str) -> str:
-    import phonenumbers  # takes 0.1 s: whoever has no rules does not pay for it
+    import phonenumbers  # takes 0.1 s, which a server without rules need not pay
 
     if region not in phonenumbers.SUPPORTED_REGIONS:
         raise ValueError(f"{region!r} is no country that has telephone numbers, like US or DE")
@@ -65,7 +65,7 @@ class Reveal(_Rules):
     kinds: tuple[Kinds, ...] = tuple(TOKENS)
 
     def covers(self, kind: str, server: str, tool: str) -> bool:
-        """Whether that tool may have values of that kind."""
+        """Return whether that tool may have values of that kind."""
         return kind in self.kinds and matches(self.tools, server, tool)
 
 
@@ -86,20 +86,20 @@ class PrivacyRules(_Rules):
         return tuple(dict.fromkeys((*named, *(national_ids.COMMON if "national_id" in self.hide else ()))))
 
     def hides_field(self, name: str) -> bool:
-        """Whether a field's name tells that its value is personal."""
+        """Return whether a field's name says that its value is personal."""
         return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in self.fields)
 
     def may_have(self, kind: str, server: str, tool: str) -> bool:
-        """Whether a tool gets values of that kind back."""
+        """Return whether a tool gets values of that kind back."""
         return any(rule.covers(kind, server, tool) for rule in self.reveal)
 
     def may_use(self, secret: str, server: str, tool: str) -> bool:
-        """Whether a tool may be given that secret."""
+        """Return whether a tool may be given that secret."""
         return matches(self.secrets.get(secret, ()), server, tool)
 
 
 def matches(patterns: tuple[str, ...], server: str, tool: str) -> bool:
-    """Whether a tool is among them. Servers and tools may have dots in their names, so any dot may part the two."""
+    """Return whether a tool matches. Servers and tools may have dots in their names, so any dot may part the two."""
     return any(
         fnmatchcase(server, pattern[:dot]) and fnmatchcase(tool, pattern[dot + 1 :])
         for pattern in patterns

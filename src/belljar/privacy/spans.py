@@ -1,4 +1,4 @@
-"""Places in a text, and what becomes of those that overlap. Knows nothing of what was found there."""
+"""Spans of a text, and how overlapping ones are merged. Knows nothing of what was found there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class Span:
 
 
 MASK = "\n"
-"""In place of what is spoken for: nothing is found in it or across it."""
+"""Stands in place of masked text: nothing is found in it or across it."""
 
 
 def masked(text: str, spans: Iterable[Span]) -> str:
-    """The text with nothing to find in these places, and everything else where it was."""
+    """Return the text with these spans masked, and everything else where it was."""
     parts: list[str] = []
     place = 0
     for span in sorted(spans, key=lambda each: each.start):
@@ -28,9 +28,9 @@ def masked(text: str, spans: Iterable[Span]) -> str:
 
 
 def disjoint(found: Iterable[Span]) -> list[Span]:
-    """In order, none overlapping another: what overlaps becomes one place, of the longest one's kind.
+    """Return the spans in order, with those that overlap merged into one, of the longest one's kind.
 
-    Dropping the shorter of two would leave the part of it that the longer one does not cover in the open.
+    Dropping the shorter of two would leave the part of it that the longer one does not cover unredacted.
     """
     merged: list[Span] = []
     longest = 0
@@ -48,5 +48,5 @@ def disjoint(found: Iterable[Span]) -> list[Span]:
 
 
 def is_fraction(text: str, start: int) -> bool:
-    """Whether digits from here on are what follows a decimal point."""
+    """Return whether the digits from `start` on follow a decimal point."""
     return start >= 2 and text[start - 1] == "." and text[start - 2].isdecimal()

@@ -1,6 +1,6 @@
-"""Which token stands for which value, in one session. On the host only: nothing of it enters a sandbox.
+"""The vault of a session: which token stands for which value, the tokens' numbers, and a log that outlives the server.
 
-Knows words and numbers, not what is personal.
+On the host only: nothing of it enters a sandbox. Knows text and numbers, not what is personal.
 """
 
 import json
@@ -15,27 +15,27 @@ from typing import Any
 from belljar.files.private import write_file
 from belljar.privacy.rules import TOKENS
 
-# Numbers for tokens, none of them twice in the life of a session, whatever its server dies of.
-# A killed server takes along what its tokens stood for, and files of the session may still have some. A token must
-# not come to stand for another value then, so numbers are promised to a file, a thousand ahead. No values are in it.
+# Token numbers: none is used twice in a session, however its server dies. What the tokens of a killed server stood for
+# is lost, but files of the session may still have some, and these must not come to stand for other values. So numbers
+# are reserved in a file, a thousand ahead. No values are in it.
 
 AHEAD = 1_000
 MOST = 999_999
-"""The widest number that a token has room for."""
+"""The largest number that a token has room for."""
 
 log = logging.getLogger(__name__)
 
 
 class TokenCounter:
-    """One session's; with the file of an earlier server they begin after all that it may have given out."""
+    """The token numbers of a session; with the file of an earlier server they begin after all it may have used."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._promised: dict[str, int] = _read(path) if path else {}
-        self._last = {**self._promised}
+        self._reserved: dict[str, int] = _read(path) if path else {}
+        self._last = {**self._reserved}
 
     def next(self, kind: str) -> int | None:
-        """The next one; None when all are given out."""
+        """Return the next number of a kind; None when all are used."""
         number = self._last.get(kind, 0) + 1
         if number > MOST:
             return None
@@ -43,18 +43,18 @@ class TokenCounter:
         return number
 
     def restart(self) -> None:
-        """Everything that was given out is known, and will be told of by `reach`."""
+        """Start from the beginning, because all used numbers are known and will be passed to `reach`."""
         self._last.clear()
 
     def reach(self, kind: str, number: int) -> None:
-        """This one was given out, by this session or by the one that it goes on from."""
-        if self._path is not None and number > self._promised.get(kind, 0):
-            self._promised[kind] = min(number + AHEAD - 1, MOST)
-            _write(self._path, self._promised)
+        """Record that a number is used, by this session or by the one that it goes on from."""
+        if self._path is not None and number > self._reserved.get(kind, 0):
+            self._reserved[kind] = min(number + AHEAD - 1, MOST)
+            _write(self._path, self._reserved)
         self._last[kind] = max(self._last.get(kind, 0), number)
 
     def reached(self) -> dict[str, int]:
-        """The last of each kind that may have been given out, also where nobody knows any more for what."""
+        """Return the last number of each kind that may have been used, also where its value is not known any more."""
         return {**self._last}
 
 
@@ -69,17 +69,17 @@ def _read(path: Path) -> dict[str, int]:
         return {}
 
 
-def _write(path: Path, promised: dict[str, int]) -> None:
+def _write(path: Path, reserved: dict[str, int]) -> None:
     draft = path.with_suffix(".new")
     try:
-        write_file(draft, json.dumps(promised))
+        write_file(draft, json.dumps(reserved))
         draft.replace(path)
     except OSError as error:
         log.warning("the numbers of tokens are not kept: %s", error.strerror)
 
 
-# What a veil must not forget with its server: a line for each value, token and secret, in memory without a name.
-# Whoever holds the descriptor beyond the end of the server, a supervisor, holds bytes that it does not look into.
+# The token log, which a redactor needs beyond the end of its server: a line for each value, token and secret, in an
+# anonymous file in memory (memfd). A supervisor that holds its descriptor meanwhile does not look into it.
 # Never on disk, and never inside a sandbox. Knows lines, not what they mean.
 
 
@@ -87,7 +87,7 @@ Line = list[Any]
 
 
 class TokenLog:
-    """One session's; `descriptor` is that of an earlier server's, which is its own now."""
+    """The token log of one session; `descriptor` is that of an earlier server's log, which this object owns now."""
 
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("belljar-vault")
@@ -95,7 +95,7 @@ class TokenLog:
         self._lock = threading.Lock()
 
     def lines(self) -> Iterator[Line]:
-        """What is in it; a line that a kill has cut in two is none."""
+        """Yield the lines, without one that a kill has cut in two."""
         with os.fdopen(os.dup(self.descriptor), "rb") as file:
             file.seek(0)
             for text in file:
@@ -105,8 +105,8 @@ class TokenLog:
                     continue
 
     def add(self, line: Line) -> None:
-        """Keep one more."""
-        # Begun with the end of the one before, which a kill may have cut in two.
+        """Append a line."""
+        # Begins with a line end, because a kill may have cut the line before it in two.
         text = f"\n{json.dumps(line)}\n".encode()
         with self._lock:
             if self.descriptor < 0:
@@ -117,7 +117,7 @@ class TokenLog:
                 log.warning("what tokens stand for is not kept for the next server: %s", error.strerror)
 
     def close(self) -> None:
-        """Let go of it; may be called twice."""
+        """Close the descriptor; may be called twice."""
         with self._lock:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
@@ -125,7 +125,7 @@ class TokenLog:
 
 
 TEXT = "text"
-"""The kind of what only looks like a token: kept so that it comes back as it was."""
+"""The kind of text that only looks like a token: stored so that it comes back as it was."""
 
 _WORDS = {**TOKENS, TEXT: "TEXT"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
@@ -139,7 +139,7 @@ _VALUE, _LENT, _SECRET, _REACHED = "value", "lent", "secret", "reached"
 
 
 class Vault:
-    """Values and their tokens. The same value has the same token as long as the session lives."""
+    """The values of one session and their tokens. The same value has the same token as long as the session lives."""
 
     def __init__(self, numbers: TokenCounter | None = None) -> None:
         self._tokens: dict[tuple[str, type, Value], str] = {}
@@ -147,19 +147,19 @@ class Vault:
         self._numbers = numbers or TokenCounter()
         self._chars = 0
         self.lent: set[str] = set()
-        """Tokens that went out as they are: a tool that gives one back means ours."""
+        """Tokens that were sent to a tool as they are: a tool that gives one back means ours."""
         self.secrets: dict[str, str] = {}
-        """Secrets of the host's that a tool was given, by name; without a value where only that is known."""
-        self._box: TokenLog | None = None
-        # Answers of tools are hidden in one thread, the output of the cell in another.
+        """Secrets of the host that a tool was given, by name; the value is empty where only the name is known."""
+        self._token_log: TokenLog | None = None
+        # Answers of tools are redacted in one thread, the output of the cell in another.
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._values)
 
     def token(self, kind: str, value: Value) -> str:
-        """The token of a value. In a full vault it is one without a number, which nothing brings back."""
-        # With its type: to Python, 1, 1.0 and True are one key.
+        """Return the token of a value. In a full vault it is one without a number, which nothing turns back."""
+        # The type is part of the key, because 1, 1.0 and True are the same key to Python.
         key = (kind, type(value), value)
         with self._lock:
             return self._tokens.get(key) or self._new(kind, value)
@@ -174,51 +174,51 @@ class Vault:
         return token
 
     def value(self, token: str) -> tuple[str, Value] | None:
-        """What a token stands for, with its kind; None for one that was never given out."""
+        """Return what a token stands for, with its kind; None for one that was never made."""
         return self._values.get(token)
 
     def lend(self, token: str) -> None:
-        """It goes out as it is."""
+        """Record that a token is sent to a tool as it is."""
         with self._lock:
             if token not in self.lent:
                 self._take([_LENT, token])
 
     def fill(self, name: str, value: str) -> None:
-        """A tool is given this secret."""
+        """Record that a tool is given this secret."""
         with self._lock:
             if self.secrets.get(name) != value:
                 self._take([_SECRET, name, value])
 
     def copy(self, numbers: TokenCounter | None = None) -> "Vault":
-        """For a session that goes on from this one's state."""
+        """Return the vault of a session that goes on from this one's state."""
         other = Vault(numbers)
         other._fill(self._lines())
         return other
 
     # Beyond the end of the server
 
-    def keep_in(self, box: TokenLog) -> None:
-        """Have everything in a box, from now on and so far; what is in there already is taken back first."""
+    def keep_in(self, token_log: TokenLog) -> None:
+        """Record everything in a log, so far and from now on; what the log has already is loaded."""
         with self._lock:
-            earlier = [*box.lines()]
+            earlier = [*token_log.lines()]
             for line in self._lines():
-                if not earlier or line[0] != _REACHED:  # the box knows better than a promise does
-                    box.add(line)
+                if not earlier or line[0] != _REACHED:  # the log is more exact than the reserved numbers
+                    token_log.add(line)
             if earlier:
                 self._fill(earlier)
-            self._box = box
+            self._token_log = token_log
 
     def save(self, path: Path) -> None:
-        """Keep it on disk, for its owner alone; of secrets nothing but their names."""
+        """Save the vault to a file that only its owner can read; of secrets nothing but their names."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump([[*line[:2], ""] if line[0] == _SECRET else line for line in self._lines()], file)
 
     def restore(self, path: Path) -> None:
-        """Take back what was saved; nothing, where there is none or none that can be read."""
+        """Load what was saved; do nothing where there is no file, or none that can be read."""
         try:
             kept: Any = json.loads(path.read_text("utf-8"))
-            # Tried elsewhere first: half of a broken one must not stay.
+            # Tried with another vault first, because half of a broken file must not stay.
             Vault()._fill(kept)
         except (OSError, ValueError, TypeError, LookupError):
             return
@@ -232,7 +232,7 @@ class Vault:
             return [*values, *lent, *secrets, *([_REACHED, *each] for each in self._numbers.reached().items())]
 
     def _fill(self, lines: Iterable[Line]) -> None:
-        """These are all that there are of this session's."""
+        """Load lines, which are all that there are of this session."""
         self._numbers.restart()
         for line in lines:
             self._take(line)
@@ -253,8 +253,8 @@ class Vault:
             self._numbers.reach(name, int(rest[0]))
         else:
             (self.secrets[name],) = rest
-        if self._box is not None:
-            self._box.add(line)
+        if self._token_log is not None:
+            self._token_log.add(line)
 
 
 def _size(value: Value) -> int:

@@ -1,1 +1,1 @@
-"""Everything a session is given when it starts: an environment, a sandbox with its services, and a kernel."""
+"""What a session gets when it starts: an environment, a sandbox with its services, and a kernel."""

@@ -1,7 +1,7 @@
-"""The folder of code files: named, written, extended and read, and nothing outside it.
+"""The folder of code files: naming, writing, extending and reading them, and giving the folder to the user they run as.
 
-The code that runs there may write to it at any time, so every access goes through the same guarded steps as a session
-folder's. Blocking calls; knows nothing of environments or tools.
+Code that runs there may write to the folder at any time, so every access goes through `Workspace`, as for a session
+folder, and nothing outside is reached. All calls block. Knows nothing of environments or tools.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ class CodeFiles:
         self._files = Workspace(folder, identity and (identity.uid, identity.gid))
 
     def open(self) -> None:
-        """Make the folder, and let the code that runs in it write there."""
+        """Make the folder, and let the user that runs the code write there."""
         make_missing(self.folder)
         if self._identity is not None:
             hand_over_folder(self.folder, self._identity)
 
     def new_name(self, wanted: str) -> str:
-        """A name that no file has yet, after the one that is wanted."""
+        """Return a new name that begins like the wanted one."""
         stem = wanted.removesuffix(_SUFFIX) or "code"
         if not _NAME.fullmatch(stem):
             raise InvalidArgument(
@@ -48,8 +48,8 @@ class CodeFiles:
         return f"{stem}_{secrets.token_hex(4)}{_SUFFIX}"
 
     def name_of(self, path: str) -> str:
-        """The name in the folder that a caller's path means."""
-        # As callers were told it, and as tracebacks show it.
+        """Return the name inside the folder that a caller's path means."""
+        # Callers know the path that they were answered with, and the one that tracebacks show.
         for root in dict.fromkeys((self.folder, self.folder.resolve(), Path(SANDBOX_ROOT))):
             if path.startswith(f"{root}{os.sep}"):
                 path = path[len(str(root)) + 1 :]
@@ -62,36 +62,36 @@ class CodeFiles:
         return "/".join(self._files.check_name(path))
 
     def path(self, name: str) -> str:
-        """As callers are told."""
+        """Return the path that callers are answered with."""
         return str(self.folder / name)
 
     def create(self, name: str, content: str) -> None:
-        """A new file."""
+        """Create a file."""
         self._files.create(name, content.encode(errors="surrogatepass"))
 
     def read(self, name: str, limit_bytes: int = LARGEST_FILE_BYTES) -> str:
-        """A file's text."""
+        """Return the text of a file."""
         try:
             return self._files.read(name, limit_bytes).decode("utf-8")
         except UnicodeDecodeError:
             raise InvalidArgument(f"{name} is not text", hint="Code files are UTF-8") from None
 
     def append(self, name: str, content: str) -> None:
-        """Put more at the end of a file."""
+        """Append to a file."""
         whole = self.read(name) + content
         if len(whole.encode()) > LARGEST_FILE_BYTES:
             raise TooLarge(f"{name} would have more than {LARGEST_FILE_BYTES:,} bytes", hint="Go on in a new code file")
         self._files.write(name, whole.encode())
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of ours, whatever had its name."""
+        """Write a file of the server's, and replace whatever had its name."""
         self._files.write(name, text.encode(errors="replace"))
 
 
-# A folder of code files becomes the user's that runs them, on a server that root runs.
+# On a server that runs as root, the folder of code files is given to the user that runs them.
 # Root changes owners here, in a folder that hostile code has written to and that an operator may have named by
-# mistake. So nothing is reached through a link, and only what belonged to the code of an earlier server changes
-# hands: a file of anybody else's stays theirs, and so does one that has a second name, which may be anywhere.
+# mistake. So no link is followed, and only files that belong to a user of an earlier server's sessions change owner. A
+# file of anybody else is left alone, and so is one with a second hard link, which may be anywhere.
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -99,7 +99,7 @@ _HINT = "Choose a folder that nobody else uses, or give it to the user that bell
 
 
 def hand_over_folder(folder: Path, identity: Identity) -> None:
-    """Let this user write there; a folder that is another account's is refused."""
+    """Give the folder to this user; SettingsError for a folder of another account."""
     try:
         top = os.open(folder, _DIRECTORY)
     except OSError as error:
@@ -117,14 +117,17 @@ def hand_over_folder(folder: Path, identity: Identity) -> None:
 
 
 def _hand_over_below(directory: int, device: int, identity: Identity, depth: int) -> None:
-    """Not below the depth that a caller's path may have: each step holds a descriptor."""
+    """Give what is in a directory to this user, down to the depth that a caller's path may have.
+
+    The depth is limited because each level holds a descriptor.
+    """
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries]
     for name in names:
         with contextlib.suppress(FileNotFoundError):
             _hand_over(name, directory, device, identity)
         if depth > 1:
-            with contextlib.suppress(OSError):  # no directory, or none any more
+            with contextlib.suppress(OSError):  # not a directory, or not any more
                 below = os.open(name, _DIRECTORY, dir_fd=directory)
                 try:
                     _hand_over_below(below, device, identity, depth - 1)
@@ -139,7 +142,7 @@ def _hand_over(name: str, directory: int, device: int, identity: Identity) -> No
         is_alone = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
         is_left = status.st_uid != identity.uid and is_given_out(status.st_uid)
         if is_left and is_alone and status.st_dev == device:
-            # By its descriptor, so it is the one that was looked at; it was opened without rights of its own.
+            # Through the descriptor, so that it is the file that was checked. `fchown` refuses an O_PATH descriptor.
             os.chown(f"/proc/self/fd/{entry}", identity.uid, identity.gid)
     finally:
         os.close(entry)

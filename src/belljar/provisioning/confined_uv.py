@@ -1,9 +1,10 @@
-"""Where uv fetches packages for sessions: a sandbox of its own for each run, with the package index as its only host.
+"""Runs uv, and conda's solver, for sessions: each run in a sandbox of its own.
 
-uv reads what strangers wrote, so it is held as a session is: the same glass, a user of its own, limits, and a proxy
-that knows the index's hosts only. It sees the environment, the folder it installs into, and what it needs to reach the
-index, credentials included; the session sees none of that. Its cache is new with every installation and goes with it,
-so that nothing one installation leaves can reach another. A provider that does not isolate leaves uv on the host.
+uv reads what strangers wrote, so it is confined as a session is: the same provider, a user of its own, limits, and a
+proxy to the index and the hosts that sessions may reach. It sees the environment, the folder it installs into, and what
+it needs to reach the index, credentials included; the session sees none of that. The cache is new for every
+installation and removed with it, so that nothing of one can reach another. Where the provider does not isolate, uv runs
+on the host.
 """
 
 import asyncio
@@ -53,11 +54,11 @@ if TYPE_CHECKING:
 
 _SOCKET = "egress"
 _CONNECTIONS = 256
-# uv and the workers that compile hold a few threads for each processor, however small a session may be.
+# uv and its workers that compile start a few threads for each processor, however small the session's limits are.
 _PROCESSES = 1024
 _OPEN_FILES = 4096
 _LEAST_MEMORY_MB = 1024
-# An index that did not answer may do so later; one that did is not asked again.
+# An index that did not answer is asked again after this time; one that answered is not asked again.
 _ASK_AGAIN_S = 60.0
 _UPSTREAM = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
@@ -65,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class UvSandbox:
-    """Knows the settings and the provider, and asks where the index is once."""
+    """Makes sandboxes for uv from the settings and the provider, and finds the hosts of the index once."""
 
     def __init__(self, settings: Settings, provider: Provider) -> None:
         self._settings = settings
@@ -76,7 +77,7 @@ class UvSandbox:
         self._has_warned = False
 
     async def index_rules(self) -> list[Rule]:
-        """The hosts of the package index."""
+        """Return rules for the hosts of the package index."""
         async with self._asking:
             now = asyncio.get_running_loop().time()
             if now >= self._ask_at:
@@ -86,7 +87,7 @@ class UvSandbox:
             return [*self._rules]
 
     def uv_for(self, session_id: str) -> OpenUv:
-        """Return what opens uv for the packages of a session."""
+        """Return the function that opens uv for the packages of a session."""
         if not self._provider.isolates:
             return open_uv_on_host
         if upstream := next((name for name in _UPSTREAM if os.environ.get(name) or os.environ.get(name.lower())), ""):
@@ -99,7 +100,7 @@ class UvSandbox:
         return open_uv
 
     def _warn(self, warning: str) -> None:
-        """Once."""
+        """Log the warning, the first time only."""
         if not self._has_warned:
             self._has_warned = True
             log.warning("%s", warning)
@@ -111,7 +112,7 @@ class UvSandbox:
         async with AsyncExitStack() as stack:
             side = await stack.enter_async_context(_open_side(folder.parent))
             _write(side / "scratch", access.files)
-            # The same one for every run: what the first leaves in the cache is the next one's to read.
+            # The same user for every run of this installation, because each reads the cache that the last one wrote.
             identity = self._provider.take_identity()
             if identity is not None:
                 stack.callback(self._provider.release_identity, identity)
@@ -123,13 +124,14 @@ class UvSandbox:
     def _open_proxy(
         self, session_id: str, folder: Path, index: Sequence[Rule]
     ) -> contextlib.AbstractAsyncContextManager["Proxy"]:
-        from belljar.egress.proxy import ProxyLimits, open_proxy  # see hatches.py
+        from belljar.egress.proxy import ProxyLimits, open_proxy  # imported here for the reason in session_services.py
 
         allow_private = self._settings.egress_allow_private
         chosen: set[str] = set()
 
         def judge(address: str, rule: Rule) -> str:
-            # An index at a private address is the operator's choice. Where its answers lead to is not, unless there.
+            # The operator may choose an index at a private address. Where the index's answers lead is not the
+            # operator's choice, so other private addresses are refused.
             if not rule.is_configured:
                 return "" if address in chosen else refusal(ip_address(address), allow_private=allow_private)
             reason = refusal_of_chosen(ip_address(address))
@@ -142,7 +144,7 @@ class UvSandbox:
             _SOCKET,
             session_id=session_id,
             purpose="packages",
-            # What its code may reach anyway is no more than uv may.
+            # uv may also reach the hosts that the session's code may reach anyway.
             rules=[*index, *parse_rules(self._settings.egress)],
             judge=judge,
             limits=ProxyLimits(connections=_CONNECTIONS),
@@ -172,7 +174,7 @@ class UvSandbox:
 
 @dataclass(frozen=True, slots=True)
 class ConfinedUv:
-    """uv in a sandbox; each run has a new one."""
+    """uv, with a new sandbox for each run."""
 
     provider: Provider
     spec: SandboxSpec
@@ -181,18 +183,18 @@ class ConfinedUv:
     proxy: "Proxy"
 
     async def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> UvAnswer:
-        """Run it once; what the proxy refused is told with what uv says."""
-        return await self._heard([find_uv(), "--color", "never", *arguments], timeout_s)
+        """Run uv once; what the proxy refused is added to uv's output."""
+        return await self._answer([find_uv(), "--color", "never", *arguments], timeout_s)
 
     async def solve(self, request: str, *, timeout_s: float) -> UvAnswer:
         """Run conda's solver once, in the server's own Python."""
-        return await self._heard(solver_command(request, str(_own_python())), timeout_s)
+        return await self._answer(solver_command(request, str(_own_python())), timeout_s)
 
-    async def _heard(self, command: Sequence[str], timeout_s: float) -> UvAnswer:
+    async def _answer(self, command: Sequence[str], timeout_s: float) -> UvAnswer:
         already = len(self.proxy.refused)
         sandbox = await self.provider.open(self.spec)
         hit: list[str] = []
-        async with _hearing() as (writing, hearing):
+        async with _captured_output() as (writing, output):
             try:
                 async with asyncio.timeout(timeout_s):
                     status = await self._run(sandbox, command, writing)
@@ -200,13 +202,13 @@ class ConfinedUv:
             except TimeoutError:
                 return stopped_after(timeout_s)
             finally:
-                # To the end, though the caller be cancelled: what runs inside holds credentials.
+                # Close it even if the caller is cancelled, because what runs inside has credentials.
                 with anyio.CancelScope(shield=True):
                     await sandbox.aclose()
-            # With the sandbox the last one is gone that could still hold the pipe.
-            words = await hearing
+            # With the sandbox closed, no process has the pipe open any more.
+            text = await output
         more = [*hit, *self.proxy.refused[already:]] if status else []
-        return UvAnswer(status, "\n".join([words.rstrip(), *more]))
+        return UvAnswer(status, "\n".join([text.rstrip(), *more]))
 
     async def _run(self, sandbox: Sandbox, command: Sequence[str], output: int) -> int:
         relay = relay_command(self.environment.python, f"{sandbox.scratch}/{_SOCKET}")
@@ -222,7 +224,7 @@ class ConfinedUv:
         return await process.wait()
 
     def _variables(self, sandbox: Sandbox) -> dict[str, str]:
-        """All that uv gets to know; nothing else of the server's own."""
+        """Return all environment variables of uv; nothing else of the server's environment is passed on."""
         placed = {name: f"{sandbox.scratch}/{path}" for name, path in self.access.places.items()}
         return {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -233,23 +235,24 @@ class ConfinedUv:
             **self.access.variables,
             **placed,
             "UV_CACHE_DIR": f"{sandbox.workspace}/cache",
-            # Its cache goes before anyone sees the packages, so that nothing is shared through a link.
+            # The cache is removed before the session sees the packages, so no file is shared through a hard link.
             "UV_LINK_MODE": "hardlink",
             "UV_KEYRING_PROVIDER": "disabled",
             "UV_NO_PROGRESS": "1",
             "UV_PYTHON_DOWNLOADS": "never",
-            # A loopback address is one of the host's: there is nothing at this one's.
+            # Loopback addresses go through the proxy too, because they mean the host's: nothing listens on the
+            # sandbox's own.
             **proxy_variables(spared=""),
         }
 
 
 def _own_python() -> Path:
-    """Behind the links of the server's environment, whose packages are not shown."""
+    """Return the server's interpreter with links resolved, because the server's environment is not shown."""
     return Path(sys.executable).resolve()
 
 
 def _solver_trees(channels: Sequence[str]) -> tuple[Path, ...]:
-    """What conda's solver has to see; blocks while the server's interpreter tells where its library is."""
+    """Return the trees that conda's solver needs; blocks while the server's interpreter is asked for its own."""
     rattler = find_rattler() if channels else None
     if rattler is None:
         return ()
@@ -258,20 +261,20 @@ def _solver_trees(channels: Sequence[str]) -> tuple[Path, ...]:
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Nobody but the folder's user, to be, may enter it."""
+    """Write files that everybody may read, because only the sandbox's user will be able to enter the folder."""
     for path, content in files.items():
         file = folder / path
         make_missing(file.parent)
         write_file(file, content)
         file.chmod(0o644)
         for parent in file.relative_to(folder).parents[:-1]:
-            # uv locks a store of credentials with a file beside it.
+            # uv creates a lock file beside its store of credentials.
             (folder / parent).chmod(0o777)
 
 
 @asynccontextmanager
 async def _open_side(parent: Path) -> AsyncGenerator[Path]:
-    """Folders for one installation that neither the session nor, outside of them, uv can reach."""
+    """Make the scratch and home folders of one installation, out of the session's reach, and remove them afterwards."""
     side = Path(tempfile.mkdtemp(dir=parent, prefix=SIDE))
     try:
         for name in ("scratch", "home"):
@@ -283,17 +286,17 @@ async def _open_side(parent: Path) -> AsyncGenerator[Path]:
 
 
 @asynccontextmanager
-async def _hearing() -> AsyncGenerator[tuple[int, asyncio.Task[str]]]:
-    """The end of a pipe to write to, which is the caller's to close, and what will have been heard of it."""
+async def _captured_output() -> AsyncGenerator[tuple[int, asyncio.Task[str]]]:
+    """Open a pipe; yield its write end, which the caller closes, and a task that returns what was written to it."""
     loop = asyncio.get_running_loop()
     reading, writing = os.pipe()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
     )
-    hearing = loop.create_task(listen(reader))
+    output = loop.create_task(listen(reader))
     try:
-        yield writing, hearing
+        yield writing, output
     finally:
-        hearing.cancel()
+        output.cancel()
         transport.close()

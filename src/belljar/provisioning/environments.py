@@ -1,7 +1,4 @@
-"""Environments by their name: each prepared once, however many sessions wait for it.
-
-Knows nothing of sandboxes.
-"""
+"""Environments by name, each prepared once however many sessions wait for it. Knows nothing of sandboxes."""
 
 import asyncio
 import logging
@@ -17,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class EnvironmentCache:
-    """Those of a runtime."""
+    """The environments of one runtime."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -36,8 +33,8 @@ class EnvironmentCache:
             check_name(self._settings, name)
 
     def _check_kernel(self, kernel_name: str) -> None:
-        """Refuse a kernel that is not installed, unless an environment may bring it that is not made yet."""
-        # jupyter_client takes 150 ms to import: only those pay who ask for such a kernel.
+        """Refuse a kernel that is not installed, unless an environment that is not made yet may bring it."""
+        # jupyter_client takes 150 ms to import, which only sessions of such a kernel should pay.
         from belljar.kernels import jupyter
 
         home = self._kernel_home()
@@ -48,7 +45,7 @@ class EnvironmentCache:
                 raise
 
     def _kernel_home(self) -> Path | None:
-        """The prefix of the environment whose kernels come before Jupyter's own; None while that is not known."""
+        """Return the prefix of the environment whose kernels come before Jupyter's own; None while it is unknown."""
         name = self._settings.environment
         name = DEFAULT.name if name.startswith(KERNEL_PREFIX) else name
         task = self._tasks.get(name)
@@ -58,7 +55,7 @@ class EnvironmentCache:
         return root if name == DEFAULT.name and is_ready(root) else None
 
     async def get(self, name: str) -> Environment:
-        """The environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
+        """Return the environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
         task = self._tasks.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             opening = open_environment(self._settings, name, on_progress=log.info)
@@ -66,7 +63,7 @@ class EnvironmentCache:
         return await asyncio.shield(task)
 
     async def for_packages(self, name: str) -> Environment:
-        """The environment that packages for a session are chosen for: of a Jupyter kernel, its own interpreter's."""
+        """Return the environment that a session's packages are resolved for; of a Jupyter kernel, its interpreter's."""
         if not name.startswith(KERNEL_PREFIX):
             return await self.get(name)
         from belljar.kernels import jupyter
@@ -82,7 +79,7 @@ class EnvironmentCache:
         return environment
 
     async def aclose(self) -> None:
-        """Stop preparing."""
+        """Cancel what is being prepared."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

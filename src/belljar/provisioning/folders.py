@@ -1,4 +1,4 @@
-"""A session's places on the host, as far as kernels need them: the contract, which the sessions fulfil."""
+"""The contract for a session's folders on the host, as far as kernels need them. `sessions` implements it."""
 
 from pathlib import Path
 from typing import Protocol
@@ -7,34 +7,34 @@ from belljar.sandboxes.base import Identity
 
 
 class KernelFolders(Protocol):
-    """The session's places on the host, as far as a kernel needs them."""
+    """The folders of one session on the host."""
 
     @property
     def session_id(self) -> str:
-        """Whose they are."""
+        """Return the id of the session."""
         ...
 
     @property
     def workspace(self) -> Path:
-        """Working directory."""
+        """Return the working directory of its code."""
         ...
 
     @property
     def scratch(self) -> Path:
-        """Sockets."""
+        """Return the folder of the sockets between its code and the host."""
         ...
 
     @property
     def home(self) -> Path:
-        """HOME."""
+        """Return what its code has as HOME."""
         ...
 
     @property
     def layer(self) -> Path:
-        """The session's own packages."""
+        """Return the folder of the packages that were installed for it."""
         ...
 
     @property
     def identity(self) -> Identity | None:
-        """Whose they are, where the session is a user of its own."""
+        """Return the user that owns the folders, where the session has a user of its own."""
         ...

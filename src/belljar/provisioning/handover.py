@@ -19,8 +19,10 @@ from belljar.provisioning.session_services import ServicedSandbox
 from belljar.sandboxes.base import Identity, Sandbox
 from belljar.toolbox.base import CallRecord
 
-Rehatch = Callable[[Sandbox, KernelFolders, Environment, Mapping[str, SessionSocket]], Awaitable[ServicedSandbox]]
-"""Serves the listening sockets of an earlier server again; `KernelStarter.rehatch`."""
+RestoreServices = Callable[
+    [Sandbox, KernelFolders, Environment, Mapping[str, SessionSocket]], Awaitable[ServicedSandbox]
+]
+"""Serves the listening sockets of an earlier server again; `KernelStarter.restore_services`."""
 
 
 class ResumableKernel(Kernel, Protocol):
@@ -29,29 +31,29 @@ class ResumableKernel(Kernel, Protocol):
     def resume(self) -> AsyncIterator[Event]:
         """Yield the rest of the cell that the earlier server gave it, if that has not ended.
 
-        Called once, under the session's turn. Without a cell there is only output that came meanwhile; without
-        `Finished` at the end, the cell that was noted has never reached the kernel.
+        Called once, under the session's turn. Without a cell there is only the output that came meanwhile. If no
+        `Finished` comes at the end, the cell in the `RunningNote` has never reached the kernel.
         """
         ...
 
     async def catch_up(self) -> None:
-        """Read what it said since, and keep that output for the next cell. Called instead of `resume`."""
+        """Read what the kernel has sent since, and keep its output for the next cell. Called instead of `resume`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredCopy:
-    """An earlier state of a session, as it was deposited."""
+    """A checkpoint of a session, as it was deposited."""
 
     words: dict[str, Any]
-    """What the session said of it."""
+    """What the session deposited with it."""
     copy: KernelSnapshot | None
-    """Its process; None for a state that needs none."""
+    """Its process; None for a checkpoint that needs none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredKernel:
-    """What an earlier server has left of a session."""
+    """What an earlier server has deposited of a session."""
 
     kernel: ResumableKernel
     note: RunningNote
@@ -64,9 +66,9 @@ class RestoredKernel:
 
 
 class Handover(Protocol):
-    """Deposits the kernels of this server for the next one, and restores those that an earlier server left.
+    """Deposits the kernels of this server for the next one, and restores those that an earlier server deposited.
 
-    Everything is by the id of a session. What concerns a kernel that is not deposited does nothing.
+    Everything is by the id of a session. A call about a kernel that is not deposited does nothing.
     """
 
     @property
@@ -75,7 +77,7 @@ class Handover(Protocol):
         ...
 
     async def faults(self) -> dict[str, str]:
-        """Return what does not work now, by the name of the part; empty words for a part that works."""
+        """Return what does not work now, by the name of the part; an empty text for a part that works."""
         ...
 
     # While a session runs
@@ -98,24 +100,24 @@ class Handover(Protocol):
         ...
 
     def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
-        "RunningNote which execution the kernel is about to be given."
+        """Record which execution the kernel is about to be given."""
         ...
 
     def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
-        "RunningNote that this execution calls a tool, or has called it."
+        """Record that this execution calls a tool, or has called it."""
         ...
 
     def deposit_copy(
         self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
     ) -> None:
-        """Have an earlier state of the session outlive the server, or replace its words.
+        """Have a checkpoint of the session outlive the server, or replace its words.
 
-        `copy` is a sleeping copy of the kernel `origin`; of a state that has no process, the words alone are kept.
+        `copy` is a snapshot of the kernel `origin`. Of a checkpoint that has no process, only the words are kept.
         """
         ...
 
     def withdraw_copy(self, session_id: str, label: str) -> None:
-        """Deposit this state no longer; may be called twice."""
+        """Deposit this checkpoint no longer; may be called twice."""
         ...
 
     # When the server stops
@@ -139,19 +141,19 @@ class Handover(Protocol):
         ...
 
     async def restore(
-        self, session_id: str, folders: KernelFolders, environment: Environment, rehatch: Rehatch
+        self, session_id: str, folders: KernelFolders, environment: Environment, restore_services: RestoreServices
     ) -> RestoredKernel:
         """Return the kernel of such a session; SandboxUnavailable when it cannot be had, and then it is ended."""
         ...
 
     async def end_unclaimed(self) -> None:
-        """End everything that an earlier server left and nobody restored. Called once, after the last `restore`."""
+        """End everything that was deposited and nobody restored. Called once, after the last `restore`."""
         ...
 
     # The tree of generated bindings
 
     def deposit_tree(self, descriptor: int) -> None:
-        """Have a folder locked beyond the end of the server, because sessions that outlive it have it mounted."""
+        """Keep a folder locked beyond the end of the server, because sessions that outlive it have it mounted."""
         ...
 
     def has_any(self) -> bool:
@@ -160,12 +162,12 @@ class Handover(Protocol):
 
 
 class NoHandover:
-    """Stands in for a `Handover` where all sessions end with the server: nothing is deposited, nothing was left."""
+    """Stands in for a `Handover` where all sessions end with the server: nothing is or was deposited."""
 
     is_on = False
 
     async def faults(self) -> dict[str, str]:
-        """Return nothing: there is no part that could fail."""
+        """Return nothing, because there is no part that could fail."""
         return {}
 
     def deposit(
@@ -205,13 +207,13 @@ class NoHandover:
         return []
 
     def identity_of(self, session_id: str) -> Identity | None:
-        """Refuse: nothing was left."""
+        """Raise SandboxUnavailable, because nothing was deposited."""
         raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
 
     async def restore(
-        self, session_id: str, folders: KernelFolders, environment: Environment, rehatch: Rehatch
+        self, session_id: str, folders: KernelFolders, environment: Environment, restore_services: RestoreServices
     ) -> RestoredKernel:
-        """Refuse: nothing was left."""
+        """Raise SandboxUnavailable, because nothing was deposited."""
         raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
 
     async def end_unclaimed(self) -> None:

@@ -1,7 +1,7 @@
-"""Where code inside a session asks for packages: `pip install` in a cell ends up here.
+"""The socket on which code inside a session asks for packages: `pip install` in a cell ends up here.
 
 One JSON line comes in, one JSON object goes out, over a UNIX socket in the session's scratch folder. Whoever asks may
-be hostile: size, time and number are bounded, and requirements are checked as those of any caller are.
+be hostile, so size, time and number are bounded, and requirements are checked as those of any caller are.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from belljar.errors import BelljarError
 _LINE_BYTES = 65_536
 _LINE_S = 10
 _MAX_WAITING = 4
-_TOLD = 16
-"""Askers beyond those that are told so; more are hung up on."""
+_MAX_REFUSED = 16
+"""How many more connections are answered with a refusal; beyond that they are closed at once."""
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class _Request(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PackageReply:
-    """What the asker shows on its two streams, and the modules it should try to import."""
+    """What the command shows on its two streams, and the modules it should try to import."""
 
     lines: list[str] = field(default_factory=list[str])
     errors: list[str] = field(default_factory=list[str])
@@ -54,25 +54,25 @@ Fulfil = Callable[[Sequence[str]], Awaitable[PackageReply]]
 async def install_for(
     environment: Environment, layer: Path, open_uv: OpenUv, room: InstallRoom, requirements: Sequence[str]
 ) -> PackageReply:
-    """Install what a session asks for into its layer."""
+    """Install what a session's code asks for into the session's layer."""
     changes: list[PackageChange] = []
     outcomes = await install(environment, layer, requirements, on_change=changes.append, open_uv=open_uv, room=room)
     there = [outcome.name for outcome in outcomes if outcome.error is None]
     found = await asyncio.to_thread(modules_of, environment, layer, there)
     return PackageReply(
-        lines=[*map(_said_to_session, (each for each in outcomes if each.error is None)), *restart_lines(changes)],
+        lines=[*map(_success_line, (each for each in outcomes if each.error is None)), *restart_lines(changes)],
         errors=[f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error is not None],
         modules=[module for modules in found.values() for module in modules],
     )
 
 
-def _said_to_session(outcome: InstallOutcome) -> str:
+def _success_line(outcome: InstallOutcome) -> str:
     note = f" ({outcome.note})" if outcome.note else ""
     return f"{outcome.name} {outcome.installed_version} is installed{note}"
 
 
 def restart_lines(changes: Sequence[PackageChange]) -> list[str]:
-    """Packages of which there was another version before: code that imported that one still has it."""
+    """Return a line for each package that had another version before, because code may have imported that one."""
     return [
         f"{change.name} changed from {change.before} to {change.after}: restart needed if it was imported before"
         for change in changes
@@ -81,23 +81,23 @@ def restart_lines(changes: Sequence[PackageChange]) -> list[str]:
 
 
 class PackageServer:
-    """One session's; made by `open_desk`."""
+    """Answers the package requests of one session, one installation at a time; made by `open_package_server`."""
 
     def __init__(self, session_id: str, fulfil: Fulfil) -> None:
         self._session_id = session_id
         self._fulfil = fulfil
-        self._conversations = ipc.Conversations(_MAX_WAITING + _TOLD)
+        self._conversations = ipc.Conversations(_MAX_WAITING + _MAX_REFUSED)
         self._turn = asyncio.Lock()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one asker."""
+        """Serve one connection."""
         if self._conversations.is_full:
             writer.transport.abort()
             return
         self._conversations.start(self._serve(ipc.MessageStream(reader, writer)))
 
     async def aclose(self) -> None:
-        """Stop, whoever waits."""
+        """End all conversations."""
         await self._conversations.aclose()
 
     async def _serve(self, stream: ipc.MessageStream) -> None:
@@ -129,13 +129,13 @@ class PackageServer:
 
 @asynccontextmanager
 async def open_package_server(
-    folder: Path, name: str, *, session_id: str, fulfil: Fulfil, door: SessionSocket | None = None
+    folder: Path, name: str, *, session_id: str, fulfil: Fulfil, socket: SessionSocket | None = None
 ) -> AsyncGenerator[PackageServer]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
-    desk = PackageServer(session_id, fulfil)
+    server = PackageServer(session_id, fulfil)
     try:
-        async with serving(folder, name, desk.accept, limit=_LINE_BYTES, door=door):
-            yield desk
+        async with serving(folder, name, server.accept, limit=_LINE_BYTES, door=socket):
+            yield server
     finally:
         with contextlib.suppress(OSError):
-            await desk.aclose()
+            await server.aclose()

@@ -1,6 +1,7 @@
-"""A program in a fresh process of an environment: sandboxed as a session is, run to its end, and gone.
+"""Runs a program once in a new process of an environment, sandboxed as a session is.
 
-No kernel and no variables that last: what it writes to stdout and stderr, and how it ended, is all there is.
+There is no kernel, and no variables last: the result is what the program writes to stdout and stderr, and its exit
+status.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _CHUNK_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How it ended and what it said; only the status says whether it failed."""
+    """How a program ended and what it wrote; only the status says whether it failed."""
 
     status: int
     """Negative for a signal."""
@@ -34,9 +35,9 @@ class ProgramEnd:
     stderr: str
     is_timeout: bool = False
     dropped_bytes: int = 0
-    """Output beyond the cap."""
+    """The size of the output beyond the cap."""
     incidents: list[Incident] = field(default_factory=list[Incident])
-    """Limits that it hit."""
+    """The limits that it hit."""
 
 
 async def run_program(
@@ -49,26 +50,27 @@ async def run_program(
     output_cap_bytes: int = OUTPUT_CAP_BYTES,
     readable: Sequence[Path] = (),
 ) -> ProgramEnd:
-    """Run the environment's Python with these arguments in the folders' workspace, with nothing to read from stdin."""
+    """Run the environment's Python with these arguments in the folders' workspace, with an empty stdin."""
     sandbox = await starter.open_sandbox(environment, folders, readable)
     try:
-        async with _hearing(output_cap_bytes) as stdout, _hearing(output_cap_bytes) as stderr:
+        async with _open_reader(output_cap_bytes) as stdout, _open_reader(output_cap_bytes) as stderr:
             status, is_timeout = await _run(sandbox, environment, folders.layer, arguments, stdout, stderr, timeout_s)
             incidents = sandbox.incidents()
-            # With the sandbox the last one is gone that could still hold a pipe.
+            # After this no process has a pipe open any more.
             await sandbox.kill()
-            said, complained = await stdout.heard(), await stderr.heard()
+            stdout_text, stderr_text = await stdout.text(), await stderr.text()
         dropped = stdout.dropped_bytes + stderr.dropped_bytes
-        return ProgramEnd(status, said, complained, is_timeout, dropped, incidents)
+        return ProgramEnd(status, stdout_text, stderr_text, is_timeout, dropped, incidents)
     finally:
         with anyio.CancelScope(shield=True):
             await sandbox.aclose()
 
 
 def program_arguments(text: str, name: str, place: Path) -> list[str]:
-    """Arguments for Python to run this text as if it were the file of that name, whatever is in the file by then.
+    """Return arguments with which Python runs this text as if it were the file of that name.
 
-    The place is a folder out of the program's reach, which it has to be shown; it is filled here.
+    The text is written into `place`, a folder that the program can read but not write, because the named file may be
+    changed by then. The caller has to show `place` to the sandbox.
     """
     code = place / "code.py"
     write_file(code, text)
@@ -107,7 +109,7 @@ async def _run(
 
 
 class _OutputReader:
-    """Hears one pipe to its end, and keeps the beginning."""
+    """Reads one pipe to its end and keeps the beginning."""
 
     def __init__(self, writing: int, reader: asyncio.StreamReader, cap_bytes: int) -> None:
         self.writing = writing
@@ -115,25 +117,25 @@ class _OutputReader:
         self._kept = bytearray()
         self._cap = cap_bytes
         self._is_open = True
-        self._listening = asyncio.get_running_loop().create_task(self._listen(reader))
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def close_writing(self) -> None:
-        """The program has its own end now."""
+        """Close our copy of the write end, once the program has it; may be called twice."""
         if self._is_open:
             self._is_open = False
             os.close(self.writing)
 
-    async def heard(self) -> str:
-        """All that is kept, once every writer is gone."""
-        await self._listening
+    async def text(self) -> str:
+        """Wait until every writer is gone, and return what was kept."""
+        await self._reading
         return self._kept.decode("utf-8", "replace")
 
     def stop(self) -> None:
-        """Nobody listens any more."""
+        """Stop reading and close the write end."""
         self.close_writing()
-        self._listening.cancel()
+        self._reading.cancel()
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(_CHUNK_BYTES):
             room = self._cap - len(self._kept)
             self._kept += chunk[:room]
@@ -141,15 +143,15 @@ class _OutputReader:
 
 
 @asynccontextmanager
-async def _hearing(cap_bytes: int) -> AsyncGenerator[_OutputReader]:
+async def _open_reader(cap_bytes: int) -> AsyncGenerator[_OutputReader]:
     reading, writing = os.pipe()
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
     )
-    ear = _OutputReader(writing, reader, cap_bytes)
+    output = _OutputReader(writing, reader, cap_bytes)
     try:
-        yield ear
+        yield output
     finally:
-        ear.stop()
+        output.stop()
         transport.close()

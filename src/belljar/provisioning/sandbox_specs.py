@@ -1,6 +1,6 @@
-"""What every session's sandbox is furnished with: what it shows, may use and reach, and the hatches it calls us by.
+"""Builds the `SandboxSpec` of every session: what its sandbox shows and which limits it has.
 
-Knows nothing of kernels.
+Also chooses the services that the host offers in it, and what it may reach. Knows nothing of kernels.
 """
 
 import asyncio
@@ -25,24 +25,24 @@ from belljar.toolbox.toolbox import Toolbox
 
 
 class SpecBuilder:
-    """What the settings, the workshop and the toolbox have for every sandbox of a provider."""
+    """Makes the specs and services of all sandboxes of a provider from the settings, the toolbox and the skills."""
 
     def __init__(
         self,
         settings: Settings,
         provider: Provider,
-        workshop: UvSandbox,
+        uv_sandbox: UvSandbox,
         toolbox: Toolbox | None,
         skills: Skills | None = None,
     ) -> None:
         self._settings = settings
         self._provider = provider
-        self._workshop = workshop
+        self._uv_sandbox = uv_sandbox
         self._toolbox = toolbox
         self._skills = skills
 
     def spec(self, folders: KernelFolders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
-        """What a session's sandbox is to be like."""
+        """Return the spec of a session's sandbox."""
         for shown in (self._toolbox, self._skills) if has_tools else ():
             if shown is not None:
                 shown.show_in(folders.workspace, folders.identity)
@@ -58,13 +58,13 @@ class SpecBuilder:
         )
 
     def zygote_spec(self, environment: Environment, name: str, folder: Path) -> SandboxSpec:
-        """The same for what sessions are forked from."""
+        """Return the spec of the sandbox of a zygote, which sessions are forked from."""
         return SandboxSpec(
             session_id=name,
             workspace=folder / "workspace",
             scratch=folder / "scratch",
             home=folder / "home",
-            # A branch can be shown only what its trunk was.
+            # A branch can show only what its trunk shows.
             readable=(*environment.readable, FOLDER, *self._shown()),
             limits=limits_of(self._settings),
         )
@@ -78,49 +78,49 @@ class SpecBuilder:
         folders: KernelFolders,
         python: Path,
         environment: Environment | None,
-        doors: Mapping[str, SessionSocket] | None = None,
+        sockets: Mapping[str, SessionSocket] | None = None,
         *,
         has_tools: bool = True,
     ) -> ServicedSandbox:
-        """A sandbox with its hatches open: at new doors, or at those that an earlier server opened."""
+        """Open the services of a sandbox: on new sockets, or on those that an earlier server opened."""
         return await open_services(
             sandbox,
             folders,
             python=python,
             environment=environment,
             egress=await self._egress(),
-            open_uv=self._workshop.uv_for(folders.session_id),
+            open_uv=self._uv_sandbox.uv_for(folders.session_id),
             room=room_for(folders, self._settings),
             toolbox=self._toolbox if has_tools else None,
             importable=(self._skills.importable,) if self._skills is not None and has_tools else (),
-            doors=doors,
+            sockets=sockets,
         )
 
     async def _egress(self) -> Egress:
-        """What the settings let sessions reach; nothing of it where the provider could not hold them to it."""
+        """Return what the settings let sessions reach; nothing where the provider could not enforce it."""
         if not self._provider.isolates:
             return Egress()
         rules, variables = parse_rules(self._settings.egress), dict[str, str]()
         if PACKAGES in self._settings.egress:
-            rules += await self._workshop.index_rules()
+            rules += await self._uv_sandbox.index_rules()
             variables = await asyncio.to_thread(index_variables)
         return Egress(rules, self._settings.egress_allow_private, variables)
 
 
 def thread_count(limits: Limits) -> int:
-    """How many threads a session can make use of."""
+    """Return how many threads a session can make use of."""
     available = len(os.sched_getaffinity(0))
     return min(available, math.ceil(limits.cpus)) if limits.cpus else available
 
 
 def room_for(folders: KernelFolders, settings: Settings) -> InstallRoom:
-    """The room for a session's packages, beside all else that its folders hold."""
+    """Return the disk space that a session's packages may take, which all of its folders count towards."""
     own = (folders.workspace, folders.scratch, folders.home, folders.layer)
     return InstallRoom(own, settings.disk_mb or 0)
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What each session may use."""
+    """Return what each session may use."""
     return Limits(
         memory_mb=settings.memory_mb or 0,
         cpus=settings.cpus or 0,

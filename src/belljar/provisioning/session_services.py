@@ -1,6 +1,7 @@
-"""What the host hands into a sandbox beside the kernel: a way to allowed hosts, packages, and the tools of others.
+"""The services that the host offers in a sandbox: the egress proxy, package installation, and tool calls.
 
-All are sockets in the session's scratch folder, and live as long as the sandbox. A kernel sees only a sandbox.
+Each is a listening socket in the session's scratch folder and lives as long as the sandbox. `ServicedSandbox` is a
+sandbox together with its services, which kernels use like any other sandbox.
 """
 
 import os
@@ -32,12 +33,12 @@ _SHOWN = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/ssl
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What a session may reach; no rules, no network."""
+    """What a session may reach; without rules it has no network."""
 
     rules: Sequence[Rule] = ()
     allow_private: bool = False
     variables: Mapping[str, str] | None = None
-    """Told to the session beside the proxy's address."""
+    """Environment variables that the session gets in addition to the proxy's address."""
 
 
 async def open_services(
@@ -51,58 +52,59 @@ async def open_services(
     room: InstallRoom,
     toolbox: Toolbox | None = None,
     importable: Sequence[Path] = (),
-    doors: Mapping[str, SessionSocket] | None = None,
+    sockets: Mapping[str, SessionSocket] | None = None,
 ) -> "ServicedSandbox":
-    """The sandbox with its hatches, which close with it. `python` runs the relay; no environment, no packages.
+    """Open the services of a sandbox, and return it with them. They close with the sandbox.
 
-    `doors` are those of a sandbox of an earlier server's, by name: its code knows of no others.
+    `python` runs the relay. Without an environment there is no package installation. `sockets` are those that an
+    earlier server opened for this sandbox, by name, because the code inside knows of no others.
     """
     async with AsyncExitStack() as stack:
         stack.push_async_callback(sandbox.aclose)
-        hatches = await stack.enter_async_context(AsyncExitStack())
-        hatched = ServicedSandbox(sandbox, hatches)
+        services = await stack.enter_async_context(AsyncExitStack())
+        serviced = ServicedSandbox(sandbox, services)
         session_id, scratch = folders.session_id, folders.scratch
-        # A new name for every kernel: the last one's code may have left anything under an old one.
+        # New names for every kernel, because code of the last one may have left anything under an old name.
         token = secrets.token_hex(4)
         kinds = ("packages", "egress", *(("toolbox",) if toolbox else ()))
-        hatched.doors = {f"{kind}-{token}": SessionSocket() for kind in kinds} if doors is None else {**doors}
-        names = {name.partition("-")[0]: name for name in hatched.doors}
+        serviced.sockets = {f"{kind}-{token}": SessionSocket() for kind in kinds} if sockets is None else {**sockets}
+        names = {name.partition("-")[0]: name for name in serviced.sockets}
         if environment is not None and (name := names.pop("packages", "")):
             fulfil = partial(install_for, environment, folders.layer, open_uv, room)
-            door = hatched.doors[name]
-            await hatches.enter_async_context(
-                open_package_server(scratch, name, session_id=session_id, fulfil=fulfil, door=door)
+            socket = serviced.sockets[name]
+            await services.enter_async_context(
+                open_package_server(scratch, name, session_id=session_id, fulfil=fulfil, socket=socket)
             )
-            hatched.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
-            hatched.variables["BELLJAR_PREFIX"] = str(environment.prefix)
+            serviced.variables["BELLJAR_PACKAGES"] = f"{sandbox.scratch}/{name}"
+            serviced.variables["BELLJAR_PREFIX"] = str(environment.prefix)
         if egress.rules and (name := names.pop("egress", "")):
-            from belljar.egress.proxy import open_proxy  # with an HTTP library, that most servers never need
+            from belljar.egress.proxy import open_proxy  # it imports an HTTP library that most servers never need
 
             judge = partial(_judge, allow_private=egress.allow_private)
-            door = hatched.doors[name]
-            await hatches.enter_async_context(
-                open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge, door=door)
+            socket = serviced.sockets[name]
+            await services.enter_async_context(
+                open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge, door=socket)
             )
-            hatched.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
-            hatched.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
+            serviced.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
+            serviced.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
         if toolbox is not None and (name := names.pop("toolbox", "")):
-            inside, door = sandbox.workspace, hatched.doors[name]
-            await hatches.enter_async_context(
-                toolbox.open_hatch(scratch, name, session_id=session_id, folder_inside=inside, door=door)
+            inside, socket = sandbox.workspace, serviced.sockets[name]
+            await services.enter_async_context(
+                toolbox.open_hatch(scratch, name, session_id=session_id, folder_inside=inside, door=socket)
             )
-            hatched.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
+            serviced.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
             importable = (*toolbox.importable, *importable)
-        hatched.importable = importable
+        serviced.importable = importable
         for name in names.values():
-            hatched.close_door(name)
-        hatched.resources = hatches.pop_all()
+            serviced.close_socket(name)
+        serviced.resources = services.pop_all()
         stack.pop_all()
-        return hatched
+        return serviced
     raise AssertionError("the stack swallows nothing")
 
 
 class ServicedSandbox:
-    """A sandbox whose commands know of the hatches."""
+    """A sandbox and its services; its commands get the environment variables that name them."""
 
     def __init__(self, sandbox: Sandbox, resources: AsyncExitStack) -> None:
         self.workspace = sandbox.workspace
@@ -114,10 +116,10 @@ class ServicedSandbox:
         self.variables: dict[str, str] = {}
         self.prefix: list[str] = []
         self.importable: Sequence[Path] = ()
-        """What its Python finds before anything that is installed."""
+        """Folders that come first on PYTHONPATH, before anything that is installed."""
         self.resources = resources
-        self.doors: dict[str, SessionSocket] = {}
-        """What its code can knock at, by the name in its scratch folder."""
+        self.sockets: dict[str, SessionSocket] = {}
+        """The listening sockets of the services, by their names in the scratch folder."""
         self.inner = sandbox
         self.incidents = sandbox.incidents
         self.memory_peak_mb = sandbox.memory_peak_mb
@@ -132,7 +134,7 @@ class ServicedSandbox:
         stderr: int,
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
-        """See the contract. The relay listens before the command runs: it becomes the command."""
+        """See `Sandbox`. The relay to the proxy starts to listen, and then becomes the command."""
         return await self.inner.spawn(
             [*self.prefix, *command],
             environment=self.complete(environment),
@@ -142,53 +144,56 @@ class ServicedSandbox:
         )
 
     def complete(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a command, with what tells of the hatches."""
-        told = {**_with_commands(environment, self.variables), **self.variables}
-        paths = [*map(str, self.importable), *filter(None, [told.get("PYTHONPATH", "")])]
-        return {**told, "PYTHONPATH": os.pathsep.join(paths)} if self.importable else told
+        """Return the environment of a command, with the variables that name the services."""
+        variables = {**_with_commands(environment, self.variables), **self.variables}
+        paths = [*map(str, self.importable), *filter(None, [variables.get("PYTHONPATH", "")])]
+        return {**variables, "PYTHONPATH": os.pathsep.join(paths)} if self.importable else variables
 
-    def close_door(self, name: str) -> None:
-        """Nobody answers at this one."""
-        door = self.doors.pop(name)
-        if door.descriptor >= 0:
-            os.close(door.descriptor)
+    def close_socket(self, name: str) -> None:
+        """Close a socket that no service answers on."""
+        socket = self.sockets.pop(name)
+        if socket.descriptor >= 0:
+            os.close(socket.descriptor)
 
     async def detach(self) -> None:
-        """Answer no longer and let the sandbox live: another server will answer at the same doors."""
-        for door in self.doors.values():
-            door.is_left = True
+        """Stop the services without closing the sandbox; another server will answer on the same sockets."""
+        for socket in self.sockets.values():
+            socket.is_left = True
         await self.resources.aclose()
 
     async def aclose(self) -> None:
-        """See the contract. The sandbox goes first, then what its code could still talk to."""
+        """See `Sandbox`. Closes the sandbox first, then the services that its code could still talk to."""
         await self.inner.aclose()
         await self.resources.aclose()
 
 
 def relay_command(python: Path, socket: str) -> list[str]:
-    """What goes before a command so that it finds the proxy behind a socket at `proxy_variables`."""
+    """Return what goes before a command so that it finds the proxy behind the socket at `proxy_variables`."""
     return [str(python), "-I", "-S", str(RUNNER / "relay.py"), socket]
 
 
 def proxy_variables(*, spared: str = "localhost,127.0.0.1") -> dict[str, str]:
-    """What programs look for when they look for a proxy, in both spellings that are in use."""
+    """Return the variables in which programs look for a proxy, in both spellings that are in use."""
     proxy = f"http://127.0.0.1:{PORT}"
     variables = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "ALL_PROXY": proxy, "NO_PROXY": spared}
     return {**variables, **{name.lower(): value for name, value in variables.items()}}
 
 
 def _with_commands(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Our `pip` and `uv` before the others', where there is a desk for them to ask."""
+    """Put our `pip` and `uv` before all others, where there is a package server for them to ask."""
     if "BELLJAR_PACKAGES" not in variables:
         return dict(environment)
     path, python_path = environment.get("PATH", "/usr/bin:/bin"), environment.get("PYTHONPATH", "")
-    # The command is caught, never the module: `import pip` is the environment's.
+    # Only the command is replaced: `import pip` still finds the environment's module.
     paths = [*filter(None, [python_path]), str(COMMANDS / "startup")]
     return {**environment, "PATH": f"{COMMANDS / 'bin'}:{path}", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _certificates() -> dict[str, str]:
-    """The host's choice of certificates, as far as a sandbox shows it: its own authorities are trusted inside too."""
+    """Return the variables that name the host's certificates, as far as a sandbox shows those files.
+
+    So the certificate authorities that the host trusts are trusted inside too.
+    """
     chosen = ((name, os.environ.get(name, "")) for name in _CERTIFICATES)
     return {name: path for name, path in chosen if any(Path(path).is_relative_to(tree) for tree in _SHOWN)}
 

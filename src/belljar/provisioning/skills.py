@@ -1,6 +1,7 @@
 """The operator's folder of Python that every session can read and import as `skills`.
 
-Shown as it is, read-only and live: what the operator changes, the next import finds. Knows nothing of what is in it.
+Sandboxes show the folder itself, read-only, so that the next import finds what the operator changes. Knows nothing of
+what is in it.
 """
 
 import contextlib
@@ -19,20 +20,20 @@ PACKAGE = "skills"
 
 @dataclass(frozen=True, slots=True)
 class Skills:
-    """Made by `open_skills`."""
+    """The folder of skills and how sessions import it; made by `open_skills`."""
 
     folder: Path
-    """The operator's."""
+    """The operator's folder."""
     importable: Path
-    """What goes on the path of Python: a folder of ours with a link to it, whatever it is called itself."""
+    """What goes on PYTHONPATH: a folder of the server with a link `skills` to the operator's, whatever its name is."""
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """What sandboxes show of the host's."""
+        """Return the folders of the host that sandboxes show."""
         return (self.importable, self.folder)
 
     def show_in(self, workspace: Path, identity: Identity | None) -> None:
-        """A link in a session folder, so that `ls skills` works there; what the session put there itself stays."""
+        """Put a link into a session folder, so that `ls skills` works there; what the session put there stays."""
         place = workspace / PACKAGE
         with contextlib.suppress(OSError):
             if place.is_symlink() and _is_ours(place):
@@ -43,7 +44,7 @@ class Skills:
 
 
 def open_skills(settings: Settings) -> Skills | None:
-    """Those of the settings; None where there are none. Raises SettingsError for a folder that cannot be shown."""
+    """Return the skills of the settings, None where there are none; SettingsError for a folder that cannot be shown."""
     if not settings.skills_directory:
         return None
     folder = Path(settings.skills_directory).resolve()
@@ -54,7 +55,7 @@ def open_skills(settings: Settings) -> Skills | None:
             f"skills_directory {folder} holds the data directory, with the files of every session",
             hint="Name a folder that has skills in it and nothing else",
         )
-    # The same for every server of a data directory: sessions may outlive theirs.
+    # The same path for every server of a data directory, because sessions may outlive their server.
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     importable = settings.data_directory / PACKAGE / name
     make_folder(importable.parent)
@@ -65,6 +66,6 @@ def open_skills(settings: Settings) -> Skills | None:
 
 
 def _is_ours(link: Path) -> bool:
-    """Whether an earlier kernel's start has left it, maybe one of another folder's."""
+    """Return whether the link was made for an earlier kernel, perhaps to another folder of skills."""
     parts = link.readlink().parts
     return len(parts) > 2 and parts[-1] == parts[-3] == PACKAGE

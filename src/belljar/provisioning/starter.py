@@ -1,7 +1,7 @@
-"""From an environment's name to a running kernel in a fresh sandbox.
+"""Starts kernels: from an environment's name to a running kernel in a new sandbox, forked, cold or Jupyter's.
 
-Environments are prepared by `preparing.py`, sandboxes furnished by `furnishing.py`, warm processes kept by
-`nurseries.py`.
+Environments come from `environments.py`, specs and services of sandboxes from `sandbox_specs.py`, and the processes to
+fork from `zygotes.py`. Knows of sessions nothing but their ids and folders.
 """
 
 import asyncio
@@ -34,12 +34,13 @@ from belljar.settings import Settings
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.toolbox import Toolbox
 
-# The sandbox a kernel is to start in: opened when it is needed, or held open and empty before anyone asks.
-
 
 @dataclass(slots=True)
 class PreparedSandbox:
-    """A sandbox with its hatches. With a branch of a zygote's, the zygote can be forked into it."""
+    """A sandbox with its services in which a kernel is to start, perhaps held open before a session needs it.
+
+    If it is a branch of a zygote's sandbox, the zygote can be forked into it.
+    """
 
     sandbox: ServicedSandbox
     zygote: ZygoteProcess | None = None
@@ -48,11 +49,11 @@ class PreparedSandbox:
 
     @property
     def can_be_entered(self) -> bool:
-        """Whether there is a warm process to fork and a way for its copy to come in."""
+        """Return whether there is a warm zygote that can be forked into this sandbox."""
         return self.branch is not None and self.zygote is not None and self.zygote.is_warm and self.zygote.is_alive()
 
     async def open_now(self) -> None:
-        """Have it made now; it is closed when that fails."""
+        """Make the sandbox now and hold it open; close it when that fails."""
         try:
             await hold_open(self.sandbox)
         except BaseException:
@@ -67,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 class KernelStarter:
-    """One for a runtime: all that sessions want of environments, sandboxes and kernels."""
+    """Starts and forks the kernels of a runtime, and opens sandboxes for programs."""
 
     def __init__(
         self,
@@ -85,30 +86,30 @@ class KernelStarter:
         self._in_packets = outlives_server
         self.workshop = UvSandbox(settings, provider)
         self.environments = EnvironmentCache(settings)
-        self._furnishing = SpecBuilder(settings, provider, self.workshop, toolbox, open_skills(settings))
+        self._spec_builder = SpecBuilder(settings, provider, self.workshop, toolbox, open_skills(settings))
         self.nurseries = Zygotes(
-            settings, provider, self._furnishing, folder=folder, run=run, in_packets=outlives_server
+            settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
         )
-        self._rooms: dict[str, PreparedSandbox] = {}
-        """Held open for sessions whose kernel has not been started yet."""
+        self._prepared: dict[str, PreparedSandbox] = {}
+        """Sandboxes held open for sessions whose kernel has not been started yet, by session id."""
 
     def broker(self, session_id: str) -> Broker | None:
-        """Where a session calls tools, if there are any."""
+        """Return the broker of a session's tool calls, if there are tools."""
         return self._toolbox.broker(session_id) if self._toolbox else None
 
     def forget(self, session_id: str) -> None:
-        """A session is over."""
+        """Release what the toolbox has of a session that has ended."""
         if self._toolbox is not None:
             self._toolbox.forget(session_id)
 
     async def restore_services(
-        self, sandbox: Sandbox, folders: KernelFolders, environment: Environment, doors: Mapping[str, SessionSocket]
+        self, sandbox: Sandbox, folders: KernelFolders, environment: Environment, sockets: Mapping[str, SessionSocket]
     ) -> ServicedSandbox:
-        """Answer at the doors of a sandbox that an earlier server opened."""
-        return await self._furnishing.with_services(sandbox, folders, environment.python, environment, doors)
+        """Serve the sockets of a sandbox that an earlier server opened."""
+        return await self._spec_builder.with_services(sandbox, folders, environment.python, environment, sockets)
 
     async def start(self, name: str, folders: KernelFolders, *, is_ahead: bool = False) -> Kernel:
-        """Open a sandbox and start a kernel in it, for someone who waits or ahead of their asking."""
+        """Open a sandbox and start a kernel in it; `is_ahead` when no session waits for it yet."""
         began_at = time.perf_counter()
         try:
             kernel, kind = await self._start(name, folders)
@@ -122,11 +123,11 @@ class KernelStarter:
         if name.startswith(KERNEL_PREFIX):
             return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
         environment = await self.environments.get(name)
-        room = await self._held_room(folders.session_id) or await self._open_room(environment, folders)
-        if (kernel := await self._forked(room, environment, folders)) is not None:
+        prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
+        if (kernel := await self._forked(prepared, environment, folders)) is not None:
             return kernel, "forked"
         kernel = await start_ipython(
-            room.sandbox,
+            prepared.sandbox,
             environment,
             layer=folders.layer,
             start_timeout_s=self._settings.start_timeout_s,
@@ -134,27 +135,27 @@ class KernelStarter:
         )
         return kernel, "cold"
 
-    # Rooms
+    # Sandboxes
 
     async def prepare(self, name: str, folders: KernelFolders) -> None:
-        """Hold a sandbox open for a session whose kernel is to be forked later, where `is_warm`."""
-        room = await self._open_room(await self.environments.get(name), folders)
-        await room.open_now()
-        self._rooms[folders.session_id] = room
+        """Hold a sandbox open for a session whose kernel is to be forked later. Called where `is_warm` is true."""
+        prepared = await self._open_prepared(await self.environments.get(name), folders)
+        await prepared.open_now()
+        self._prepared[folders.session_id] = prepared
 
     async def vacate(self, session_id: str) -> None:
-        """Close what was held open for a session; nothing was, once its kernel has started."""
-        if (room := self._rooms.pop(session_id, None)) is not None:
-            await room.sandbox.aclose()
+        """Close the sandbox that is held open for a session; does nothing once its kernel has started."""
+        if (prepared := self._prepared.pop(session_id, None)) is not None:
+            await prepared.sandbox.aclose()
 
-    async def _held_room(self, session_id: str) -> PreparedSandbox | None:
-        room = self._rooms.get(session_id)
-        if room is None or not room.can_be_entered:
+    async def _take_prepared(self, session_id: str) -> PreparedSandbox | None:
+        prepared = self._prepared.get(session_id)
+        if prepared is None or not prepared.can_be_entered:
             await self.vacate(session_id)
             return None
-        return self._rooms.pop(session_id)
+        return self._prepared.pop(session_id)
 
-    async def _open_room(self, environment: Environment, folders: KernelFolders) -> PreparedSandbox:
+    async def _open_prepared(self, environment: Environment, folders: KernelFolders) -> PreparedSandbox:
         spec = self._spec(folders, environment)
         zygote = await self.nurseries.zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
@@ -164,27 +165,29 @@ class KernelStarter:
     async def open_sandbox(
         self, environment: Environment, folders: KernelFolders, readable: Sequence[Path] = ()
     ) -> ServicedSandbox:
-        """A fresh sandbox that shows the environment, and in which nothing runs yet; whoever asks closes it."""
+        """Return a new sandbox that shows the environment and in which nothing runs yet; the caller closes it."""
         trees = (*environment.readable, FOLDER, folders.layer, *readable)
-        sandbox = await self.provider.open(self._furnishing.spec(folders, trees, has_tools=False))
-        return await self._furnishing.with_services(sandbox, folders, environment.python, environment, has_tools=False)
+        sandbox = await self.provider.open(self._spec_builder.spec(folders, trees, has_tools=False))
+        return await self._spec_builder.with_services(
+            sandbox, folders, environment.python, environment, has_tools=False
+        )
 
     def _spec(self, folders: KernelFolders, environment: Environment) -> SandboxSpec:
-        return self._furnishing.spec(folders, (*environment.readable, FOLDER, folders.layer))
+        return self._spec_builder.spec(folders, (*environment.readable, FOLDER, folders.layer))
 
     async def _with_services(
         self, sandbox: Sandbox, folders: KernelFolders, environment: Environment
     ) -> ServicedSandbox:
-        return await self._furnishing.with_services(sandbox, folders, environment.python, environment)
+        return await self._spec_builder.with_services(sandbox, folders, environment.python, environment)
 
-    # Warm starts
+    # Forks
 
     async def is_warm(self, name: str) -> bool:
-        """Wait until sessions of that environment are forked; False when they will not be."""
+        """Wait until sessions of that environment can be forked; False when they will not be."""
         if name.startswith(KERNEL_PREFIX):
             return False
-        nursery = await self.nurseries.of(await self.environments.get(name))
-        return nursery is not None and await nursery.warm()
+        zygote = await self.nurseries.of(await self.environments.get(name))
+        return zygote is not None and await zygote.warm()
 
     async def fork(
         self,
@@ -195,7 +198,7 @@ class KernelStarter:
         copy: KernelSnapshot | None = None,
         reseed: bool = False,
     ) -> tuple[Kernel, list[str]]:
-        """A kernel with another one's memory, or a sleeping copy's, in a sandbox of its own; and what it lacks."""
+        """Return a kernel with the memory of another, or of its snapshot, in a new sandbox; also what it lacks."""
         provider = self.provider
         if not isinstance(kernel, IPythonKernel):
             raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
@@ -203,16 +206,16 @@ class KernelStarter:
             raise CopyRefused(
                 f"sessions in the sandbox {provider.name} cannot be forked", hint="Start a new session instead"
             )
-        hatched = kernel.sandbox
-        if not isinstance(hatched, ServicedSandbox) or not isinstance(hatched.inner, ForkedSandbox):
+        serviced = kernel.sandbox
+        if not isinstance(serviced, ServicedSandbox) or not isinstance(serviced.inner, ForkedSandbox):
             gap = "" if self._settings.fork_start else "the server's setting fork_start is false"
             gap = gap or await asyncio.to_thread(provider.branching_gap) or "it was started with no place to fork from"
             raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
         environment = kernel.environment
         try:
-            branch = await provider.open_branch(self._spec(folders, environment), hatched.inner)
+            branch = await provider.open_branch(self._spec(folders, environment), serviced.inner)
         except SandboxUnavailable as error:
-            # Forks of forks of forks: Linux nests namespaces only so deep.
+            # Each fork of a fork nests namespaces one level deeper, and Linux limits the depth.
             raise CopyRefused(
                 f"this session cannot be forked: {error.message}", hint="Fork an earlier one, or start a new session"
             ) from error
@@ -238,10 +241,12 @@ class KernelStarter:
             log.warning("session %s starts cold: %s", spec.session_id, error, extra=ids)
             return None
 
-    async def _forked(self, room: PreparedSandbox, environment: Environment, folders: KernelFolders) -> Kernel | None:
-        """A kernel forked into its sandbox; None when a cold one must do."""
-        sandbox, zygote, branch = room.sandbox, room.zygote, room.branch
-        if zygote is None or branch is None or not room.can_be_entered:
+    async def _forked(
+        self, prepared: PreparedSandbox, environment: Environment, folders: KernelFolders
+    ) -> Kernel | None:
+        """Fork a kernel into its sandbox; return None when it must start cold."""
+        sandbox, zygote, branch = prepared.sandbox, prepared.zygote, prepared.branch
+        if zygote is None or branch is None or not prepared.can_be_entered:
             return None
         change = ForkIdentity(
             environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
@@ -249,10 +254,10 @@ class KernelStarter:
             threads=thread_count(limits_of(self._settings)),
         )
         try:
-            return await zygote.fork(branch, sandbox, environment, change, is_held=room.is_held)
+            return await zygote.fork(branch, sandbox, environment, change, is_held=prepared.is_held)
         except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
-            # The zygote died, or its copy did: the next session gets another one.
-            # Without its hint, which has the last words of the process.
+            # The zygote died, or the fork did; the next session gets another zygote. The hint is not logged, because
+            # it has the output of the process.
             log.warning("a session starts cold: %s", getattr(error, "message", "") or type(error).__name__)
             await sandbox.kill()
             return None
@@ -261,18 +266,18 @@ class KernelStarter:
             raise
 
     async def _start_jupyter(self, kernel_name: str, folders: KernelFolders) -> Kernel:
-        # jupyter_client and zmq take 150 ms to import: only sessions that use them pay.
+        # jupyter_client and zmq take 150 ms to import, which only sessions that use them should pay.
         from belljar.kernels import jupyter
 
-        # The configured environment, unless that is itself a kernel's name: preparing another may take a minute.
+        # The configured environment, because preparing another may take a minute, unless it is itself a kernel's name.
         name = self._settings.environment
         environment = await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
         packages = await asyncio.to_thread(jupyter.kernel_environment, spec)
-        sandbox = await self.provider.open(self._furnishing.spec(folders, readable))
-        sandbox = await self._furnishing.with_services(sandbox, folders, environment.python, packages)
+        sandbox = await self.provider.open(self._spec_builder.spec(folders, readable))
+        sandbox = await self._spec_builder.with_services(sandbox, folders, environment.python, packages)
         return await jupyter.start_jupyter(
             sandbox,
             spec,
@@ -283,8 +288,8 @@ class KernelStarter:
         )
 
     async def aclose(self) -> None:
-        """Stop preparing, and end the processes that sessions are forked from."""
+        """Cancel what is being prepared, close the sandboxes held open, and end the zygotes."""
         await self.environments.aclose()
-        for session_id in [*self._rooms]:
+        for session_id in [*self._prepared]:
             await self.vacate(session_id)
         await self.nurseries.aclose()

@@ -1,7 +1,7 @@
-"""Where an environment's sessions come from: a process with everything imported, forked into a sandbox for each.
+"""Zygotes: for each environment a process that has imported everything, and is forked into a sandbox for each session.
 
-The zygote is confined as a session is: it runs the environment's code, which is not ours. Until it is warm, and where
-it cannot be had, kernels start cold.
+The zygote is confined as a session is, because it runs the environment's code, which is not ours. Until it is warm, and
+where there is none, kernels start cold. Knows nothing of sessions.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.kernels import protocol
-from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, ask_for_copy, show_in
+from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, ask_for_copy, move_into_sandbox
 from belljar.kernels.ipython import IPythonKernel, meet_copy
 from belljar.kernels.launch import runner_command, session_environment
 from belljar.kernels.wire import Wire
@@ -24,17 +24,17 @@ from belljar.provisioning.sandbox_specs import SpecBuilder
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 
-# Its copies share its hash seed and its layout of memory: now and then there is another one.
+# The forks of a zygote share its hash seed and its memory layout, so it is replaced after this many.
 RECYCLE_AFTER = 1_000
 PATIENCE_S = 60.0
 RETRY_AFTER_S = 30.0
-# Its threads would not come along into a copy.
+# A fork does not get the zygote's threads, so its libraries must not start any.
 _SINGLE_THREADED = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Those that a copy starts would spin for 2^26 cycles before they sleep: 25 ms of a processor in every session's
-    # first moments, in which each of its page faults has to interrupt them.
+    # The threads that a fork starts would spin for 2^26 cycles before they sleep: 25 ms of a processor when a session
+    # begins, in which each of its page faults has to interrupt them.
     "OPENBLAS_THREAD_TIMEOUT": "18",
 }
 
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 
 class ZygoteProcess:
-    """One process in its trunk: warming, warm, or gone."""
+    """One zygote in its sandbox, the trunk: importing, warm, or ended."""
 
     def __init__(self, trunk: Sandbox, folder: Path, *, in_packets: bool = False) -> None:
         self.trunk = trunk
         self.is_warm = False
         self.failed: dict[str, str] = {}
-        """Modules that it could not import, and why."""
+        """The modules that it could not import, and why."""
         self.forks = 0
         self._folder = folder
         self._in_packets = in_packets
@@ -56,7 +56,7 @@ class ZygoteProcess:
         self._forking = asyncio.Lock()
 
     async def start(self, environment: Environment, modules: Sequence[str]) -> None:
-        """Start it. Its trunk can be branched from then on, by sessions that start cold."""
+        """Start the process. From then on sessions that start cold can already branch its trunk."""
         wire = self._wire
         await self.trunk.spawn(
             runner_command(environment, "zygote", str(wire.child_socket), *modules),
@@ -74,19 +74,19 @@ class ZygoteProcess:
         self.is_warm = True
 
     def is_alive(self) -> bool:
-        """Whether it can still fork."""
+        """Return whether it can still fork."""
         return not self._wire.is_hung_up()
 
     async def fork(
         self, branch: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
     ) -> IPythonKernel:
-        """A fresh kernel in the branch; `sandbox` is the same one, as the kernel is to see it, maybe held open."""
+        """Fork a kernel into the branch. `sandbox` is the same branch as the kernel sees it, perhaps held open."""
         copy, kept = Wire(in_packets=self._in_packets), ForkedProcess()
         try:
             async with self._forking:
                 self.forks += 1
                 await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True)
-            await show_in(copy, branch, sandbox, is_session=False, is_held=is_held)
+            await move_into_sandbox(copy, branch, sandbox, is_session=False, is_held=is_held)
             kernel = await meet_copy(copy, kept, sandbox, environment)
             branch.admit(kept.pid)
         except BaseException:
@@ -96,14 +96,14 @@ class ZygoteProcess:
         return kernel
 
     async def aclose(self) -> None:
-        """End it; sessions that were forked from it live on."""
+        """End the process; sessions that were forked from it go on."""
         self._wire.close()
         await self.trunk.aclose()
         await asyncio.to_thread(remove_tree, self._folder)
 
 
 class EnvironmentZygote:
-    """One environment's zygote, replaced when it dies or is worn out."""
+    """The current zygote of one environment, replaced when it dies or after `RECYCLE_AFTER` forks."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class EnvironmentZygote:
         self._retry_at = 0.0
 
     async def zygote(self) -> ZygoteProcess | None:
-        """The one to fork or to branch from, started if need be; None while none can be had."""
+        """Return the zygote to fork or to branch from, started if need be; None while there can be none."""
         async with self._opening:
             if self._zygote is not None and not self._is_usable(self._zygote):
                 await self._discard(self._zygote)
@@ -140,7 +140,7 @@ class EnvironmentZygote:
             return self._zygote
 
     async def warm(self) -> bool:
-        """Wait until there is a warm one; False when there will be none."""
+        """Wait until there is a warm zygote; False when there will be none."""
         if await self.zygote() is not None and self._warming is not None:
             await asyncio.gather(self._warming, return_exceptions=True)
         return self._zygote is not None and self._zygote.is_warm
@@ -176,7 +176,7 @@ class EnvironmentZygote:
         try:
             await zygote.warm_up()
         except (BelljarError, TimeoutError) as error:
-            # Its trunk stays: sessions may be branched from it by now.
+            # Keep its trunk, because sessions may have been branched from it by now.
             self._fail(str(error) or f"not ready after {PATIENCE_S:g} s")
         else:
             self.complaint = "; ".join(f"{name} does not import ({why})" for name, why in zygote.failed.items())
@@ -203,17 +203,17 @@ class EnvironmentZygote:
                 await self._discard(self._zygote)
 
 
-# The nurseries of a runtime, one for each environment whose sessions are forked, where they can be.
-
-
 class Zygotes:
-    """By interpreter. Their zygotes live in folders of the named run's, below `folder`."""
+    """The zygotes of a runtime, by the interpreter of their environment.
+
+    Their folders are below `folder` and have the name of the run, `run`, in theirs.
+    """
 
     def __init__(
         self,
         settings: Settings,
         provider: Provider,
-        furnishing: SpecBuilder,
+        spec_builder: SpecBuilder,
         *,
         folder: Path,
         run: str,
@@ -221,40 +221,40 @@ class Zygotes:
     ) -> None:
         self._settings = settings
         self._provider = provider
-        self._furnishing = furnishing
+        self._spec_builder = spec_builder
         self._folder = folder
         self._run = run
         self._in_packets = in_packets
-        self._nurseries: dict[Path, EnvironmentZygote] = {}
+        self._by_python: dict[Path, EnvironmentZygote] = {}
 
     async def zygote(self, environment: Environment) -> ZygoteProcess | None:
-        """A process to fork from or at least to branch from; None where that is off or does not work."""
-        nursery = await self.of(environment)
-        return await nursery.zygote() if nursery else None
+        """Return a zygote to fork, or at least to branch from; None where that is off or does not work."""
+        zygote = await self.of(environment)
+        return await zygote.zygote() if zygote else None
 
     async def of(self, environment: Environment) -> EnvironmentZygote | None:
-        """The environment's; None where sessions are not forked."""
+        """Return the zygote of an environment; None where sessions are not forked."""
         provider = self._provider
         if not self._settings.fork_start or not isinstance(provider, ForkableProvider):
             return None
-        if environment.python in self._nurseries:
-            return self._nurseries[environment.python]
+        if environment.python in self._by_python:
+            return self._by_python[environment.python]
         if await asyncio.to_thread(provider.branching_gap):
             return None
-        # Looked up after the wait: others may have waited for the same.
-        if environment.python not in self._nurseries:
-            self._nurseries[environment.python] = EnvironmentZygote(
+        # Look again, because another task may have made it during the wait.
+        if environment.python not in self._by_python:
+            self._by_python[environment.python] = EnvironmentZygote(
                 provider,
                 environment,
                 folder=self._folder,
                 name=f"zygote-.{self._run}.",
                 modules=self._settings.preload,
-                make_spec=partial(self._furnishing.zygote_spec, environment),
+                make_spec=partial(self._spec_builder.zygote_spec, environment),
                 in_packets=self._in_packets,
             )
-        return self._nurseries[environment.python]
+        return self._by_python[environment.python]
 
     async def aclose(self) -> None:
-        """End the processes that sessions are forked from."""
-        for nursery in self._nurseries.values():
-            await nursery.aclose()
+        """End all zygotes."""
+        for zygote in self._by_python.values():
+            await zygote.aclose()

@@ -1,4 +1,4 @@
-"""Which sandbox providers there are, and how the configured one is opened. None is ever chosen silently."""
+"""Lists the sandbox providers and opens the configured one. It never chooses another one silently."""
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Provider
@@ -12,7 +12,7 @@ from belljar.settings import Settings
 
 
 def providers(settings: Settings) -> dict[str, Provider]:
-    """Return ours by name, whether or not this host can run them, and a package's if that is the configured one."""
+    """Return belljar's own providers by name, usable here or not, and an installed one if that is configured."""
     known: list[Provider] = [
         NamespaceProvider(),
         ProcessProvider(),
@@ -26,7 +26,7 @@ def providers(settings: Settings) -> dict[str, Provider]:
 
 
 def open_provider(settings: Settings) -> Provider:
-    """The configured provider, once its checks have passed."""
+    """Return the configured provider if all its checks pass; SandboxUnavailable names the first that does not."""
     provider = providers(settings)[settings.sandbox]
     for check in ask_checks(provider):
         if not check.is_ok:

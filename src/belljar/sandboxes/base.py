@@ -2,12 +2,13 @@
 
 A provider is made once and makes sandboxes; a sandbox belongs to one session and ends with it. It knows folders, limits
 and processes, and nothing of kernels, cells or MCP. Whoever implements `Provider`, `Sandbox` and `SandboxProcess` has a
-whole provider; `Interruptible`, `Branching` with `Branch`, and `Keeping` are for those that can do more, and the engine
-asks for them with isinstance. A package can bring a provider: docs/guides/sandbox-providers.md.
+whole provider. `Interruptible`, `ForkableProvider` with `ForkedSandbox`, and `HandoverProvider` (`handover.py`) are for
+those that can do more; the engine asks for them with isinstance. A package can bring a provider:
+docs/guides/sandbox-providers.md.
 
 Coroutines run on the server's event loop and must not block it; other methods are called there too, so they are quick
 or say otherwise. What fails raises `belljar.errors.SandboxUnavailable` with the fact and, as `hint`, what to do: the
-session's caller reads both. Any other exception is taken for a fault of the server's.
+session's caller reads both. Any other exception counts as a bug in the server.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,10 +18,10 @@ from typing import Literal, Protocol, runtime_checkable
 
 CONTRACT = 1
 """The version of this contract. A provider of another package names the one it was written for, and is refused under
-any other: the number changes when a provider that fulfilled the old contract would not fulfil the new one."""
+any other. The number changes when a provider that fulfilled the old contract would not fulfil the new one."""
 
 WORKSPACE = "/mnt/data"
-"""Where the session folder is inside a sandbox that has a file system view of its own."""
+"""The path of the session folder inside a sandbox that has its own view of the file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +29,22 @@ class Limits:
     """What one session may use; 0 means no limit."""
 
     memory_mb: int = 0
-    """All its processes together, swap included."""
+    """For all processes together, swap included."""
     cpus: float = 0
-    """Processor time a second, as a number of processors; a fraction is one."""
+    """Processor time per second, in processors; may be a fraction."""
     processes: int = 0
-    """Processes and their threads, all together."""
+    """Processes and threads together."""
     disk_mb: int = 0
     """The session folder."""
     temporary_mb: int = 0
-    """`/tmp`, HOME and `/dev/shm`, each."""
+    """For each of `/tmp`, HOME and `/dev/shm`."""
     open_files: int = 0
     """Per process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A limit that was hit. Told in the result of the execution it happened in."""
+    """A limit that was hit. Reported in the result of the execution it happened in."""
 
     kind: Literal["out_of_memory", "too_many_processes", "disk_full"]
     detail: str
@@ -60,7 +61,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a session needs to see. Paths are the host's."""
+    """What a session's sandbox is made of. Paths are the host's."""
 
     session_id: str
     workspace: Path
@@ -68,36 +69,36 @@ class SandboxSpec:
     scratch: Path
     """Private to the session, for sockets and connection files shared with the host, read and write."""
     home: Path
-    """HOME where the provider has no private one of its own."""
+    """The HOME folder, for providers that make no private one."""
     readable: Sequence[Path] = ()
-    """Trees visible read-only at the same path: the environment, its base interpreter, the runner."""
+    """Trees that are visible read-only at the same path: the environment, its base interpreter, the runner."""
     limits: Limits = Limits()
     identity: Identity | None = None
-    """Whose the session's processes and files are on the host, from `take_identity`."""
+    """The host user that owns the session's processes and files, from `take_identity`."""
     grounds: Path | None = None
-    """For a trunk: the folder that holds the folders of all its branches, open to be passed through (`o+x`) as theirs
-    are; None: two above the workspace."""
+    """For a trunk: the folder that contains the folders of all its branches. Like theirs, it must let others pass
+    through it (`o+x`). None means the folder two levels above the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceEntry:
-    """How a process of the origin comes into a branch, with its memory. For providers that are `Branching`."""
+    """How a process of the origin enters a forked sandbox, keeping its memory. For a `ForkableProvider`."""
 
     holder: int
-    """A pidfd of the branch's first process: its namespaces are the ones to join. The branch closes it."""
+    """A pidfd of the branch's first process, whose namespaces are the ones to join. The branch closes it."""
     flags: int
-    """For setns(2): exactly these are let through by the filter of system calls."""
+    """For setns(2). The filter of system calls lets exactly these through."""
     identity: Identity
-    """Whom to become inside, as numbered there."""
+    """The user to become inside, as numbered there."""
     groups: Sequence[int] = ()
-    """Descriptors that a process with one thread may write `0` to, before it joins: it is then in the branch's control
-    groups at once, where `admit` takes some ten milliseconds to move it. The branch closes them. Only for one that runs
-    no session's code: whoever holds them can leave its own groups."""
+    """Descriptors that a process with one thread may write `0` to before it joins the namespaces. It is then in the
+    branch's control groups at once, whereas `admit` takes some ten milliseconds to move it. The branch closes them.
+    Only for a process that runs no session's code, because whoever holds them can leave its own groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """One thing that a provider needs of the host: a line of `belljar doctor`; the server starts only if all are ok."""
+    """One thing a provider needs of the host: a line of `belljar doctor`. The server starts only if all are ok."""
 
     name: str
     is_ok: bool
@@ -106,35 +107,35 @@ class HostCheck:
 
 
 class SandboxProcess(Protocol):
-    """A command inside the sandbox."""
+    """A command that runs in the sandbox."""
 
     pid: int
-    """The process the host can wait for, or 0 where the host has none; the command itself may be a descendant."""
+    """The process that the host can wait for, or 0 where the host has none; the command may be a descendant of it."""
 
     async def wait(self) -> int:
         """Return the exit status when the command ends; negative for a signal, -9 also if `kill` ended it.
 
         The kernel awaits it when it lost the connection to its runner, to say why. Several tasks may wait at once, and
-        after the end it returns the same status again. It raises nothing.
+        later calls return the same status. It raises nothing.
         """
         ...
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """A `SandboxProcess` whose command is no process of the host's, as in a virtual machine; others do without."""
+    """A `SandboxProcess` whose command is not a process of the host, as in a virtual machine."""
 
     def interrupt(self) -> None:
         """Send SIGINT to the command, and do not wait for what it does.
 
-        A kernel calls it when a cell is interrupted; for a process without this method it signals the pid instead. One
-        that has ended is no error.
+        A kernel calls it when a cell is interrupted; for a process without this method the kernel signals the pid
+        instead. A command that has ended is no error.
         """
         ...
 
 
 class Sandbox(Protocol):
-    """What one session's processes are enclosed in. Several commands may run in it, one after another or at once."""
+    """The isolation of one session's processes. Several commands may run in it, one after another or at once."""
 
     workspace: str
     """The session folder as code inside sees it."""
@@ -145,7 +146,7 @@ class Sandbox(Protocol):
     temporary: str
     """A private folder for temporary files, as code inside sees it."""
     can_spare: bool
-    """Whether `kill` can leave processes alive. Without it a session has no checkpoints to go back to."""
+    """Whether `kill` can leave processes alive. If not, a session has no checkpoints to go back to."""
     ends_with_command: bool
     """Whether everything inside ends with the command that was spawned, as with the first process of a pid namespace.
     """
@@ -159,77 +160,78 @@ class Sandbox(Protocol):
         stderr: int,
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
-        """Start a command in the session folder, with exactly this environment and at the end of its standard input.
+        """Start a command in the session folder, with exactly this environment and an empty standard input.
 
-        A kernel calls it when it starts, and so does whatever installs packages. `stdout`, `stderr` and `pass_fds` are
+        Called by a kernel when it starts, and by whatever installs packages. `stdout`, `stderr` and `pass_fds` are
         descriptors of the server: the first two become the command's 1 and 2, the others keep their numbers, and the
         server may close its own when this returns. No other descriptor of the server may reach the command. The
-        server speaks with its runner over a UNIX socket among `pass_fds`, so a provider that cannot pass descriptors
-        has to carry their bytes. After `kill` the sandbox is used again; after `aclose` this raises SandboxUnavailable,
-        and it does so when the command cannot be started. `InvalidArgument` is for a null byte in what was given.
+        server talks to its runner over a UNIX socket among `pass_fds`, so a provider that cannot pass descriptors
+        has to carry their bytes. The sandbox is used again after `kill`. Raise SandboxUnavailable when the command
+        cannot be started, and after `aclose`; raise `InvalidArgument` for a null byte in an argument.
         """
         ...
 
     def incidents(self) -> list[Incident]:
         """Return the limits that were hit since the last call; none where that cannot be known.
 
-        Asked after each cell and when a kernel has died, so it must be quick. It raises nothing.
+        Called after each cell and when a kernel has died, so it must be quick. It raises nothing.
         """
         ...
 
     def memory_peak_mb(self) -> float:
-        """Return the most that all processes together held since the last call; 0 where that is not measured.
+        """Return the most memory that all processes together held since the last call; 0 where that is not measured.
 
-        Asked after each cell, so it must be quick. It raises nothing.
+        Called after each cell, so it must be quick. It raises nothing.
         """
         ...
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """End every process inside at once, daemons included, and return when they are gone.
+        """Kill every process inside at once, daemons included, and return when they are gone.
 
-        Called when a cell ignores its interrupt and when a kernel is restarted, by several tasks at once too, and also
-        when nothing runs any more. The pids in `spare`, by the host's numbers, live on, and with them the sandbox; they
-        are given only where `can_spare` is true. It raises nothing.
+        Called when a cell ignores its interrupt and when a kernel is restarted, possibly by several tasks at once, and
+        also when nothing runs any more. The pids in `spare`, as the host numbers them, live on, and with them the
+        sandbox; they are given only where `can_spare` is true. It raises nothing.
         """
         ...
 
     async def aclose(self) -> None:
-        """Kill everything and release what the sandbox took of the host; may be called twice.
+        """Kill everything and release what the sandbox took from the host; may be called twice.
 
-        Called when the session ends or its kernel is replaced, also if nothing was ever spawned. The session's folders
-        are the server's to remove. It raises nothing.
+        Called when the session ends or its kernel is replaced, also if nothing was ever spawned. The server removes the
+        session's folders itself. It raises nothing.
         """
         ...
 
 
 @runtime_checkable
 class ForkedSandbox(Sandbox, Protocol):
-    """A sandbox that a process of another one, its origin, can enter with its memory. It may be an origin itself.
+    """A sandbox (a branch) that a process of another one, its origin, can enter and keep its memory.
 
-    A command that was spawned in it holds it open; from then on a process of the origin may enter.
+    It can be an origin itself. A command that was spawned in it holds its namespaces open; only then may a process of
+    the origin enter.
     """
 
     def entrance(self) -> NamespaceEntry:
-        """Return the way in; SandboxUnavailable if the holding command is gone. Asked once, after `spawn`."""
+        """Return how to enter; SandboxUnavailable if the holding command is gone. Called once, after `spawn`."""
         ...
 
     def admit(self, pid: int) -> None:
-        """Hold a process that has entered, by the host's number, to the limits. Called before it runs a cell."""
+        """Put a process that has entered (its pid on the host) under the limits. Called before it runs a cell."""
         ...
 
 
 class Provider(Protocol):
-    """Makes sandboxes. There is one in a server, made when the server starts, or by `belljar doctor`."""
+    """Makes sandboxes. A server has one, made when the server starts; `belljar doctor` makes them too."""
 
     name: str
-    """What the setting `sandbox` calls it."""
+    """The value of the setting `sandbox` that chooses it."""
     isolates: bool
-    """Whether code inside is kept from the host's network and from files that it was not shown. Only then does the
-    server give sessions a way to the hosts that the settings allow, and install packages inside a sandbox."""
+    """Whether code inside cannot reach the host's network or files that it was not shown. Only then does the server
+    let sessions reach the hosts that the settings allow, and install packages inside a sandbox."""
 
     @property
     def warning(self) -> str:
-        """Say what does not protect here as one would expect; empty when there is nothing to warn of.
+        """Say where protection is weaker than a user would expect; empty when there is nothing to warn of.
 
         Logged when the server starts, and shown by `belljar doctor`, after `check`. It raises nothing.
         """
@@ -238,52 +240,53 @@ class Provider(Protocol):
     def check(self) -> list[HostCheck]:
         """Return what this host has and lacks; the first line that is not ok keeps the server from starting.
 
-        Called before anything else, and again by `belljar doctor`, which says it of providers that are not configured
-        too. It may try the host out once, in about a second, and remembers the outcome. It raises nothing: what went
-        wrong is a line.
+        Called before anything else, and again by `belljar doctor`, which also asks the providers that are not
+        configured. It may try the host out once, in about a second, and remembers the outcome. It raises nothing: what
+        went wrong is a line.
         """
         ...
 
     def take_identity(self) -> Identity | None:
-        """Return a user for one session alone; None where sessions are the server's own user.
+        """Return a host user for one session alone; None where sessions run as the server's own user.
 
-        Called when a session is made, before its folders are, which will belong to that user; SandboxUnavailable if
-        there is none to have.
+        Called when a session is made, before its folders, which will belong to that user. Raise SandboxUnavailable if
+        no user is free.
         """
         ...
 
     def release_identity(self, identity: Identity) -> None:
-        """Take a user back. Called once for each that was taken, after the session's files are gone; raises nothing."""
+        """Take a user back. Called once for each, after the session's files are removed. It raises nothing."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """Make a sandbox of folders that exist; nothing runs in it yet.
+        """Make a sandbox from folders that exist; nothing runs in it yet.
 
-        Called for each session, for each kernel that replaces another, and for each installation of packages. It
-        raises SandboxUnavailable, and then has left nothing behind.
+        Called for each session, for each kernel that replaces another, and for each installation of packages. When it
+        raises SandboxUnavailable, it has left nothing behind.
         """
         ...
 
 
 class InstalledProvider(Provider, Protocol):
-    """A provider that a package brings; its entry point names a class, or a function, that takes no arguments."""
+    """A provider from another package. The entry point names a class or a function that takes no arguments."""
 
     contract: int
-    """The `CONTRACT` that it was written for, as a number: `contract = 1`."""
+    """The `CONTRACT` it was written for, as a number: `contract = 1`."""
 
 
 @runtime_checkable
 class ForkableProvider(Protocol):
-    """A provider whose sandboxes can be branched: sessions start as forks of a process that has everything imported.
+    """A provider whose sandboxes can be forked, so sessions start as forks of a process that has everything imported.
 
-    Closing an origin ends its own processes; its branches live on.
+    A trunk is the first sandbox of such a tree; a branch is one that was opened from a trunk or from another branch,
+    its origin. Closing an origin ends its own processes; its branches live on.
     """
 
     def branching_gap(self) -> str:
-        """Say why that does not work on this host; empty when it does.
+        """Say why forking does not work on this host; empty when it does.
 
         Called in a thread before the first trunk is opened, and by `belljar doctor`. It may try the host out, once, and
-        remembers the outcome. It raises nothing: without branches sessions start cold.
+        remembers the outcome. It raises nothing: without branches, sessions start cold.
         """
         ...
 
@@ -295,7 +298,7 @@ class ForkableProvider(Protocol):
         ...
 
     async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> ForkedSandbox:
-        """Make a sandbox whose entrance the origin's processes can use.
+        """Make a sandbox that the origin's processes can enter.
 
         The origin is a trunk or a branch, and a command in it holds it open. Called for each session that starts as a
         fork, and for each fork of a session. It raises SandboxUnavailable.

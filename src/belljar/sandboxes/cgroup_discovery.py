@@ -1,7 +1,7 @@
-"""Which control groups this host offers us and where groups of ours may be made. Reads only; it changes nothing.
+"""Finds which control groups this host offers, and where belljar may make groups. Reads only; it changes nothing.
 
-Two worlds: the old one (v1) has a tree a controller, the unified one (v2) has one tree whose groups pass controllers on
-to the groups below them. Knows nothing of sessions or limits.
+There are two hierarchies: v1 has one tree per controller; v2, the unified one, has a single tree whose groups pass
+controllers on to the groups below them. Knows nothing of sessions or limits.
 """
 
 import os
@@ -11,26 +11,26 @@ from typing import Literal
 
 CONTROLLERS = ("memory", "cpu", "pids")
 LEAF = "belljar-server"
-"""Where the server itself moves in a unified group that was given to it: a group with groups below holds nobody."""
+"""The group that the server moves itself to in a delegated v2 group, because a group with groups below holds nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The kind of hierarchy, and for each controller of ours that exists the folder below which groups are made."""
+    """The kind of hierarchy, and for each controller we use the folder below which groups are made."""
 
     kind: Literal["v1", "v2", "hybrid", "none"]
     folders: dict[str, Path] = field(default_factory=dict[str, Path])
     is_unified: bool = False
-    """Whether the folders are one and the same, of the unified hierarchy."""
+    """Whether all folders are the same one, of the v2 hierarchy."""
     tenants: tuple[int, ...] = ()
-    """Processes that must move into a leaf before that folder can pass its controllers on."""
+    """Processes that must move into a leaf before the v2 folder can pass its controllers on."""
 
     def is_writable(self, controller: str) -> bool:
-        """Whether a group with this limit could be made."""
+        """Return whether this process can make a group with this controller's limit."""
         return controller in self.folders and _is_ours(self.folders[controller])
 
     def usable(self) -> dict[str, Path]:
-        """The folders of the controllers that are ours to use."""
+        """Return the folders of the controllers in which this process can make groups."""
         return {name: self.folders[name] for name in CONTROLLERS if self.is_writable(name)}
 
 
@@ -42,7 +42,7 @@ class _Mount:
 
 
 def read_control_groups(process: Path = Path("/proc/self")) -> ControlGroups:
-    """Look at the mounts and the membership of a process."""
+    """Read the mounts and the group membership of a process."""
     try:
         mounts = _mounts((process / "mountinfo").read_text())
         membership = _membership((process / "cgroup").read_text())
@@ -61,7 +61,7 @@ def read_control_groups(process: Path = Path("/proc/self")) -> ControlGroups:
 
 
 def read_membership(process: Path) -> ControlGroups:
-    """The groups that a process is in itself, by controller, where their folders can be seen."""
+    """Return the groups that a process itself is in, by controller, where their folders are visible."""
     try:
         mounts = _mounts(Path("/proc/self/mountinfo").read_text())
         membership = _membership((process / "cgroup").read_text())
@@ -93,7 +93,7 @@ def _mounts(mountinfo: str) -> list[_Mount]:
 
 
 def _membership(text: str) -> dict[str, str]:
-    """Controller to path below its mount; the unified hierarchy is the empty name."""
+    """Return each controller's path below its mount; the v2 hierarchy has the empty name."""
     groups: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -102,13 +102,13 @@ def _membership(text: str) -> dict[str, str]:
 
 
 def _own_folder(mount: _Mount, path: str) -> Path:
-    # In a container the path is the host's and means nothing below this mount: its top is our group then.
+    # In a container the path is the host's and does not exist below this mount; the mount's top is our group then.
     folder = mount.point / path.lstrip("/")
     return folder if folder.is_dir() else mount.point
 
 
 def _old_folders(mounts: list[_Mount], membership: dict[str, str]) -> dict[str, Path]:
-    """The top of each tree where we may write, as container engines do; else the group that was given to us."""
+    """Return the top of each v1 tree where we may write, as container engines do, else the group we are in."""
     folders: dict[str, Path] = {}
     for mount in mounts:
         for name in CONTROLLERS:
@@ -118,7 +118,7 @@ def _old_folders(mounts: list[_Mount], membership: dict[str, str]) -> dict[str, 
 
 
 def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, process: Path) -> ControlGroups:
-    """Our own group if it can pass controllers on, else the nearest above it that does so already and is ours."""
+    """Return our own group if it can pass controllers on, else the nearest writable group above that already does."""
     own = _own_folder(mount, path)
     if own.name.startswith(LEAF):
         own = own.parent
@@ -127,7 +127,7 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
     if folders.keys() <= set(_words(own / "cgroup.subtree_control")):
         return ControlGroups(kind, folders, is_unified=True)
     tenants = [int(word) for word in _words(own / "cgroup.procs")]
-    if _is_ours(own) and set(tenants) <= _kin(process):
+    if _is_ours(own) and set(tenants) <= _ancestry(process):
         return ControlGroups(kind, folders, is_unified=True, tenants=tuple(tenants))
     for above in own.parents:
         if not above.is_relative_to(mount.point) or not _is_ours(above):
@@ -135,21 +135,21 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
         passed_on = _words(above / "cgroup.subtree_control")
         if "memory" in passed_on:
             return ControlGroups(kind, {name: above for name in CONTROLLERS if name in passed_on}, is_unified=True)
-    # Where nothing of ours passes them on, the folders are named so that `doctor` can say so.
+    # No group of ours passes controllers on: name folders that cannot be used, so that `doctor` can say so.
     return ControlGroups(kind, dict.fromkeys(folders, own / LEAF), is_unified=True)
 
 
-def _kin(process: Path) -> set[int]:
-    """The process and those it descends from: whoever started the server in a group of its own, `uv run` say."""
-    kin: set[int] = set()
+def _ancestry(process: Path) -> set[int]:
+    """Return the process and its ancestors: they may share its group, as `uv run` does which started the server."""
+    ancestry: set[int] = set()
     folder = process
     while (parent := _parent(folder)) is not None:
         pid, above = parent
-        kin.add(pid)
+        ancestry.add(pid)
         folder = process.parent / str(above)
-        if above in kin or above <= 1:
+        if above in ancestry or above <= 1:
             break
-    return kin
+    return ancestry
 
 
 def _parent(folder: Path) -> tuple[int, int] | None:
@@ -168,6 +168,6 @@ def _words(path: Path) -> list[str]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether groups can be made there and processes be moved from there."""
+    """Return whether this process can make groups there and move processes out of it."""
     entrance = folder / "cgroup.procs"
     return os.access(folder, os.W_OK) and (os.access(entrance, os.W_OK) or not entrance.exists())

@@ -1,9 +1,8 @@
-"""Control groups of sessions: made with their limits, joined, read, killed and removed. Both worlds, v1 and v2.
+"""Control groups of sessions, in the v1 and the v2 hierarchy: made with their limits, joined, read, killed, removed.
 
-A server makes one group for itself, `belljar-<pid>-<token>`, held by a lock that ends with it (`locks.py`), and below
-that one for each sandbox (`groups.py`). A group is what `base.py` says, in the old hierarchy (`old.py`) or in the
-unified one (`unified.py`). Where groups may be made is `hierarchy.py`'s; what is said about a limit that was hit,
-`limits.py`'s.
+A server makes one group for itself, `belljar-<pid>-<token>`, and holds a lock on its folder that ends with the server,
+and below that one group for each sandbox. `cgroup_discovery.py` finds where groups may be made; `limits.py` says what
+limits there are and reports which were hit.
 """
 
 import asyncio
@@ -26,84 +25,83 @@ from belljar.supervisor import Deposit, NoSupervisor, SupervisorClient
 __all__ = ["MEBIBYTE", "PREFIX", "ControlGroup", "GroupV1", "ServerGroups", "adopt"]
 
 
-# What a control group of one sandbox can do, whichever hierarchy it is in.
+# What a control group can do, in either hierarchy
 
 
 class ControlGroup(Protocol):
     """The control group of one sandbox."""
 
     folders: dict[str, Path]
-    """By controller: those with a limit, and no others."""
+    """By controller. Only controllers with a limit are here."""
 
     def entrances(self) -> list[str]:
-        """Files that a process with one thread writes `0` to when it wants to come in."""
+        """Return the files that a process with one thread writes `0` to when it wants to join."""
         ...
 
     def oom_kills(self) -> int:
-        """How many processes were killed for want of memory, ever."""
+        """Return how many processes the kernel ever killed in it because memory ran out."""
         ...
 
     def refused_forks(self) -> int:
-        """How many processes and threads were refused, ever."""
+        """Return how many processes and threads the kernel ever refused in it."""
         ...
 
     def take_peak_bytes(self) -> int:
-        """The most that was charged since the last call; 0 when unknown."""
+        """Return the most memory that was charged since the last call; 0 when unknown."""
         ...
 
     def cached_bytes(self) -> int:
-        """What of it is copies of files on disk, which the kernel takes back when it needs room."""
+        """Return how much of the charged memory is page cache of files, which the kernel can reclaim."""
         ...
 
     def members(self) -> set[int]:
-        """The processes in it now."""
+        """Return the processes in it now."""
         ...
 
     def has(self, pid: int) -> bool:
-        """Whether a process is in all of it."""
+        """Return whether a process is in it, in every controller's tree."""
         ...
 
     def join(self, pid: int) -> None:
-        """Move a process in; `ProcessLookupError` when it is gone."""
+        """Move a process into it; `ProcessLookupError` when the process is gone."""
         ...
 
     def allow_processes(self, count: int) -> None:
-        """Change how many there may be, where they are counted; those that are there stay."""
+        """Change the limit on the number of processes, if it has one; existing processes stay."""
         ...
 
     def kill(self) -> None:
-        """Kill everybody inside, without waiting."""
+        """Kill every process in it, without waiting."""
         ...
 
     def release(self) -> None:
-        """Close what is open of it; may be called twice."""
+        """Close the files of it that are open; may be called twice."""
         ...
 
     def remove(self) -> bool:
-        """Remove it, if nobody is in it any more; whether it is gone."""
+        """Remove it if no process is in it any more; return whether it is gone."""
         ...
 
 
-# A group as the folders it is made of: what both hierarchies do alike, and how their files are read and written.
-# Knows no limits.
+# What both hierarchies do alike
 
 MEBIBYTE = 1024 * 1024
 PERIOD_US = 100_000
-"""What shares of a processor are counted in."""
+"""The period in which shares of a processor are counted."""
 PATIENCE_S = 2.0
-"""How long a group is waited for that was killed."""
+"""How long to wait until a killed group is empty."""
 RETRY_S = 0.002
 
 
 @dataclass(slots=True)
 class GroupFolders:
-    """What both worlds do alike."""
+    """A group as its folders, with what v1 and v2 do alike. Knows no limits."""
 
     folders: dict[str, Path]
     _open: dict[str, int] = field(default_factory=dict[str, int])
 
     def read(self, controller: str, file: str) -> bytes:
-        """A file of a controller. It stays open: it is read after every cell, and opening takes 20 µs of 21."""
+        """Return the content of a controller's file. It stays open: opening takes 20 of 21 µs."""
         if (folder := self.folders.get(controller)) is None:
             return b""
         try:
@@ -114,7 +112,7 @@ class GroupFolders:
             return b""
 
     def reset(self, controller: str, file: str) -> None:
-        """Write a zero into a file of a controller. It stays open like those that are read."""
+        """Write a zero into a controller's file. It stays open like those that are read."""
         if (folder := self.folders.get(controller)) is None:
             return
         with contextlib.suppress(OSError):
@@ -123,36 +121,36 @@ class GroupFolders:
             os.pwrite(self._open[name], b"0", 0)
 
     def entry(self, controller: str, file: str, name: bytes) -> int:
-        """The number behind a name, in a file of `name number` lines; 0 where there is none."""
+        """Return the number after a name, in a file of `name number` lines; 0 where the name is missing."""
         return self.entries(controller, file, name)[0]
 
     def entries(self, controller: str, file: str, *names: bytes) -> list[int]:
-        """The same of several names, as they were at one moment."""
+        """Return the numbers after several names, all from the same moment."""
         lines = b"\n" + self.read(controller, file)
         return [int(lines.partition(b"\n%b " % name)[2].partition(b"\n")[0] or 0) for name in names]
 
     def members(self) -> set[int]:
-        """See the contract."""
+        """See `ControlGroup`."""
         return {pid for folder in set(self.folders.values()) for pid in _numbers(folder / "cgroup.procs")}
 
     def has(self, pid: int) -> bool:
-        """See the contract."""
+        """See `ControlGroup`."""
         return all(pid in _numbers(folder / "cgroup.procs") for folder in set(self.folders.values()))
 
     def join(self, pid: int) -> None:
-        """See the contract."""
+        """See `ControlGroup`."""
         for folder in set(self.folders.values()):
             write(folder / "cgroup.procs", pid)
 
     def allow_processes(self, count: int) -> None:
-        """See the contract."""
+        """See `ControlGroup`."""
         if folder := self.folders.get("pids"):
             write(folder / "pids.max", count)
 
     def kill(self) -> None:
-        """See the contract."""
+        """See `ControlGroup`."""
         for pid in self.members():
-            # Through a descriptor, and only if it is still in here: the number may be a stranger's by now.
+            # By a pidfd, and only if the pid is still in here, because the number may belong to another process by now.
             if (pidfd := open_pidfd(pid)) is None:
                 continue
             try:
@@ -163,19 +161,19 @@ class GroupFolders:
                 os.close(pidfd)
 
     def release(self) -> None:
-        """See the contract."""
+        """See `ControlGroup`."""
         while self._open:
             os.close(self._open.popitem()[1])
 
     def remove(self) -> bool:
-        """See the contract."""
+        """See `ControlGroup`."""
         self.release()
         self.folders = {name: folder for name, folder in self.folders.items() if not try_removal(folder)}
         return not self.folders
 
 
 def clear(folder: Path) -> None:
-    """Kill everybody in a group that is no sandbox's any more, and remove it."""
+    """Kill every process in a group that no sandbox uses any more, and remove the group."""
     group = GroupFolders({"": folder})
     deadline = time.monotonic() + PATIENCE_S
     while not group.remove() and time.monotonic() < deadline:
@@ -184,7 +182,7 @@ def clear(folder: Path) -> None:
 
 
 def folders_below(folder: Path) -> list[Path]:
-    """The groups directly below one; none where there is no such group."""
+    """Return the groups directly below one; none where there is no such group."""
     try:
         return [path for path in folder.iterdir() if path.is_dir()]
     except OSError:
@@ -192,7 +190,7 @@ def folders_below(folder: Path) -> list[Path]:
 
 
 def try_removal(folder: Path) -> bool:
-    """Whether the group is gone now: one with members or groups below it stays."""
+    """Remove a group and return whether it is gone; one with members or with groups below it stays."""
     try:
         folder.rmdir()
     except FileNotFoundError:
@@ -204,7 +202,7 @@ def try_removal(folder: Path) -> bool:
 
 def write(path: Path, value: int | str) -> None:
     """Write one value to a file of a group; `FileNotFoundError` where this kernel has no such file."""
-    # Without O_CREAT and O_TRUNC: a file that a kernel lacks must be missed, not made.
+    # Without O_CREAT and O_TRUNC, because a file that this kernel lacks must raise an error, not be made.
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, f"{value}".encode())
@@ -219,13 +217,13 @@ def _numbers(path: Path) -> list[int]:
         return []
 
 
-# A server's own group, held by a lock on its folder: whose lock nobody holds was killed, and its groups go.
+# A server's own group: its lock ends with the server, and groups without a locked one above are abandoned
 
 PREFIX = "belljar-"
 
 
 def make_locked(folder: Path) -> int:
-    """Make a server's group and hold its lock; one that is not locked yet may be taken for abandoned meanwhile."""
+    """Make a server's group and lock it. Retry if another server took it for abandoned before it was locked."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir(exist_ok=True)
@@ -237,7 +235,7 @@ def make_locked(folder: Path) -> int:
 
 
 def remove_abandoned(place: Path) -> None:
-    """Groups of servers that were killed: nobody holds their lock."""
+    """Remove the groups of servers that were killed, which are those whose lock nobody holds."""
     for run in folders_below(place):
         if not run.name.startswith(PREFIX) or run.name == LEAF:
             continue
@@ -252,7 +250,7 @@ def remove_abandoned(place: Path) -> None:
                 os.close(descriptor)
 
 
-# Groups of the old hierarchy, v1: a tree for each controller.
+# v1
 
 
 @dataclass(slots=True)
@@ -260,11 +258,11 @@ class GroupV1(GroupFolders):
     """A group of the v1 hierarchy: a folder in each controller's tree."""
 
     def limit(self, limits: Limits) -> None:
-        """Write the limits of the controllers it has."""
+        """Write the limits of the controllers that the group has."""
         if folder := self.folders.get("memory"):
             size = limits.memory_mb * MEBIBYTE
             write(folder / "memory.limit_in_bytes", size)
-            # Hosts without swap accounting have no such file; with no swap to use, nothing is lost.
+            # Hosts without swap accounting have no such file.
             with contextlib.suppress(FileNotFoundError):
                 write(folder / "memory.memsw.limit_in_bytes", size)
         if folder := self.folders.get("cpu"):
@@ -274,30 +272,30 @@ class GroupV1(GroupFolders):
             write(folder / "pids.max", limits.processes)
 
     def entrances(self) -> list[str]:
-        """`tasks` and not `cgroup.procs`: moving only itself, a process need not stop all others (1 ms for 15)."""
+        """Return the `tasks` files, not `cgroup.procs`: moving only itself stops no others (1 ms for 15)."""
         return [str(folder / "tasks") for folder in self.folders.values()]
 
     def oom_kills(self) -> int:
-        """`memory.failcnt` stays 0 when memory and swap have the same limit: only `oom_kill` tells."""
+        """See `ControlGroup`. `memory.failcnt` stays 0 when memory and swap have the same limit; `oom_kill` counts."""
         return self.entry("memory", "memory.oom_control", b"oom_kill")
 
     def refused_forks(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         return self.entry("pids", "pids.events", b"max")
 
     def take_peak_bytes(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         peak = int(self.read("memory", "memory.max_usage_in_bytes") or 0)
         self.reset("memory", "memory.max_usage_in_bytes")
         return peak
 
     def cached_bytes(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         cache, shared = self.entries("memory", "memory.stat", b"total_cache", b"total_shmem")
         return max(0, cache - shared)
 
 
-# Groups of the unified hierarchy, v2: one tree for all controllers.
+# v2
 
 
 @dataclass(slots=True)
@@ -311,7 +309,7 @@ class GroupV2(GroupFolders):
         return next(iter(self.folders.values()), None)
 
     def limit(self, limits: Limits) -> None:
-        """Write the limits of the controllers it has."""
+        """Write the limits of the controllers that the group has."""
         if folder := self.folders.get("memory"):
             write(folder / "memory.max", limits.memory_mb * MEBIBYTE)
             with contextlib.suppress(FileNotFoundError):
@@ -323,25 +321,25 @@ class GroupV2(GroupFolders):
             write(folder / "pids.max", limits.processes)
 
     def open_peak(self, path: Path) -> None:
-        """From Linux 6.12 on a peak is reset for the descriptor that wrote to it; before, it cannot be."""
+        """Open the peak for `take_peak_bytes`, which resets it per descriptor from Linux 6.12 on; before, it cannot."""
         with contextlib.suppress(OSError):
             self._peak = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def entrances(self) -> list[str]:
-        """See the contract."""
+        """See `ControlGroup`."""
         folder = self._folder
         return [str(folder / "cgroup.procs")] if folder else []
 
     def oom_kills(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         return self.entry("memory", "memory.events", b"oom_kill")
 
     def refused_forks(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         return self.entry("pids", "pids.events", b"max")
 
     def take_peak_bytes(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         if self._peak < 0:
             return 0
         try:
@@ -352,12 +350,12 @@ class GroupV2(GroupFolders):
         return peak
 
     def cached_bytes(self) -> int:
-        """See the contract."""
+        """See `ControlGroup`."""
         cache, shared = self.entries("memory", "memory.stat", b"file", b"shmem")
         return max(0, cache - shared)
 
     def kill(self) -> None:
-        """`cgroup.kill` (Linux 5.14) leaves no moment for a fork to slip away."""
+        """See `ControlGroup`. With `cgroup.kill` (Linux 5.14) no process can escape by a fork meanwhile."""
         folder = self._folder
         try:
             if folder is not None:
@@ -366,14 +364,14 @@ class GroupV2(GroupFolders):
             GroupFolders.kill(self)
 
     def release(self) -> None:
-        """See the contract."""
+        """See `ControlGroup`."""
         if self._peak >= 0:
             os.close(self._peak)
             self._peak = -1
         GroupFolders.release(self)
 
 
-# The groups of one server: its own, and one for each sandbox below that.
+# All groups of one server
 
 KEY = "groups"
 
@@ -381,7 +379,7 @@ log = logging.getLogger(__name__)
 
 
 def adopt(folders: dict[str, Path], *, is_unified: bool) -> ControlGroup:
-    """A group that somebody else made and limited, to be read; `release` it, never remove it."""
+    """Return a group that another process made and limited, for reading; `release` it, never remove it."""
     if not is_unified:
         return GroupV1(folders)
     group = GroupV2(folders)
@@ -391,25 +389,25 @@ def adopt(folders: dict[str, Path], *, is_unified: bool) -> ControlGroup:
 
 
 class ServerGroups:
-    """The groups of one server. The server's own is made with the first and removed with the last."""
+    """The groups of one server. The server's own group is made with the first sandbox's and removed with the last."""
 
     def __init__(self, offer: ControlGroups) -> None:
         self._offer = offer
         self._places = offer.usable()
         self._run = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self._locks: list[int] = []
-        self._living = 0
+        self._group_count = 0
         self._made = 0
         self._supervisor: SupervisorClient | NoSupervisor = NoSupervisor()
-        self._readopted: set[Path] = set()
+        self._restored: set[Path] = set()
 
     @property
     def controllers(self) -> list[str]:
-        """What can be limited here."""
+        """The controllers that can be used here."""
         return [*self._places]
 
     def make(self, session_id: str, limits: Limits) -> ControlGroup | None:
-        """A group with these limits; None when there is none to set, or no controller to set it with."""
+        """Make a group with these limits; return None when there is no limit or no controller for it."""
         wanted = {"memory": limits.memory_mb, "cpu": limits.cpus, "pids": limits.processes}
         places = {name: folder for name, folder in self._places.items() if wanted[name]}
         if not places:
@@ -421,7 +419,7 @@ class ServerGroups:
         name = f"{''.join(filter(str.isalnum, session_id))[:32]}-{self._made}"
         folders = {controller: place / self._run / name for controller, place in places.items()}
         group = (GroupV2 if self._offer.is_unified else GroupV1)(folders)
-        self._living += 1
+        self._group_count += 1
         try:
             for folder in set(folders.values()):
                 folder.mkdir()
@@ -435,7 +433,7 @@ class ServerGroups:
     # Groups that outlive their server
 
     def keep_with(self, supervisor: SupervisorClient) -> None:
-        """Have the lock held beyond the end of this server; take over what an earlier one has left there."""
+        """Have the supervisor hold the lock beyond the end of this server; take over an earlier server's groups."""
         self._supervisor = supervisor
         if supervisor.has(KEY):
             deposit = supervisor.take(KEY)
@@ -444,17 +442,17 @@ class ServerGroups:
             self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)
 
     def restore(self, folders: dict[str, Path]) -> ControlGroup:
-        """A group of an earlier server's, which is ours to remove now."""
-        self._living += 1
-        self._readopted.update(folders.values())
+        """Return an earlier server's group, which is now for this server to remove."""
+        self._group_count += 1
+        self._restored.update(folders.values())
         return adopt(folders, is_unified=self._offer.is_unified)
 
     def remove_unclaimed(self) -> None:
-        """All that was kept is readopted: what else an earlier server left there goes."""
+        """Remove the groups of an earlier server that were not restored. Called after the last `restore`."""
         for folder in self._left_there():
-            if folder not in self._readopted:
+            if folder not in self._restored:
                 clear(folder)
-        if self._locks and self._living == 0:
+        if self._locks and self._group_count == 0:
             self._close()
 
     def _left_there(self) -> list[Path]:
@@ -466,9 +464,9 @@ class ServerGroups:
             self._supervisor.store(KEY, Deposit({"run": self._run}, self._locks, folders=folders))
 
     async def remove(self, group: ControlGroup) -> None:
-        """Kill whoever is left in a group of ours, and remove it."""
+        """Kill every process left in a group of this server, and remove the group."""
         deadline = time.monotonic() + PATIENCE_S
-        # A killed process leaves its group some moments later, and the old hierarchy has nothing that tells when.
+        # A killed process leaves its group a little later, and v1 has nothing that tells when.
         while not group.remove():
             if time.monotonic() > deadline:
                 log.warning("control group was not removed: %s", next(iter(group.folders.values())))
@@ -478,12 +476,12 @@ class ServerGroups:
         self._forget()
 
     def _forget(self) -> None:
-        self._living -= 1
-        if self._living == 0:
+        self._group_count -= 1
+        if self._group_count == 0:
             self._close()
 
     def _is_opened(self) -> bool:
-        """Make the server's own group. A host that refuses is one without groups from then on."""
+        """Make the server's own group; if the host refuses, use no control groups from then on."""
         try:
             self._open()
         except OSError as error:
@@ -505,7 +503,7 @@ class ServerGroups:
                 write(place / self._run / "cgroup.subtree_control", self._enabling)
 
     def _move_out(self) -> None:
-        """A unified group that passes controllers on holds no process: who is in ours moves into a leaf of it."""
+        """Move the processes of our v2 group into a leaf of it: a group that passes controllers on holds no process."""
         place = next(iter(self._places.values()))
         leaf = place / LEAF
         leaf.mkdir(exist_ok=True)

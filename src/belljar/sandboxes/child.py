@@ -1,8 +1,8 @@
-"""A child of this process: started on the event loop's thread, awaited without blocking it.
+"""Starts a child of this process on the event loop's thread, and waits for it without blocking the loop.
 
-`asyncio.create_subprocess_exec` is not used: it makes transports nobody reads, and on Python 3.11 a thread for each
-child. A child stays unreaped until `release`, so its pid and its process group cannot become a stranger's meanwhile.
-Knows nothing of sandboxes.
+`asyncio.create_subprocess_exec` is not used, because it makes transports that nobody reads and, on Python 3.11, a
+thread for each child. A child stays unreaped until `release`, so the kernel cannot give its pid or its process group to
+another process meanwhile. Knows nothing of sandboxes.
 """
 
 import asyncio
@@ -19,29 +19,29 @@ from belljar.errors import InvalidArgument, SandboxUnavailable
 
 
 class Started(Protocol):
-    """One started process, until it is released."""
+    """A started process, until `release`."""
 
     pid: int
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         ...
 
     def kill_group(self) -> None:
-        """Send SIGKILL to it and to whoever stayed in its process group."""
+        """Send SIGKILL to the process and its process group."""
         ...
 
     def release(self) -> None:
-        """Reap it, once it has ended; may be called twice."""
+        """Reap the process, once it has ended; may be called twice."""
         ...
 
     def detach(self) -> None:
-        """Look at it no longer and let it live; may be called twice. For one whose parent is another process."""
+        """Stop watching the process and let it live; may be called twice. For a child of another process."""
         ...
 
 
 class StartChild(Protocol):
-    """How a command is started: as a child of the server's, or of another's."""
+    """Starts a command, as a child of the server or of the supervisor."""
 
     async def __call__(
         self,
@@ -54,7 +54,7 @@ class StartChild(Protocol):
         stderr: int,
         pass_fds: Sequence[int],
     ) -> Started:
-        """In a session and process group of its own."""
+        """Start the command in a session and process group of its own."""
         ...
 
 
@@ -70,7 +70,7 @@ def start_child(
 ) -> "Child":
     """Start a command in a session and process group of its own; call it from a coroutine."""
     try:
-        # Only what is passed crosses the exec: every other descriptor of the server is closed.
+        # Only `pass_fds` cross the exec; every other descriptor of the server is closed.
         process = subprocess.Popen(
             list(command),
             env=dict(environment),
@@ -100,13 +100,13 @@ async def start_own_child(
     stderr: int,
     pass_fds: Sequence[int],
 ) -> "Child":
-    """The same, for who does not know whose child it will be."""
+    """Start a command with `start_child`, in the form of a `StartChild`."""
     streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
     return start_child(command, environment=environment, folder=folder, pass_fds=pass_fds, **streams)
 
 
 class Child:
-    """One started process, until it is released."""
+    """A started child of this process, until `release`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.pid = process.pid
@@ -121,18 +121,18 @@ class Child:
             self._loop.add_reader(self._pidfd, self._on_exit, self._pidfd)
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         await self._has_ended.wait()
         return self._status
 
     def kill_group(self) -> None:
-        """Send SIGKILL to the child and to whoever stayed in its process group."""
+        """Send SIGKILL to the child and its process group."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """Reap it, once it has ended; may be called twice."""
+        """Reap the child, once it has ended; may be called twice."""
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -140,18 +140,18 @@ class Child:
         self._process.wait()
 
     def detach(self) -> None:
-        """Our own children end with us: there is no leaving them."""
+        """Do nothing, because the server's own children end with it."""
 
     def _on_exit(self, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)
         outcome = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        # Nobody else reaps our children; a server that ignores SIGCHLD leaves nothing to ask.
+        # Nobody else reaps our children; but where the server ignores SIGCHLD, the kernel has no status to return.
         status = 0 if outcome is None else outcome.si_status
         self._end(status if outcome is None or outcome.si_code == os.CLD_EXITED else -status)
 
     def _wait_in_thread(self) -> None:
         status = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
             self._loop.call_soon_threadsafe(self._end, status)
 
     def _end(self, status: int) -> None:
@@ -160,7 +160,7 @@ class Child:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that means this process and no later one; None where there is none to have."""
+    """Return a descriptor of this process that never means a later one with its pid; None where that is impossible."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -168,7 +168,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process with one thread, oldest first and those it was left last; Linux's."""
+    """Return the children of a process with one thread, oldest first, then those it inherited. Linux only."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -176,7 +176,7 @@ def children(pid: int) -> list[int]:
 
 
 async def wait_readable(descriptor: int) -> None:
-    """Wait until a read would not block. One waiter a descriptor."""
+    """Wait until a read would not block. A descriptor can have one waiter."""
     loop = asyncio.get_running_loop()
     is_readable = loop.create_future()
     loop.add_reader(descriptor, lambda: is_readable.done() or is_readable.set_result(None))

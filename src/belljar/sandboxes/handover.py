@@ -1,7 +1,7 @@
-"""How the sandboxes of one server are handed to the next: the contract, for the providers that can do it.
+"""The contract for providers that can hand the sandboxes of one server to the next.
 
-A server keeps what it deposits with its supervisor. The key of a deposit is all that the next server needs to restore
-the sandbox. Only the runtime asks whether a provider can hand over; everyone else talks to a `Handover`
+A server deposits them with its supervisor. The key of a deposit is all that the next server needs to restore the
+sandbox. Only the runtime asks whether a provider can hand over; everyone else talks to a `Handover`
 (`provisioning/handover.py`), which does nothing where that is off.
 """
 
@@ -24,7 +24,7 @@ class SandboxHandover(Protocol):
     """Deposits sandboxes for the next server, and restores those of an earlier one."""
 
     def deposit(self, sandbox: Sandbox) -> str:
-        """Deposit a sandbox that a session's kernel runs in, again whenever a kernel was started in it.
+        """Deposit a sandbox that a session's kernel runs in. Called again whenever a kernel was started in it.
 
         Return its key; empty when it cannot be handed over.
         """
@@ -52,5 +52,5 @@ class HandoverProvider(Protocol):
     """A provider whose sandboxes can outlive the server, with their processes as the supervisor's children."""
 
     def hand_over_with(self, supervisor: SupervisorClient) -> SandboxHandover:
-        """Start all processes as the supervisor's from here on. Called once, before anything is opened."""
+        """Start all processes as the supervisor's children from now on. Called once, before anything is opened."""
         ...

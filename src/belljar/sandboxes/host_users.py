@@ -1,8 +1,9 @@
-"""Host users for sessions of a server that root runs: one each, that nobody else has.
+"""Host users for the sessions of a server that runs as root: each session gets a number that nobody else has.
 
-Only numbers: no account is made. They come from a range that neither accounts nor containers use, or, where the server
-itself lives in a user namespace with few of them, from the upper part of what it has. Unique among the live sessions
-of this process; among servers they are random, and a number that meets by chance still has its namespaces between.
+No account is made. The numbers come from a range that neither accounts nor containers use, or, where the server itself
+runs in a user namespace with few numbers, from the upper part of what it has. They are unique among the live sessions
+of this process and random among servers; two sessions that get the same number by chance are still separated by their
+namespaces.
 """
 
 import grp
@@ -18,9 +19,9 @@ from belljar.errors import SandboxUnavailable
 from belljar.files.private import make_missing
 from belljar.sandboxes.base import Identity, SandboxSpec
 
-# https://systemd.io/UIDS-GIDS: beyond what containers are given, below the numbers that are negative to some programs.
+# https://systemd.io/UIDS-GIDS: above what containers get, below the numbers that some programs read as negative.
 _FREE = range(0x70000000, 0x7FFFFFFF)
-# Accounts of people and of the system; then homes, services and containers of systemd, nobody, and 16-bit minus one.
+# Accounts of people and of the system; then systemd's homes, services and containers, nobody, and 16-bit minus one.
 _TAKEN = (range(10_000), range(60_000, 65_537))
 _FEWEST = 1_024
 _LAYER_MODE = 0o750
@@ -31,14 +32,14 @@ _GID_MAP = Path("/proc/self/gid_map")
 
 
 class HostUsers:
-    """Gives them out. Not for several threads at once."""
+    """Gives out user numbers. Not thread-safe."""
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
         self._taken: set[int] = set()
 
     def take(self) -> Identity:
-        """One that no live session has."""
+        """Return a user that no live session has."""
         for _ in range(_TRIES):
             number = self.numbers.start + secrets.randbelow(len(self.numbers))
             if number not in self._taken and (self.numbers == _FREE or not _has_account(number)):
@@ -50,16 +51,16 @@ class HostUsers:
         )
 
     def take_again(self, identity: Identity) -> None:
-        """One that an earlier server gave to a session that lives on."""
+        """Mark a user as taken that an earlier server gave to a session that lives on."""
         self._taken.add(identity.uid)
 
     def release(self, identity: Identity) -> None:
-        """It may be given out again; may be called twice."""
+        """Free a user, so that it may be given out again; may be called twice."""
         self._taken.discard(identity.uid)
 
 
 def find_host_users() -> HostUsers | None:
-    """Where this process may take numbers from; None when its user namespace has too few."""
+    """Return the users this process may give out; None when its user namespace has too few."""
     try:
         numbers = usable_numbers(_UID_MAP.read_text(), _GID_MAP.read_text())
     except OSError:
@@ -68,7 +69,7 @@ def find_host_users() -> HostUsers | None:
 
 
 def is_given_out(uid: int) -> bool:
-    """Whether sessions get this number, of this server or of another one, and no account has it."""
+    """Return whether sessions, of this server or of another, get this number, and no account has it."""
     numbers = _given_out()
     return uid in numbers and (numbers == _FREE or not _has_account(uid))
 
@@ -80,7 +81,7 @@ def _given_out() -> range:
 
 
 def hand_over(spec: SandboxSpec, identity: Identity) -> None:
-    """Make the session's folders its user's. They are ours to the last step: nobody can put a link in their place."""
+    """Give the session's folders to its user. Until then they are the server's, so nobody can replace one by a link."""
     for path in spec.readable:
         if not _is_open_to(path.stat(), identity):
             raise SandboxUnavailable(f"Tree is closed to the session's user: {path}", hint=f"chmod -R o+rX {path}")
@@ -94,7 +95,7 @@ def _is_open_to(status: os.stat_result, identity: Identity) -> bool:
 
 
 def make_layer(folder: Path, identity: Identity | None) -> None:
-    """Make the folder of a session's packages, which stays ours: its user reads there, and nobody else."""
+    """Make the folder of a session's packages. It belongs to the server; only the session's user can read it."""
     make_missing(folder)
     if identity is not None:
         os.chown(folder, -1, identity.gid)
@@ -102,7 +103,7 @@ def make_layer(folder: Path, identity: Identity | None) -> None:
 
 
 def usable_numbers(uid_map: str, gid_map: str) -> range | None:
-    """The numbers to take from, valid as uid and as gid; the maps are as user_namespaces(7) has them."""
+    """Return the numbers to take from, valid as uid and as gid. The maps are in the form of user_namespaces(7)."""
     mapped = [_overlap(uids, gids) for uids in _mapped(uid_map) for gids in _mapped(gid_map) if _overlap(uids, gids)]
     if any(_overlap(numbers, _FREE) == _FREE for numbers in mapped):
         return _FREE
@@ -122,7 +123,7 @@ def _overlap(one: range, other: range) -> range:
 
 
 def _upper_part(numbers: range) -> range:
-    """The upper half, below or above what is taken, whichever is wider."""
+    """Return the widest part of the upper half that avoids the numbers in `_TAKEN`."""
     parts = [range((numbers.start + numbers.stop) // 2, min(numbers.stop, _FREE.stop))]
     for taken in _TAKEN:
         parts = [

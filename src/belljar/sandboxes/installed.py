@@ -1,7 +1,7 @@
-"""Providers that installed packages bring: imports the chosen one, and refuses what does not fulfil the contract.
+"""Imports the provider that an installed package brings, and refuses one that does not fulfil the contract.
 
-Everything here runs code of others, so every error of theirs becomes a SandboxUnavailable that names the package.
-`belljar.settings.sandboxes` says which packages bring one; docs/guides/sandbox-providers.md is for their authors.
+Everything here runs other people's code, so each of its errors becomes a SandboxUnavailable that names the package.
+`belljar.settings.sandboxes` finds which packages bring one; docs/guides/sandbox-providers.md is for their authors.
 """
 
 import logging
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 def load_provider(name: str) -> InstalledProvider:
-    """Import the package that brings this provider and make it."""
+    """Import the package that brings this provider, and return the provider."""
     try:
         installed = find_installed(name)
     except ValueError as error:
         raise SandboxUnavailable(f"There is no sandbox {name}: {error}") from None
     try:
-        # A class, or a function: called without arguments, it returns the provider.
+        # The entry point is a class or a function; called without arguments, it returns the provider.
         provider: Any = installed.entry_point.load()()
         breaches = list(_breaches(provider, name))
     except Exception as error:
@@ -37,7 +37,7 @@ def load_provider(name: str) -> InstalledProvider:
 
 
 def _breaches(provider: Any, name: str) -> Iterator[str]:
-    """What of the contract a provider does not fulfil, as far as that can be told before a sandbox is opened."""
+    """Yield what a provider lacks of the contract, as far as that can be told before a sandbox is opened."""
     contract = getattr(provider, "contract", None)
     if contract is None:
         yield f"it does not say which version of the contract it was written for: it needs `contract = {CONTRACT}`"
@@ -63,7 +63,7 @@ def _refusal(installed: InstalledSandbox, reason: str) -> SandboxUnavailable:
 
 
 def ask_checks(provider: Provider) -> list[HostCheck]:
-    """Return what a provider says of this host; one that raises has failed."""
+    """Return a provider's checks of this host; a provider that raises has failed its check."""
     try:
         return provider.check()
     except BelljarError:

@@ -1,6 +1,6 @@
-"""What a session may use, put into force: a control group where there is one, limits of each process where not.
+"""Enforces what a session may use: by a control group where there is one, by limits of each process where not.
 
-Tells what was hit, as incidents. Makes no process and knows no namespaces; `cgroups/` writes the groups.
+Reports the limits that were hit as incidents. Starts no process, knows no namespaces; `cgroups.py` writes the groups.
 """
 
 import contextlib
@@ -21,15 +21,17 @@ from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_group
 from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, ServerGroups
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
-# Walks into its groups, then becomes the command: what moves itself costs 1 ms, what is moved by another up to 15.
-# On demand it waits for a line first, so that it can be bound before it is the command, or another user's.
-# Its end instead of a line: the server has died, and what it wanted is wanted no more.
+# This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
+# that is moved by another up to 15. With `_WAIT` it first waits for a line, so that the server can set its limits
+# before it is the command, or another user's process. End of file instead of a line means the server died: it exits.
 _WAIT = "read -r _ || exit 125; "
-_DOORMAN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; unset PWD OLDPWD SHLVL; exec "$@"'
+_JOIN_GROUPS = (
+    'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; unset PWD OLDPWD SHLVL; exec "$@"'
+)
 
 
 class Enforcer:
-    """A provider's view of this host: what can be limited, and for whom."""
+    """What a provider can limit on this host, and for which sandboxes."""
 
     def __init__(self, offer: ControlGroups | None = None) -> None:
         self._given = offer
@@ -37,11 +39,11 @@ class Enforcer:
 
     @cached_property
     def groups(self) -> ServerGroups:
-        """Read when first needed: `belljar --help` makes providers too."""
+        """The server's control groups, read when first needed because `belljar --help` makes providers too."""
         return ServerGroups(self._given or read_control_groups())
 
     def check(self) -> HostCheck:
-        """For `doctor`. Never a failure: a session without a group has limits too, though weaker ones."""
+        """Return the line for `doctor`. It never fails, because a session without a group has weaker limits."""
         offered = [_NAMES[name] for name in self.groups.controllers]
         lacking = [name for name in _NAMES.values() if name not in offered]
         if not lacking:
@@ -51,14 +53,14 @@ class Enforcer:
 
     @property
     def warning(self) -> str:
-        """What to say at start-up where control groups cannot be written; empty where they can."""
+        """What to warn of at start-up where control groups cannot be written; empty where they can."""
         lacking = [name for name in _NAMES if name not in self.groups.controllers]
         if "memory" in lacking or "pids" in lacking:
             return "Control groups cannot be written here: memory is limited per process only, not for a whole session"
         return "CPU time is not limited here: sessions are only placed on as many processors" if lacking else ""
 
     def enforce(self, session_id: str, limits: Limits) -> "Enforcement":
-        """Make ready what a sandbox needs; released by `Enforcement.release`."""
+        """Prepare the limits of a sandbox; `Enforcement.release` undoes it."""
         try:
             group = self.groups.make(session_id, limits)
         except OSError as error:
@@ -69,17 +71,17 @@ class Enforcer:
         return Enforcement(self.groups, group, limits, self._choose_processors(limits.cpus))
 
     def restore(self, words: dict[str, Any], limits: Limits) -> "Enforcement":
-        """What an earlier server has put into force, as it said in `Enforcement.words`."""
+        """Return the limits that an earlier server put into force, from its `Enforcement.words`."""
         folders = {name: Path(folder) for name, folder in words["folders"].items()}
         group = self.groups.restore(folders) if folders else None
         processors = Processors(frozenset(words["processors"]), self._pinned) if words["processors"] else None
         enforcement = Enforcement(self.groups, group, limits, processors)
-        # Told by that server, or lost with it: they are not the next cell's.
+        # That server reported its incidents, or they are lost with it; they do not belong to the next cell.
         enforcement.incidents()
         return enforcement
 
     def _choose_processors(self, cpus: float) -> "Processors | None":
-        """The processors that the fewest of our sessions are on."""
+        """Return the processors that the fewest of this server's sessions run on."""
         if sys.platform != "linux":
             return None
         available = os.sched_getaffinity(0)
@@ -94,7 +96,7 @@ DELEGATE = "Have a control group delegated: `systemd-run --user --scope -p Deleg
 
 
 class Processors:
-    """Where one sandbox runs, counted until it is released."""
+    """The processors one sandbox runs on, counted until `release`."""
 
     def __init__(self, numbers: frozenset[int], counts: "Counter[int]") -> None:
         self.numbers = numbers
@@ -102,12 +104,12 @@ class Processors:
         counts.update(numbers)
 
     def release(self) -> None:
-        """The sandbox is gone."""
+        """Stop counting, because the sandbox is gone."""
         self._counts.subtract(self.numbers)
 
 
 class Enforcement:
-    """The limits of one sandbox in force."""
+    """The limits of one sandbox, in force."""
 
     def __init__(
         self, groups: ServerGroups, group: ControlGroup | None, limits: Limits, processors: Processors | None
@@ -119,35 +121,35 @@ class Enforcement:
         self._oom_kills = 0
         self._refused_forks = 0
         self._peak_bytes = 0
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def words(self) -> dict[str, Any]:
-        """For a later server, which `Enforcer.readopt`s it."""
+        """Return what a later server needs for `Enforcer.restore`."""
         folders = {name: str(folder) for name, folder in self.group.folders.items()} if self.group else {}
         return {"folders": folders, "processors": sorted(self._processors.numbers) if self._processors else []}
 
     def detach(self) -> None:
-        """Let it stay in force without us."""
+        """Close the files of the group, and leave the limits in force."""
         if self.group is not None:
             self.group.release()
 
     def guarded(self, command: Sequence[str], *, waits: bool = False) -> list[str]:
-        """The command, started so that it is in the group before its first instruction.
+        """Return the command, wrapped so that it is in the group before its first instruction.
 
-        `waits`: and that it starts only after a line came on its standard input.
+        With `waits` it starts only after a line came on its standard input.
         """
         if self.group is None and not waits:
             return [*command]
         entrances = self.group.entrances() if self.group else []
-        return ["/bin/sh", "-c", _WAIT * waits + _DOORMAN, "belljar", *entrances, "--", *command]
+        return ["/bin/sh", "-c", _WAIT * waits + _JOIN_GROUPS, "belljar", *entrances, "--", *command]
 
     def open_entrances(self) -> list[int]:
-        """Descriptors for a process to come in by itself, as the command does."""
+        """Return descriptors by which a process can join the group itself, as the command does."""
         entrances = self.group.entrances() if self.group else []
         return [os.open(entrance, os.O_WRONLY | os.O_CLOEXEC) for entrance in entrances]
 
     def admit(self, pid: int, *, is_alone: bool) -> None:
-        """Take in a process with one thread that has grown elsewhere, with limits of its own."""
+        """Put a process with one thread, which started elsewhere with other limits, under this sandbox's limits."""
         with contextlib.suppress(ProcessLookupError):
             if self.group is not None and not self.group.has(pid):
                 self.group.join(pid)
@@ -159,7 +161,7 @@ class Enforcement:
                     resource.prlimit(pid, resource.RLIMIT_NPROC, (most, most))
 
     def bind(self, pid: int, *, is_alone: bool) -> None:
-        """Set what a process and its children inherit. `is_alone`: its user has no processes but the session's."""
+        """Set what a process and its children inherit. `is_alone` means that only the session has this user."""
         if sys.platform != "linux":
             return
         with contextlib.suppress(ProcessLookupError):
@@ -170,12 +172,12 @@ class Enforcement:
             self.place(pid)
 
     def place(self, pid: int) -> None:
-        """Choose the processors of a process and its children. Part of `bind`."""
+        """Set the processors of a process and its children. Part of `bind`."""
         if sys.platform == "linux" and self._processors is not None:
             os.sched_setaffinity(pid, self._processors.numbers)
 
     def process_limits(self, *, is_alone: bool) -> dict[int, int]:
-        """What each process may use, by the numbers of setrlimit(2). Part of `bind`."""
+        """Return the limits of each process, by the numbers of setrlimit(2). Part of `bind`."""
         limits = self.limits
         governed = self.group.folders if self.group else {}
         chosen = {resource.RLIMIT_CORE: 0}
@@ -184,7 +186,7 @@ class Enforcement:
         if limits.disk_mb:
             chosen[resource.RLIMIT_FSIZE] = max(limits.disk_mb, limits.temporary_mb) * MEBIBYTE
         if limits.memory_mb and "memory" not in governed:
-            # Not RLIMIT_AS: browsers and Arrow reserve far more addresses than they ever fill.
+            # Not RLIMIT_AS, because browsers and Arrow reserve far more addresses than they ever fill.
             chosen[resource.RLIMIT_DATA] = limits.memory_mb * MEBIBYTE
         if limits.processes and "pids" not in governed and is_alone:
             chosen[resource.RLIMIT_NPROC] = limits.processes
@@ -192,7 +194,7 @@ class Enforcement:
 
     @contextlib.contextmanager
     def without_forks(self) -> Generator[None]:
-        """Nobody in the group can start a process meanwhile; where there is none, nothing is changed."""
+        """Let nobody in the group start a process during the block; without a group, change nothing."""
         if self.group is None or not self.limits.processes:
             yield
             return
@@ -204,18 +206,18 @@ class Enforcement:
         finally:
             with contextlib.suppress(OSError):
                 group.allow_processes(self.limits.processes)
-            # Those were not the session's limit.
+            # The forks refused meanwhile did not hit the session's own limit.
             self._refused_forks += group.refused_forks() - before
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call."""
+        """Return the limits that were hit since the last call."""
         if self.group is None:
             return []
         found: list[Incident] = []
         oom_kills, refused_forks = self.group.oom_kills(), self.group.refused_forks()
         if oom_kills > self._oom_kills:
             self._peak_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
-            used = round(max(self._peak_bytes, self._told_bytes) / MEBIBYTE)
+            used = round(max(self._peak_bytes, self._reported_bytes) / MEBIBYTE)
             found.append(Incident("out_of_memory", f"used {used:,} MB, the limit is {self.limits.memory_mb:,} MB"))
         if refused_forks > self._refused_forks:
             detail = f"wanted more than {self.limits.processes:,} processes and threads, the limit"
@@ -224,24 +226,24 @@ class Enforcement:
         return found
 
     def oom_kills(self) -> int:
-        """How often want of memory has killed a process; 0 where that is not counted."""
+        """Return how many processes were killed because memory ran out; 0 where that is not counted."""
         return self.group.oom_kills() if self.group else 0
 
     def memory_peak_mb(self) -> float:
-        """The most that all processes together held since the last call, without what is only cached of files."""
+        """Return the most memory that all processes together held since the last call, less the page cache."""
         if self.group is None:
             return 0.0
-        self._told_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
+        self._reported_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
         self._peak_bytes = 0
-        return max(0, self._told_bytes - self.group.cached_bytes()) / MEBIBYTE
+        return max(0, self._reported_bytes - self.group.cached_bytes()) / MEBIBYTE
 
     def kill(self) -> None:
-        """Kill whoever is in the group."""
+        """Kill every process in the group."""
         if self.group is not None:
             self.group.kill()
 
     async def release(self) -> None:
-        """Kill whoever is left, and remove the group; may be called twice."""
+        """Kill every process left in the group, and remove the group; may be called twice."""
         if self.group is not None:
             group, self.group = self.group, None
             await self.groups.remove(group)
@@ -251,7 +253,7 @@ class Enforcement:
 
 
 def counts_processes_of_namespace() -> bool:
-    """Whether RLIMIT_NPROC counts a user namespace's own processes, not all of the user's: from Linux 5.14 on."""
+    """Return whether RLIMIT_NPROC counts a user namespace's processes, not all of the user's: from Linux 5.14 on."""
     major, _, rest = platform.release().partition(".")
     minor = rest.partition(".")[0]
     return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= (5, 14)

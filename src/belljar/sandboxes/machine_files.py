@@ -1,8 +1,8 @@
-"""The machine as a session sees it: an ordinary Linux with as many processors and as much memory as its limits allow.
+"""Files that show a session an ordinary Linux machine with as many processors and as much memory as its limits allow.
 
 Libraries size themselves by what they find: threads by `/sys/devices/system/cpu` and the scheduler's mask, buffers by
-`/proc/meminfo`. Control groups change none of these. Accounts, services and protocols are written here, because the
-host's own name its users. Only texts; `bubblewrap.py` puts them in place.
+`/proc/meminfo`. Control groups change none of these. Accounts, services and protocols are written here too, because the
+host's own files name its users. This module only makes texts; `namespace/bwrap_args.py` puts them in place.
 """
 
 import math
@@ -17,7 +17,7 @@ _CORES = re.compile(r"^((?:siblings|cpu cores)\s*: )\d+", re.MULTILINE)
 _PROCESSORS = "/sys/devices/system/cpu"
 _LISTS = ("online", "possible", "present")
 MOST_PROCESSORS = 64
-"""Each is two more files in every sandbox."""
+"""Above this many processors no topology is shown, because each is two more files in every sandbox."""
 
 _SERVICES = {
     "ftp": 21,
@@ -65,7 +65,7 @@ _PROTOCOLS = {
     "udplite": 136,
 }
 ETC = {
-    # The session's user first: in a user namespace of one it may be 0 too.
+    # The session's user comes first, because in a user namespace with one user it may be 0 too.
     "/etc/passwd": "belljar:x:{uid}:{gid}:belljar:{home}:/bin/sh\nroot:x:0:0:root:/root:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/bin/false\n",
     "/etc/group": "belljar:x:{gid}:\nroot:x:0:\nnogroup:x:65534:\n",
@@ -74,20 +74,20 @@ ETC = {
     "/etc/services": "".join(f"{name}\t{port}/{kind}\n" for name, port in _SERVICES.items() for kind in ("tcp", "udp")),
     "/etc/protocols": "".join(f"{name}\t{number}\t{name.upper()}\n" for name, number in _PROTOCOLS.items()),
 }
-"""Files that name nobody and nothing of the host's; the session's user and its home are to be filled in."""
+"""Files that name no user or service of the host; the session's user and its home are to be filled in."""
 
 
 def processor_count(limits: Limits) -> int:
-    """How many processors a session may think it has; 0: as many as there are."""
+    """Return how many processors a session shall see; 0 means as many as there are."""
     count = math.ceil(limits.cpus)
     return count if 0 < count < len(os.sched_getaffinity(0)) else 0
 
 
 def machine_files(limits: Limits) -> dict[str, str]:
-    """Files to show instead of the host's, by path."""
+    """Return the files to show instead of the host's, by path."""
     count = processor_count(limits)
     numbers = f"{'0' if count == 1 else f'0-{count - 1}'}\n" if count else ""
-    # With no limit too: a sandbox has nothing of /sys but these, and `lscpu` and joblib give up without them.
+    # Also without a limit: a sandbox has nothing of /sys but these, and `lscpu` and joblib give up without them.
     files = {f"{_PROCESSORS}/{name}": numbers or _read(f"{_PROCESSORS}/{name}") for name in _LISTS}
     present = _listed(files[f"{_PROCESSORS}/present"])
     if len(present) <= MOST_PROCESSORS:
@@ -103,7 +103,7 @@ def machine_files(limits: Limits) -> dict[str, str]:
 
 
 def _topology(number: int, count: int) -> dict[str, str]:
-    """Who shares a core and a socket with a processor: those of a limit are cores of one socket."""
+    """Return who shares a core and a socket with a processor; under a limit each is a core, all of one socket."""
     folder = f"{_PROCESSORS}/cpu{number}/topology"
     if not count:
         return {f"{folder}/{name}": _read(f"{folder}/{name}") for name in ("thread_siblings", "core_siblings")}
@@ -111,13 +111,13 @@ def _topology(number: int, count: int) -> dict[str, str]:
 
 
 def _mask(bits: int) -> str:
-    """Processors as Linux writes them: hexadecimal, 32 in a group."""
+    """Return processors as Linux writes them: hexadecimal, 32 in a group."""
     groups = [f"{bits >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(bits.bit_length(), 1), 32)]
     return ",".join(reversed(groups)) + "\n"
 
 
 def _listed(numbers: str) -> list[int]:
-    """The numbers in a list like `0-3,6`."""
+    """Return the numbers in a list like `0-3,6`."""
     found: list[int] = []
     for part in filter(None, numbers.strip().split(",")):
         first, _, last = part.partition("-")
@@ -138,7 +138,7 @@ def _first_processors(cpuinfo: str, count: int) -> str:
 
 
 def _meminfo(meminfo: str, limit_kb: int) -> str:
-    """All of the limit is free when the session starts; what the host does with its memory is not the session's."""
+    """Return a meminfo in which all of the limit is free, because the host's use of its memory is not the session's."""
     lines = [line.partition(":") for line in meminfo.splitlines()]
     total = next((int(rest.split()[0]) for name, _, rest in lines if name == "MemTotal"), 0)
     return "".join(_meminfo_lines([name for name, _, _ in lines], limit_kb)) if total > limit_kb else ""

@@ -1,12 +1,12 @@
 """The `microvm` provider: a virtual machine for every command, by microsandbox (`pip install 'belljar[microvm]'`).
 
 The machine has a kernel of its own, the host's system trees read-only, and no network. A command's streams and
-descriptors reach the host over virtual sockets: `guest_init.py` connects them inside, a `DescriptorBridge` each carries
-their bytes outside. Sockets in the scratch folder do not work across, so a session in a machine has no egress and
-installs no packages.
+descriptors reach the host over virtual sockets: `inside/guest_init.py` connects them inside, and one `DescriptorBridge`
+each carries their bytes outside. UNIX sockets in the scratch folder do not work across the two kernels, so a session in
+a machine has no egress and installs no packages.
 
-This was written on a host that boots no machine, so `check` believes nothing: it boots one, runs a command through the
-whole of this file, and compares the status and the output.
+This was written on a host that boots no machine, so `check` boots one, runs a command through this whole file, and
+compares the status and the output.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class MicroVMProvider:
     warning = ""
 
     def check(self) -> list[HostCheck]:
-        """Name what keeps a machine from booting here, as far as it can be told at once; then boot one, once."""
+        """Return what keeps a machine from booting here, if that can be told at once; else boot one, once."""
         if obstacle := find_obstacle():
             return [obstacle]
         found = HostCheck("microsandbox", is_ok=True, detail="installed; the host has KVM")
@@ -75,21 +75,21 @@ class MicroVMProvider:
         ]
 
     def take_identity(self) -> Identity | None:
-        """Return None: on the host a machine is the server's own process."""
+        """Return None, because on the host a machine is a process of the server's own user."""
         return None
 
     def release_identity(self, identity: Identity) -> None:
         """Do nothing, because no user was taken."""
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """Make the sandbox; no machine boots yet."""
+        """Make the sandbox; boot no machine yet."""
         check_folders(spec)
         return MicroVMSandbox(spec)
 
     @cached_property
     def _complaint(self) -> str:
-        """What went wrong with a machine like a session's; empty if nothing did."""
-        # In a thread, because this one may be running the server's event loop.
+        """What went wrong when a machine like a session's was booted; empty if nothing did."""
+        # In a thread, because the current one may be running the server's event loop.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(lambda: asyncio.run(_try_machine())).result()
 
@@ -132,22 +132,22 @@ class MicroVMSandbox:
         return process
 
     def incidents(self) -> list[Incident]:
-        """Return none: the machine's kernel deals with what runs out of memory, and tells nobody outside."""
+        """Return none, because the machine's kernel deals with lack of memory and reports it to nobody outside."""
         return []
 
     def memory_peak_mb(self) -> float:
-        """Return 0: not measured."""
+        """Return 0, because it is not measured."""
         return 0.0
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """End the machines. Nobody is spared."""
+        """Kill the machines. No process can be spared."""
         async with self._ending:
             while self._processes:
                 await self._processes[-1].kill_all()
                 self._processes.pop()
 
     async def aclose(self) -> None:
-        """Kill, and start nothing more; may be called twice."""
+        """Kill the machines and let no more start; may be called twice."""
         self._is_closed = True
         await self.kill()
 
@@ -221,7 +221,7 @@ class MicroVMProcess:
         return 128 - status if status - 128 in signal.valid_signals() else status
 
     def interrupt(self) -> None:
-        """Send SIGINT to the command, by the machine's own agent."""
+        """Send SIGINT to the command, through the machine's agent."""
         if self._command is not None:
             task = asyncio.get_running_loop().create_task(self._command.signal(int(signal.SIGINT)))
             self._signals.add(task)
@@ -239,10 +239,10 @@ class MicroVMProcess:
 
 
 class DescriptorBridge:
-    """Carries bytes between a descriptor of ours and the one connection that is made to a UNIX socket for it.
+    """Carries bytes between a descriptor of the server and the one connection made to a UNIX socket for it.
 
-    The descriptor is duplicated, so the caller may close its own. One that is a socket is carried both ways, any other
-    towards us only. Threads do it, because these are blocking descriptors that other processes hold too.
+    The descriptor is duplicated, so the caller may close its own. Bytes of a socket are carried both ways, of any other
+    descriptor only out of the machine. Threads do it, because the descriptors block and other processes hold them too.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -296,7 +296,7 @@ class DescriptorBridge:
                 while chunk:
                     chunk = chunk[os.write(self._ours, chunk) :]
         if is_socket:
-            # Whoever holds the other end of ours reads its end, and so does the thread that waits for more.
+            # Whoever holds the other end of our socket now reads end of file, and so does the thread `back`.
             with socket.socket(fileno=os.dup(self._ours)) as ours:
                 _end_stream(ours)
             back.join()
@@ -314,7 +314,7 @@ def _end_stream(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
 
 
 def find_obstacle(proc: Path = Path("/proc"), device: Path = Path("/dev/kvm")) -> HostCheck | None:
-    """Return the first thing that is sure to keep a machine from booting, in the order in which it can be mended."""
+    """Return the first thing that surely keeps a machine from booting, in the order in which it can be fixed."""
 
     def failed(name: str, detail: str, hint: str) -> HostCheck:
         return HostCheck(name, is_ok=False, detail=detail, hint=hint)
@@ -346,7 +346,7 @@ def _has_virtualization(cpuinfo: Path) -> bool:
 
 
 def make_root(root: Path, readable: Sequence[Path]) -> None:
-    """Make the machine's first file system: places for what is shown in it, and the few files that are its own."""
+    """Make the machine's root file system: mount points for what is shown in it, and the few files of its own."""
 
     def inside(path: str | Path) -> Path:
         return root / str(path).lstrip("/")
@@ -360,20 +360,20 @@ def make_root(root: Path, readable: Sequence[Path]) -> None:
             inside(path).mkdir(parents=True, exist_ok=True)
     for path, content in _FILES.items():
         inside(path).write_text(content)
-    with contextlib.suppress(OSError):  # the loader does without it
+    with contextlib.suppress(OSError):  # the loader works without it
         shutil.copyfile("/etc/ld.so.cache", inside("/etc/ld.so.cache"))
     shutil.copyfile(guest_init.__file__, inside(_GUEST_INIT))
 
 
 def interpreter_for(command: Sequence[str] = ()) -> str:
-    """Return a Python that the machine shows: the command's own, or the system's."""
+    """Return a Python that exists in the machine: the command's own, or the system's."""
     if command and Path(command[0]).name.startswith("python"):
         return command[0]
     return shutil.which("python3", path="/usr/bin:/bin") or "/usr/bin/python3"
 
 
 async def _try_machine() -> str:
-    """Boot a machine, pass a command a descriptor, and compare what comes back; return what is wrong."""
+    """Boot a machine, pass a descriptor to a command, compare what comes back; return what is wrong, or nothing."""
     reading, writing = os.pipe()
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, os.fdopen(reading, "rb") as heard:
         sandbox = MicroVMSandbox(SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder)))

@@ -1,8 +1,8 @@
-"""The `process` provider: plain processes of this user, on this machine, behind no glass at all.
+"""The `process` provider: plain processes of this user, on this machine, without any isolation.
 
 For machines that cannot isolate, and for code that is trusted. What a session starts is ended with it as far as
-`lineage` can find it, and with its control group where those can be written. Outside Linux only the process group is
-ended, and nothing is limited. The folder for temporary files is a plain one: its size has no limit of its own.
+`process_tree.py` can find it, and with its control group where those can be written. Outside Linux only the process
+group is ended, and nothing is limited. The folder for temporary files is a plain one, so its size is not limited.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from belljar.sandboxes.process_tree import MARK, kill_process_tree
 
 
 class ProcessProvider:
-    """Makes sandboxes that are none."""
+    """Makes sandboxes that do not isolate."""
 
     name = "process"
     isolates = False
@@ -39,15 +39,15 @@ class ProcessProvider:
         return ". ".join(filter(None, (self._warning, self._enforcer.warning)))
 
     def check(self) -> list[HostCheck]:
-        """Lines that are always good: it asks nothing of the host."""
+        """Return lines that are always ok, because it needs nothing of the host."""
         return [HostCheck("process", is_ok=True, detail="available, does not isolate"), self._enforcer.check()]
 
     def take_identity(self) -> Identity | None:
-        """None: sessions are the server's own user."""
+        """Return None, because sessions run as the server's own user."""
         return None
 
     def release_identity(self, identity: Identity) -> None:
-        """Nothing to give back."""
+        """Do nothing, because no user was taken."""
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet."""
@@ -55,9 +55,9 @@ class ProcessProvider:
 
 
 class ProcessSandbox:
-    """The processes of one session. Adds one variable, `BELLJAR_SANDBOX`, by which they are found again.
+    """The processes of one session. They get one more variable, `BELLJAR_SANDBOX`, by which they are found again.
 
-    A shell starts each command: `PWD`, `OLDPWD` and `SHLVL` do not reach it, and some shells add `_`.
+    A shell starts each command, so `PWD`, `OLDPWD` and `SHLVL` do not reach it, and some shells add `_`.
     """
 
     def __init__(self, spec: SandboxSpec, enforcement: Enforcement) -> None:
@@ -87,7 +87,7 @@ class ProcessSandbox:
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._session_id} is closed")
         if shutil.which(command[0], path=environment.get("PATH")) is None:
-            # The shell that waits for the limits would say so where nobody reads it.
+            # The shell that starts it would report this only where nobody reads it.
             raise SandboxUnavailable(
                 f"Cannot start {command[0]}: No such file", hint="Check that the file exists and may be executed"
             )
@@ -103,9 +103,9 @@ class ProcessSandbox:
                 pass_fds=pass_fds,
             )
             self._children.append(child)
-            # Its user has other processes, and they would be counted: no limit on their number without a control group.
+            # Without a control group their number is not limited, because other processes of the user would count too.
             self._enforcement.bind(child.pid, is_alone=False)
-            # It has waited for its limits; after the line there is only the end to read.
+            # The shell has waited for this line until its limits were set; after it the command reads only end of file.
             with contextlib.suppress(BrokenPipeError):
                 os.write(line, b"\n")
         finally:
@@ -114,15 +114,15 @@ class ProcessSandbox:
         return child
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call."""
+        """Return the limits that were hit since the last call."""
         return self._enforcement.incidents()
 
     def memory_peak_mb(self) -> float:
-        """The most that all processes together held since the last call; 0 where that is not measured."""
+        """Return the most memory that all processes together held since the last call; 0 where not measured."""
         return self._enforcement.memory_peak_mb()
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """End every process that can be found, but for the spared; outside Linux nobody can be."""
+        """Kill every process that can be found except the spared; outside Linux none can be spared."""
         async with self._ending:
             if spare and sys.platform == "linux":
                 for child in self._children:
@@ -139,7 +139,7 @@ class ProcessSandbox:
                 self._children.remove(child)
 
     async def aclose(self) -> None:
-        """Kill, and start nothing more; may be called twice."""
+        """Kill everything and start nothing more; may be called twice."""
         self._is_closed = True
         await self.kill()
         await self._enforcement.release()

@@ -1,8 +1,8 @@
-"""Finds, and ends, what one command has started, by reading Linux's /proc. Knows nothing of sandboxes.
+"""Finds and kills the processes that one command has started, by reading Linux's /proc. Knows nothing of sandboxes.
 
-A process belongs when it is in the command's session, when its parent belongs, or when it was started with the
-sandbox's mark in its environment, which is what still tells of a daemon that left its session and lost its parent.
-One that does both and also replaces its environment is not found: only a pid namespace ends that one.
+A process belongs to the command when it is in the command's session, when its parent belongs, or when it was started
+with the sandbox's mark in its environment, by which a daemon is found that left its session and lost its parent. One
+that does both and also replaces its environment is not found; only a pid namespace can end that.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class _ProcessEntry:
 
 
 def kill_process_tree(leader: int, mark: str, spare: Collection[int] = ()) -> None:
-    """Kill until nobody is left but the spared. Blocks until they are gone; `leader` must not have been reaped yet."""
+    """Kill all processes of the command `leader` except the spared, and wait. `leader` must not have been reaped."""
     deadline = time.monotonic() + _PATIENCE_S
     untouchable = set(spare)
     # Each pass may miss a child that is being forked; the next one sees it.
@@ -41,7 +41,7 @@ def kill_process_tree(leader: int, mark: str, spare: Collection[int] = ()) -> No
 
 
 def open_descendant(ancestor: int, name: str) -> int | None:
-    """A pidfd of the process below that one which goes by this name on its command line; None when there is none."""
+    """Return a pidfd of the descendant whose command line begins with this name; None when there is none."""
     living = {process.pid: process for process in _processes() if not process.is_dead}
     below = {ancestor}
     while more := {p.pid for p in living.values() if p.parent in below} - below:
@@ -81,7 +81,7 @@ def _read(pid: int) -> _ProcessEntry | None:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name is in brackets and may itself hold blanks and brackets: count the fields from the last one.
+    # The name is in brackets and may itself contain blanks and brackets, so the fields count from the last bracket.
     fields = text[text.rindex(")") + 2 :].split()
     return _ProcessEntry(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
 
@@ -94,7 +94,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _kill(members: list[_ProcessEntry], deadline: float) -> set[int]:
-    """Kill, wait until they are gone, and name those that cannot be killed."""
+    """Kill the processes, wait until they are gone, and return those that cannot be killed."""
     with contextlib.ExitStack() as stack:
         dying: dict[int, int] = {}
         survivors: set[int] = set()

@@ -1,9 +1,9 @@
-"""The system calls that code behind the glass does not get, as a program for the kernel of the operating system.
+"""The filter of system calls for code in a sandbox, as a program for the host's kernel.
 
-It is a list of what is refused, not of what is allowed: sessions run every kind of software, and what they need is
-open-ended, while the ways into other processes, namespaces, mounts and rarely used corners of the kernel are known.
-Refusals are errors that programs expect of such calls, so that runtimes take their other path. Built once with
-libseccomp for the architecture of this machine; knows nothing of sandboxes.
+It lists what is refused, not what is allowed: sessions run every kind of software, and what they need is open-ended,
+while the ways into other processes, namespaces, mounts and rarely used parts of the kernel are known. Refusals are
+errors that programs expect of such calls, so that runtimes take their other path. Built once with libseccomp for the
+architecture of this machine; knows nothing of sandboxes.
 """
 
 import errno
@@ -36,7 +36,7 @@ _REFUSED = {
     "the clock": ("settimeofday", "stime", "clock_settime", "clock_settime64", "clock_adjtime", "adjtimex"),
     "placement of memory": ("mbind", "migrate_pages", "move_pages", "set_mempolicy", "set_mempolicy_home_node"),
 }
-# The libseccomp of a distribution may be older than these; from 424 on, numbers are the same on every architecture.
+# A distribution's libseccomp may be older than these calls; from 424 on, numbers are the same on every architecture.
 _NUMBERS = {
     "io_uring_setup": 425,
     "io_uring_enter": 426,
@@ -66,16 +66,17 @@ _NEW_NAMESPACES = (
     0x40000000,  # network
 )
 ALL_NAMESPACES = sum(_NEW_NAMESPACES)
-"""What `setns` may be asked for: a whole sandbox or nothing. The kernel lets nobody into a user namespace but those who
-own it, from the one above: there is none to enter but where a branch was opened for it."""
-# Typing into a terminal for another process to read, and loading a line discipline.
+"""The only flags that `setns` lets through: a whole sandbox or nothing. The kernel lets a process without capabilities
+into a user namespace only if its user owns that namespace, from the one above; so code finds none to enter but where a
+branch was opened for it."""
+# TIOCSTI and TIOCLINUX type into a terminal for another process to read; TIOCSETD loads a line discipline.
 _TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _FAMILIES = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
 
-# Linux, its 32-bit guise, its old version number, both; all ones asks and changes nothing. Left out: the ones that
-# switch address randomisation off or make all memory executable.
+# Allowed: Linux, its 32-bit personality, its old version number, or both; all ones, which asks and changes nothing.
+# Refused: the bits that switch address randomisation off or make all memory executable.
 _PERSONALITY_BITS = 0x0008 | 0x20000
 _UNKNOWN = -1
 _INT_BITS = 32
@@ -84,7 +85,7 @@ _INT = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A program to load, or why there is none."""
+    """A program to load, or the reason why there is none."""
 
     program: bytes = b""
     complaint: str = ""
@@ -105,9 +106,9 @@ class _Rule(NamedTuple):
 
 @cache
 def load_filter() -> Filter:
-    """The filter for this machine, built at the first call."""
+    """Return the filter for this machine, built at the first call."""
     try:
-        # Its import looks for libseccomp, in 20 to 60 ms, and raises RuntimeError where there is none.
+        # The import looks for libseccomp, takes 20 to 60 ms, and raises RuntimeError where there is none.
         import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
     except (ImportError, RuntimeError, OSError) as error:
         return Filter(complaint=f"libseccomp cannot be loaded ({error})")
@@ -119,7 +120,7 @@ def load_filter() -> Filter:
 
 def _build(library: Any) -> bytes:
     program = library.SyscallFilter(library.ALLOW)
-    # 32-bit and x32 calls have other numbers, which would pass: none of them is answered.
+    # 32-bit and x32 calls have other numbers, which would get past the rules, so all of them get ENOSYS.
     program.set_attr(library.Attr.ACT_BADARCH, library.ERRNO(errno.ENOSYS))
     for rule in _rules():
         conditions = [library.Arg(a, getattr(library, how), v, m) for a, how, v, m in rule.conditions]
@@ -131,7 +132,7 @@ def _build(library: Any) -> bytes:
 
 
 def _number(library: Any, call: str) -> int:
-    """A call's number; a negative one is a call that this architecture does not have, which libseccomp passes over."""
+    """Return a call's number; a negative one is a call this architecture lacks, which libseccomp skips."""
     number: int = library.resolve_syscall(library.system_arch(), call)
     if number != _UNKNOWN:
         return number
@@ -149,12 +150,12 @@ def _rules() -> Iterator[_Rule]:
     yield from _personality_rules()
     yield from _socket_rules()
     for request in _TERMINAL_REQUESTS.values():
-        # Masked, because the kernel looks at the lower half only: bits in the upper one would get past.
+        # Masked, because the kernel looks at the lower half only, so bits in the upper half would get past the rule.
         yield _Rule(errno.EPERM, "ioctl", (_Condition(1, "MASKED_EQ", _INT, request),))
 
 
 def _clone_rules() -> Iterator[_Rule]:
-    # The flags of clone3 are behind a pointer, out of a filter's sight: without it the C library falls back to clone.
+    # A filter cannot see the flags of clone3, which are behind a pointer; without clone3 the C library uses clone.
     yield _Rule(errno.ENOSYS, "clone3")
     flags = 1 if platform.machine().startswith("s390") else 0
     for flag in _NEW_NAMESPACES:
@@ -166,7 +167,7 @@ def _personality_rules() -> Iterator[_Rule]:
     for bit in (1 << number for number in range(_INT_BITS - 1)):
         if not bit & _PERSONALITY_BITS:
             yield _Rule(errno.EPERM, "personality", (_Condition(0, "MASKED_EQ", top | bit, bit),))
-        # With the top bit set, only the question has all others set as well.
+        # With the top bit set, only the query (all ones) has all other bits set as well.
         yield _Rule(errno.EPERM, "personality", (_Condition(0, "MASKED_EQ", top | bit, top),))
 
 
@@ -176,6 +177,6 @@ def _socket_rules() -> Iterator[_Rule]:
             if family not in _FAMILIES:
                 yield _Rule(errno.EAFNOSUPPORT, call, (_Condition(0, "EQ", family),))
         yield _Rule(errno.EAFNOSUPPORT, call, (_Condition(0, "GT", max(_FAMILIES)),))
-    # libzmq aborts without a netlink socket for routes; the others lead to parts of the kernel nobody needs here.
+    # libzmq aborts without a netlink socket for routes; other netlink families lead to kernel code nobody needs here.
     other_than_routes = (_Condition(0, "EQ", _AF_NETLINK), _Condition(2, "NE", 0))
     yield _Rule(errno.EPROTONOSUPPORT, "socket", other_than_routes)

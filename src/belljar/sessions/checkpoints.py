@@ -1,8 +1,8 @@
-"""Earlier states of a session: sleeping copies of its kernel and what its folder held, bounded in number and size.
+"""Checkpoints of a session: frozen copies of its kernel with snapshots of its folder, bounded in number and size.
 
-A state is kept between two cells, at the latest before the next one begins, however fast they follow each other; only
-where more than `BURST` do so, a state every `SHORTEST_S` has to do. Knows kernels and files; what a rewind means to a
-caller is the session's.
+A checkpoint is taken between two cells, at the latest before the next one starts. Only where more than `BURST` cells
+follow each other quickly, there is just one every `SHORTEST_S`. Also owns the list of executions that can be undone,
+and the deposit of checkpoints for the next server. Knows kernels and files; the session decides what a rewind means.
 """
 
 import asyncio
@@ -22,41 +22,46 @@ from belljar.journal.journal import Journal
 from belljar.kernels.base import ForkableKernel, Kernel, KernelSnapshot
 from belljar.provisioning.handover import Handover, RestoredCopy
 
-# The state of a session before its first cell, which need not be copied: a kernel that was just started is like it.
+# The checkpoint before the first cell
 
 
 class FreshCheckpoint:
-    """Stands for a copy, and for the kernel that it would sleep beside."""
+    """The checkpoint of a session that has run nothing.
+
+    It needs no copy, because a kernel that was just started is the same. Takes the place of the copy and of the kernel
+    that was copied.
+    """
 
     def __init__(self, start: Callable[[], Awaitable[Kernel]]) -> None:
         self.lost: list[str] = []
         self._start = start
 
     def is_alive(self) -> bool:
-        """Always: there is nothing that could end."""
+        """Return True, because there is no process that could end."""
         return True
 
     def memory_mb(self) -> float:
-        """Nothing."""
+        """Return 0, because there is no process."""
         return 0.0
 
     async def restore(self, copy: KernelSnapshot) -> Kernel:
-        """Start a kernel; the copy is this."""
+        """Start a new kernel; `copy` is this object."""
         return await self._start()
 
     def forget(self, copy: KernelSnapshot) -> None:
-        """Nothing is kept."""
+        """Do nothing, because there is no copy to end."""
 
     def shares_sandbox(self, other: object) -> bool:
-        """It has none."""
+        """Return False, because it has no sandbox."""
         return False
 
 
-# A state takes several times as long to keep as a short cell to run. A model's cells follow each other a few at a time;
-# more of them, and faster than this, are a program's, which would be three to five times slower for it.
+# A checkpoint takes several times as long as a short cell. A model's cells follow each other a few at a time; more of
+# them, and faster than this, come from a program, which would be three to five times slower with a checkpoint each.
 SHORTEST_S = 0.1
 BURST = 10
-# To weigh the states takes longer than to make one: on demand it is done this often, and whenever the session is idle.
+# Measuring the memory of all checkpoints takes longer than making one. While cells run it is done at most this often,
+# and in addition whenever the session is idle.
 WEIGH_S = 1.0
 TOO_FAST = (
     f"This cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
@@ -66,59 +71,59 @@ TOO_FAST = (
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A state, and the execution that began from it."""
+    """A state of a session, and the execution that started from it."""
 
     origin: ForkableKernel | FreshCheckpoint
     copy: KernelSnapshot
     variables: tuple[str, ...]
     label: str
     files_gap: str
-    """Why the files were not kept; empty when they were."""
+    """Why the files were not saved; empty when they were."""
     execution_id: str = ""
     number: int = 0
-    """Which execution of its session that was."""
+    """The number of that execution in its session."""
     order: int = field(default_factory=time.time_ns)
-    """Earlier ones have a lower one."""
+    """Orders checkpoints by the time they were taken."""
 
     @property
     def is_beginning(self) -> bool:
-        """Whether it is a session that has run nothing."""
+        """Return whether it is the state of a session that has run nothing."""
         return isinstance(self.copy, FreshCheckpoint)
 
     async def restore(self) -> Kernel:
-        """A kernel that goes on from here; the copy sleeps on."""
+        """Return a kernel that continues from this state; the copy stays for further restores."""
         return await self.origin.restore(self.copy)
 
 
 class CheckpointWatcher(Protocol):
-    """Who wants to know of every state, to have it outlive the server."""
+    """Notified of every checkpoint, so that it can be made to outlive the server."""
 
     def kept(self, checkpoint: Checkpoint) -> None:
-        """It is new, or there is something new of it."""
+        """Note a new or changed checkpoint."""
         ...
 
     def dropped(self, checkpoint: Checkpoint) -> None:
-        """It is over."""
+        """Note that a checkpoint was dropped."""
         ...
 
 
 class Checkpoints:
-    """Those of one session, oldest first."""
+    """The checkpoints of one session, oldest first."""
 
     def __init__(self, snapshots: Snapshots, watcher: CheckpointWatcher, *, most: int, memory_mb: int) -> None:
         self.is_due = True
-        """Whether a cell has run since the last one was taken."""
+        """Whether a cell has run since the last checkpoint was taken."""
         self.refusal = ""
-        """Why the latest could not be taken."""
+        """Why the latest checkpoint could not be taken."""
         self._snapshots = snapshots
         self._most = most
         self._memory_mb = memory_mb
         self._kept: list[Checkpoint] = []
         self.watcher = watcher
         self._lost: dict[str, str] = {}
-        """Executions whose states were lost, and how."""
+        """Executions whose checkpoints were lost, and how."""
         self._allowed = float(BURST)
-        """How many may be taken right now, as of then."""
+        """How many checkpoints may be taken at once, as of `_allowed_at`."""
         self._allowed_at = self._weighed_at = time.monotonic()
         self._is_too_fast = False
 
@@ -127,12 +132,12 @@ class Checkpoints:
 
     @property
     def count(self) -> int:
-        """How many a caller can go back to."""
+        """Return how many checkpoints a caller can go back to."""
         return sum(bool(kept.execution_id) for kept in self._kept)
 
     @property
     def wait_s(self) -> float:
-        """How long until the next may be taken."""
+        """Return how long until the next checkpoint may be taken; 0 or less when it may be taken now."""
         now = time.monotonic()
         earned = (now - self._allowed_at) / SHORTEST_S if SHORTEST_S > 0 else BURST
         self._allowed, self._allowed_at = min(BURST, self._allowed + earned), now
@@ -140,28 +145,31 @@ class Checkpoints:
 
     @property
     def gap(self) -> str:
-        """What there is to say at a cell that has no state before it because there were too many so quickly."""
+        """Return why the current cell has no checkpoint of its own, where cells follow too quickly; empty otherwise."""
         return TOO_FAST if self._is_too_fast else ""
 
     @property
     def are_kept(self) -> bool:
-        """Whether there are to be any."""
+        """Return whether the settings allow any checkpoints."""
         return self._most > 0
 
     async def take(
-        self, kernel: ForkableKernel, variables: tuple[str, ...], beginning: FreshCheckpoint | None = None
+        self, kernel: ForkableKernel, variables: tuple[str, ...], fresh: FreshCheckpoint | None = None
     ) -> None:
-        """Keep the state as it is, if it is new and the last one is not too recent; a beginning is its own copy."""
+        """Take a checkpoint, if a cell has run since the last one and that one is not too recent.
+
+        With `fresh`, the state before the first cell, the kernel is not copied.
+        """
         self._is_too_fast = self._most > 0 and self.is_due and self.wait_s > 0
         if not self._most or not self.is_due or self._is_too_fast:
             return
         self.is_due = False
         self._allowed -= 1
         label = secrets.token_hex(8)
-        # Both at once: nothing of the session's runs meanwhile but what it left in the background.
+        # Copy the files and the kernel at once: only what cells left in the background runs meanwhile.
         snapshot = asyncio.get_running_loop().run_in_executor(None, self._snapshots.take, label)
         try:
-            copy = beginning or await kernel.snapshot()
+            copy = fresh or await kernel.snapshot()
         except (BelljarError, TimeoutError) as error:
             self.refusal = str(error)
             await snapshot
@@ -170,13 +178,13 @@ class Checkpoints:
         report = await snapshot
         self.refusal = ""
         self._kept.append(
-            Checkpoint(beginning or kernel, copy, variables, label, "" if report.is_complete else report.reason)
+            Checkpoint(fresh or kernel, copy, variables, label, "" if report.is_complete else report.reason)
         )
         measures.checkpoints.add()
         self.watcher.kept(self._kept[-1])
-        await self._stay_within_bounds(kernel)
+        await self._apply_limits(kernel)
 
-    async def _stay_within_bounds(self, current: ForkableKernel) -> None:
+    async def _apply_limits(self, current: ForkableKernel) -> None:
         for checkpoint in [kept for kept in self._kept if not kept.copy.is_alive()]:
             await self._drop(checkpoint, current)
         while len(self._kept) > self._most:
@@ -185,7 +193,7 @@ class Checkpoints:
             await self.weigh(current)
 
     async def weigh(self, current: ForkableKernel) -> None:
-        """Drop the oldest ones until the others hold no more memory than they may."""
+        """Drop the oldest checkpoints until the others use no more memory than allowed."""
         self._weighed_at = time.monotonic()
         if not self._kept:
             return
@@ -194,31 +202,29 @@ class Checkpoints:
             await self._drop(self._kept[0], current)
 
     def on_execution(self, execution_id: str, number: int) -> None:
-        """An execution begins; the latest state is the one before it, if nothing ran since."""
+        """Note that an execution starts from the latest checkpoint, if nothing ran since that was taken."""
         if self._kept and not self._kept[-1].execution_id and not self.is_due:
             self._kept[-1].execution_id = execution_id
             self._kept[-1].number = number
             self.watcher.kept(self._kept[-1])
 
     def latest(self) -> Checkpoint | None:
-        """The newest that can be woken."""
+        """Return the newest checkpoint that can be restored; None if there is none."""
         return next((kept for kept in reversed(self._kept) if kept.copy.is_alive()), None)
 
     def find(self, execution_id: str) -> Checkpoint:
-        """The state before an execution."""
+        """Return the checkpoint before an execution, or raise `NoCheckpoint`."""
         found = next((kept for kept in self._kept if kept.execution_id == execution_id), None)
         if found is None and execution_id in self._lost:
             raise NoCheckpoint(
                 f"the state from before execution {execution_id[:64]!r} was lost: {self._lost[execution_id]}",
-                hint=f"Go on from the session as it is. {self._what_there_is()}",
+                hint=f"Go on from the session as it is. {self._hint()}",
             )
         if found is None or not found.copy.is_alive():
-            raise NoCheckpoint(
-                f"no state was kept from before execution {execution_id[:64]!r}", hint=self._what_there_is()
-            )
+            raise NoCheckpoint(f"no state was kept from before execution {execution_id[:64]!r}", hint=self._hint())
         return found
 
-    def _what_there_is(self) -> str:
+    def _hint(self) -> str:
         if not self._most:
             return "The server keeps none, because its setting checkpoints is 0"
         known = ", ".join(kept.execution_id for kept in self._kept if kept.execution_id)
@@ -228,15 +234,15 @@ class Checkpoints:
         return f"States are kept from before: {known}{latest}"
 
     def holds(self, execution_id: str) -> bool:
-        """Whether the variables there were before an execution can be had back."""
+        """Return whether the variables from before an execution can be restored."""
         return any(kept.execution_id == execution_id and kept.variables and kept.copy.is_alive() for kept in self._kept)
 
     def are_of(self, kernel: ForkableKernel) -> bool:
-        """Whether a state sleeps in this kernel's sandbox, and can still be woken."""
+        """Return whether a checkpoint that can still be restored is in this kernel's sandbox."""
         return any(kept.copy.is_alive() and kept.origin.shares_sandbox(kernel) for kept in self._kept)
 
     async def restore_files(self, checkpoint: Checkpoint) -> list[str]:
-        """Put the folder back as it was; what could not be is named."""
+        """Restore the folder to a checkpoint; return what could not be restored."""
         if checkpoint.files_gap:
             return [f"files: {checkpoint.files_gap}"]
         try:
@@ -247,9 +253,9 @@ class Checkpoints:
 
     @asynccontextmanager
     async def files_of(self, checkpoint: Checkpoint) -> AsyncGenerator[None]:
-        """Have the folder be as it was then; should the block fail, it is again as it is now.
+        """Restore the folder to a checkpoint for the block, and undo that if the block fails.
 
-        Where the files of now cannot be kept for that, the folder is left alone.
+        Where the present files cannot be saved for that, the folder is left as it is.
         """
         label = secrets.token_hex(8)
         report = await asyncio.to_thread(self._snapshots.take, label)
@@ -265,23 +271,23 @@ class Checkpoints:
             await asyncio.to_thread(self._snapshots.drop, label)
 
     async def export_files(self, checkpoint: Checkpoint, target: Path) -> list[str]:
-        """Make another folder hold what this one did; what could not be is named."""
+        """Write the files of a checkpoint into another folder; return what could not be written."""
         if checkpoint.files_gap:
             return [f"files: {checkpoint.files_gap}"]
         report = await asyncio.to_thread(self._snapshots.export, checkpoint.label, target)
         return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
 
     async def drop_after(self, checkpoint: Checkpoint) -> None:
-        """Later states are of a past that did not happen; this one is fresh again."""
-        place = self._kept.index(checkpoint)
-        for later in self._kept[place + 1 :]:
+        """Drop the checkpoints after this one, to which the session was rewound, and clear its execution."""
+        index = self._kept.index(checkpoint)
+        for later in self._kept[index + 1 :]:
             await self._drop(later, checkpoint.origin)
         checkpoint.execution_id, checkpoint.number = "", 0
         self.watcher.kept(checkpoint)
         self.is_due = False
 
     async def _drop(self, checkpoint: Checkpoint, current: ForkableKernel | FreshCheckpoint | None = None) -> None:
-        """Forget one, and close the sandbox of a kernel that is gone with the last state that slept in it."""
+        """Drop a checkpoint; if its kernel is gone and it was the last in that kernel's sandbox, close the sandbox."""
         self._kept.remove(checkpoint)
         self.watcher.dropped(checkpoint)
         checkpoint.origin.forget(checkpoint.copy)
@@ -293,23 +299,23 @@ class Checkpoints:
             await asyncio.to_thread(self._snapshots.drop, checkpoint.label)
 
     def lose(self, execution_ids: Iterable[str], why: str) -> None:
-        """The states from before these executions are gone, as far as there were any."""
+        """Note that the checkpoints before these executions, as far as there were any, are lost, and why."""
         self._lost |= dict.fromkeys(execution_ids, why)
 
-    async def inherit(self, states: list[Checkpoint], store: Path) -> None:
-        """Go on with the states that an earlier server kept, and with the files of them in its store."""
-        labels = [state.label for state in states if not state.files_gap]
-        whole = await asyncio.to_thread(self._snapshots.inherit, store, labels)
-        for state in states:
-            if not state.files_gap and state.label not in whole:
-                state.files_gap = "they were lost with an earlier server"
-            self._lost.pop(state.execution_id, None)
-        self._kept = sorted(states, key=lambda state: state.order)
-        # One that no execution began from is the state that the session is in.
+    async def inherit(self, checkpoints: list[Checkpoint], store: Path) -> None:
+        """Continue with the checkpoints of an earlier server, and with their files in its `store`."""
+        labels = [checkpoint.label for checkpoint in checkpoints if not checkpoint.files_gap]
+        complete = await asyncio.to_thread(self._snapshots.inherit, store, labels)
+        for checkpoint in checkpoints:
+            if not checkpoint.files_gap and checkpoint.label not in complete:
+                checkpoint.files_gap = "they were lost with an earlier server"
+            self._lost.pop(checkpoint.execution_id, None)
+        self._kept = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
+        # The last one is the present state of the session if no execution started from it.
         self.is_due = not self._kept or bool(self._kept[-1].execution_id)
 
     async def detach(self, current: ForkableKernel) -> None:
-        """Leave those to the next server that sleep beside the current kernel, or need no process; end the others."""
+        """Leave fresh checkpoints, and those in the current kernel's sandbox, to the next server; drop the others."""
         for checkpoint in [*self._kept]:
             if checkpoint.is_beginning or checkpoint.origin.shares_sandbox(current):
                 checkpoint.origin.forget(checkpoint.copy)
@@ -318,20 +324,20 @@ class Checkpoints:
         self._kept = []
 
     async def aclose(self) -> None:
-        """Forget all of them, and close the sandboxes that were kept for them alone."""
+        """Drop all checkpoints, and close the sandboxes that were kept only for them."""
         for checkpoint in [*self._kept]:
             await self._drop(checkpoint)
 
 
-# The executions a session is made of, in order: what can be taken back, and what a caller means by "the last two".
+# The executions that can be undone, in order
 
 MOST_REMEMBERED = 1_000
-# Of a number of executions; more would be an id, or meant to be a nuisance.
+# The longest number of executions that is parsed as one; anything longer is an id, or an abuse.
 MOST_DIGITS = 9
 
 
 class Timeline:
-    """The last executions of one session that were not taken back."""
+    """The last executions of one session that were not undone."""
 
     def __init__(self, session_id: str, journal: Journal) -> None:
         self._session_id = session_id
@@ -339,31 +345,31 @@ class Timeline:
         self._ids: list[str] = []
 
     def restore(self) -> None:
-        """As an earlier server left it."""
+        """Read the timeline that an earlier server left from the journal."""
         self._ids = self._journal.timeline(self._session_id, MOST_REMEMBERED)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All of them, oldest first."""
+        """Return the ids of the executions, oldest first."""
         return tuple(self._ids)
 
     def add(self, execution_id: str) -> None:
-        """Its turn has come. One that waits is not part of what can be taken back: it will run all the same."""
+        """Add an execution whose turn has come. One that waits cannot be undone, because it will run all the same."""
         self._ids.append(execution_id)
         del self._ids[:-MOST_REMEMBERED]
 
     def take_back(self, since: str) -> list[str]:
-        """Put an execution and those after it on record as undone; returns them."""
+        """Record an execution and those after it as undone, and return their ids."""
         if since not in self._ids:
             return []
-        place = self._ids.index(since)
-        undone, self._ids = self._ids[place:], self._ids[:place]
+        index = self._ids.index(since)
+        undone, self._ids = self._ids[index:], self._ids[:index]
         self._journal.undo(undone)
         return undone
 
     def target(self, to: str | int) -> str:
-        """The execution that a caller means: by its id, or by the number of executions to take back."""
-        if to in self._ids:  # looked up first: an id may consist of digits
+        """Return the id of the execution that a caller means by its id, or by the number of executions to undo."""
+        if to in self._ids:  # looked up first, because an id may consist of digits
             return str(to)
         if isinstance(to, int) or (to.isdecimal() and len(to) <= MOST_DIGITS):
             number = int(to)
@@ -379,19 +385,19 @@ class Timeline:
         )
 
 
-# Earlier states of a session that outlive its server: told to whoever keeps their processes, and made whole again.
+# Checkpoints that outlive the server
 
 
 class KeptCheckpoints:
-    """Those of one session. See `belljar.sessions.checkpoints.CheckpointWatcher`."""
+    """Deposits the checkpoints of one session for the next server. Implements `CheckpointWatcher`."""
 
     def __init__(self, session_id: str, handover: Handover) -> None:
         self._session_id = session_id
         self._handover = handover
 
     def kept(self, checkpoint: Checkpoint) -> None:
-        """Have it outlive the server."""
-        words = {
+        """Deposit a checkpoint, so that it outlives the server."""
+        description = {
             "label": checkpoint.label,
             "variables": checkpoint.variables,
             "files_gap": checkpoint.files_gap,
@@ -399,31 +405,31 @@ class KeptCheckpoints:
             "number": checkpoint.number,
             "order": checkpoint.order,
         }
-        self._handover.deposit_copy(self._session_id, checkpoint.label, checkpoint.origin, checkpoint.copy, words)
+        self._handover.deposit_copy(self._session_id, checkpoint.label, checkpoint.origin, checkpoint.copy, description)
 
     def dropped(self, checkpoint: Checkpoint) -> None:
-        """It is over."""
+        """Withdraw the deposit of a checkpoint that was dropped."""
         self._handover.withdraw_copy(self._session_id, checkpoint.label)
 
 
 def states_of(
-    copies: Sequence[RestoredCopy], kernel: ForkableKernel, begin: Callable[[], FreshCheckpoint]
+    copies: Sequence[RestoredCopy], kernel: ForkableKernel, make_fresh: Callable[[], FreshCheckpoint]
 ) -> list[Checkpoint]:
-    """The states that an earlier server kept of a session with this kernel."""
-    states: list[Checkpoint] = []
+    """Return the checkpoints that an earlier server deposited for the session of this kernel."""
+    checkpoints: list[Checkpoint] = []
     for restored in copies:
-        words, copy = restored.words, restored.copy
-        beginning = begin() if copy is None else None
-        states.append(
+        description, copy = restored.words, restored.copy
+        fresh = make_fresh() if copy is None else None
+        checkpoints.append(
             Checkpoint(
-                beginning or kernel,
-                beginning or copy or begin(),
-                tuple(words["variables"]),
-                words["label"],
-                words["files_gap"],
-                words["execution_id"],
-                words["number"],
-                words["order"],
+                fresh or kernel,
+                fresh or copy or make_fresh(),
+                tuple(description["variables"]),
+                description["label"],
+                description["files_gap"],
+                description["execution_id"],
+                description["number"],
+                description["order"],
             )
         )
-    return states
+    return checkpoints

@@ -1,7 +1,7 @@
-"""A session's comms: what its widgets say goes to those who show them, what is done to those comes back in its turn.
+"""A session's comms: messages of its widgets to the front ends that show them, and back in the session's turn.
 
-Nothing of it is kept: the journal has what cells show, and a front end that comes later asks the widgets themselves.
-With nobody to show them, their words go nowhere. Knows nothing of widgets.
+Nothing of it is recorded: the journal has the displays of cells, and a front end that attaches later asks the widgets
+for their state. Without a front end the messages are dropped. Knows nothing of what the messages mean.
 """
 
 import asyncio
@@ -18,17 +18,20 @@ if TYPE_CHECKING:
     from belljar.sessions.session import Session
 
 OVERHEARING_S = 0.1
-# At once, before the turn is given back.
+# The most messages read at once between cells, before the turn is given back.
 MOST_OVERHEARD = 100
-# What a front end that has just come asks of all widgets, before anyone has touched one.
+# By this a front end that has just attached asks all widgets for their state. It does not count as using a widget.
 STATES = "request_states"
 CommWatcher = Callable[[str, int, Event | None], None]
-"""Told the id of an execution and how many of its events were before, or of a request of a front end's and 0, or of
-nothing; what was said; and None when the request has been heard."""
+"""Called with a source id, a number and an event.
+
+The source is an execution, with the number of its events before this one; a request of a front end, with 0; or empty,
+with 0, between cells. The event is None when the request is done.
+"""
 
 
 class SessionComms:
-    """One session's."""
+    """The comms of one session."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
@@ -40,17 +43,17 @@ class SessionComms:
         self._is_quiet.set()
 
     def watch(self, watcher: CommWatcher) -> None:
-        """Someone shows the widgets from now on."""
+        """Pass messages to a front end from now on."""
         self._watchers.add(watcher)
         if self._overhearing is None or self._overhearing.done():
             self._overhearing = self._session.queue.run_aside(self._overhear())
 
     def unsubscribe(self, watcher: CommWatcher) -> None:
-        """They do not any more."""
+        """Pass no more messages to a front end."""
         self._watchers.discard(watcher)
 
     async def _overhear(self) -> None:
-        """Threads and tasks outlive their cells, and have widgets say things. Between cells nothing else is read."""
+        """Read the messages that threads and tasks of earlier cells send between cells, because nothing else does."""
         session = self._session
         while self._watchers:
             await asyncio.sleep(OVERHEARING_S)
@@ -59,7 +62,7 @@ class SessionComms:
             async with session.turn:
                 kernel = session.session_kernel.kernel
                 if has_comms(kernel) and kernel.is_alive():
-                    with suppress(KernelDied):  # told to the next cell
+                    with suppress(KernelDied):  # the next cell reports it
                         await self._pass_on_overheard(kernel)
 
     async def _pass_on_overheard(self, kernel: CommKernel) -> None:
@@ -71,13 +74,13 @@ class SessionComms:
                 self.tell("", 0, passed)
 
     def tell(self, source_id: str, sequence: int, event: Event | None) -> bool:
-        """Pass something on; False when nobody wants to know."""
+        """Pass an event to all front ends; return False when there are none."""
         for watcher in [*self._watchers]:
             watcher(source_id, sequence, event)
         return bool(self._watchers)
 
     async def deliver(self, request_id: str, message: CommMessage, author: str = "") -> None:
-        """Hand a front end's word to the session, in its turn. What comes of it is told under the request's id."""
+        """Deliver a front end's message to the kernel in the session's turn; pass on its output by the request's id."""
         session = self._session
         session.lease.touch()
         try:
@@ -91,7 +94,7 @@ class SessionComms:
             self.tell(request_id, 0, None)
 
     async def _listen(self, request_id: str, kernel: CommKernel, events: AsyncIterator[Event]) -> None:
-        """As to a cell, but for no record: who is there sees it now."""
+        """Pass on the events of a widget callback; as for a cell, but without a record."""
         settings, screens = self._session.settings, self._session.screens()
         self._stopper = stopper = Stopper(
             kernel, timeout_s=settings.execution_timeout_s, grace_s=settings.interrupt_grace_s
@@ -103,12 +106,12 @@ class SessionComms:
                     if isinstance(event, Finished):
                         self._session.session_kernel.remember(event)
                     elif isinstance(event, InputRequest):
-                        await kernel.reply_input(None)  # the runner asks nothing here; one that does is hostile
+                        await kernel.reply_input(None)  # our runner never asks here; a hostile one might
                     else:
                         for passed in await screens.passed(event):
                             self.tell(request_id, 0, passed)
         except KernelDied as death:
-            # The next cell finds it dead, and tells what was lost.
+            # The next cell finds the kernel dead, and reports what was lost.
             self.tell(request_id, 0, Raised("died", death.message, [f"died: {death.message}"]))
         finally:
             self._stopper = None
@@ -117,7 +120,7 @@ class SessionComms:
                 self.tell(request_id, 0, passed)
 
     async def opened(self) -> dict[str, str]:
-        """Targets of the comms there are, by their ids. Called by who has the session's turn."""
+        """Return the targets of the open comms by their ids. Called with the session's turn."""
         kernel = self._session.session_kernel.kernel
         return await kernel.comms() if has_comms(kernel) and kernel.is_alive() else {}
 
@@ -127,7 +130,7 @@ class SessionComms:
             self._stopper.stop("interrupted")
 
     async def aclose(self) -> None:
-        """Hear nothing more, and stop a callback that runs: the session is about to be put away."""
+        """Accept no more messages, and stop a callback that runs, because the session is about to leave this server."""
         self._is_closed = True
         self.interrupt()
         await self._is_quiet.wait()

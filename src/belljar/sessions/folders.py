@@ -1,4 +1,4 @@
-"""A session's places on the host: where its files, packages, sockets and displays are."""
+"""A session's folders on the host: for its files, packages, sockets, displays and saved state."""
 
 import os
 from dataclasses import dataclass
@@ -11,70 +11,70 @@ from belljar.sandboxes.host_users import make_layer
 
 @dataclass(frozen=True, slots=True)
 class SessionFolders:
-    """The session's places on the host."""
+    """The paths of one session's folders and files on the host."""
 
     session_id: str
     root: Path
     identity: Identity | None = None
-    """Whose they are, where the session is a user of its own."""
+    """The user that owns them, where the session has a user of its own."""
 
     @property
     def workspace(self) -> Path:
-        """Working directory of the cells, `/mnt/data` inside."""
+        """Return the working directory of the cells, `/mnt/data` in the sandbox."""
         return self.root / "workspace"
 
     @property
     def scratch(self) -> Path:
-        """Sockets and connection files."""
+        """Return the folder for sockets and connection files."""
         return self.root / "scratch"
 
     @property
     def home(self) -> Path:
-        """HOME under providers without a private one."""
+        """Return HOME under providers without a private one."""
         return self.root / "home"
 
     @property
     def layer(self) -> Path:
-        """Packages installed for this session alone."""
+        """Return the folder of packages installed for this session alone."""
         return self.root / "layer"
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """Those that its code writes."""
+        """Return the folders that its code can write."""
         return (self.workspace, self.scratch, self.home)
 
     @property
     def displays(self) -> Path:
-        """What executions showed, out of the cells' reach."""
+        """Return the folder of displays, out of the cells' reach."""
         return self.root / "displays"
 
     @property
     def state(self) -> Path:
-        """Its variables while it sleeps."""
+        """Return the file of its variables while it sleeps."""
         return self.root / "state"
 
     @property
     def vault(self) -> Path:
-        """What its tokens stand for while it sleeps, out of the cells' reach."""
+        """Return the file of the values behind its redaction tokens while it sleeps, out of the cells' reach."""
         return self.root / "vault"
 
     @property
     def tokens(self) -> Path:
-        """Which numbers its tokens have had, out of the cells' reach; no values."""
+        """Return the file of the numbers that its redaction tokens have had, no values, out of the cells' reach."""
         return self.root / "tokens.json"
 
     @property
     def shared(self) -> Path:
-        """What it has in common with its owner's other sessions, and since when."""
+        """Return the file that says which files of `workspace/` equal those of the owner's folder, and since when."""
         return self.root / "shared.json"
 
     @property
     def snapshots(self) -> Path:
-        """What its files once were, out of the cells' reach."""
+        """Return the folder of file snapshots for checkpoints, out of the cells' reach."""
         return self.root / "snapshots"
 
     def make(self) -> None:
-        """Make those that are not there, below a folder that is closed to others."""
+        """Create the missing folders, below a root that is closed to others."""
         make_folder(self.root, way_mode())
         for folder in self.own:
             make_folder(folder)

@@ -1,4 +1,4 @@
-"""A second session out of a first: its kernel's memory, its own copy of the folder and of installed packages."""
+"""Forks a session: a copy of its kernel's memory, its folder and its installed packages, for a new session."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True, slots=True)
 class ForkedKernel:
-    """All that the new session needs."""
+    """What the new session consists of, and what could not be copied."""
 
     folders: SessionFolders
     kernel: Kernel
@@ -30,7 +30,7 @@ class ForkedKernel:
 
 
 async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
-    """Fork the kernel of a session whose turn the caller has; nothing is left behind when it fails."""
+    """Fork the kernel of a session whose turn the caller has; remove everything again when it fails."""
     kernel = await origin.session_kernel.ready()
     checkpoint = origin.session_kernel.checkpoints.find(at) if at else None
     session_id = new_session_id()
@@ -57,7 +57,7 @@ def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
     owner = (identity.uid, identity.gid) if identity else None
     limit_mb = origin.settings.disk_mb or 0
     limit = limit_mb * MEBIBYTE or _NO_LIMIT
-    # What counts against the limit is measured, because the copy itself counts only what is in files.
+    # Measured beforehand as the limit counts it, because `copy_tree` counts only the content of files.
     held = usage([origin.folders.workspace, origin.folders.layer]) if limit_mb else FolderUsage()
     if limit_mb and (held.size_bytes > limit or held.files > files_within(limit_mb)):
         raise TooLarge(
@@ -67,7 +67,7 @@ def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
             hint="Delete files in the session folder first, with code such as os.remove(name)",
         )
     report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
-    # Code of the session may add to either meanwhile.
+    # Limited again, because code of the session may add files meanwhile.
     copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=max(0, limit - report.data_bytes))
     relocate(folders.layer, origin.folders.layer)
     return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]

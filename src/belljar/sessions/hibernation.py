@@ -1,6 +1,6 @@
-"""A session on disk: put there before it would expire or with its server, and woken by the next call with its id.
+"""The variables of a session on disk: saved before it would expire or with its server, loaded when it is used again.
 
-Its folder stays where it is. Its variables are written by its own kernel, inside the sandbox, to a file that the host
+The session's folder stays where it is. Its own kernel writes the variables, inside the sandbox, to a file that the host
 then moves out of the cells' reach; the host never loads a byte of it.
 """
 
@@ -27,18 +27,21 @@ _MOST_NAMED = 40
 
 
 async def save(kernel: Kernel, folders: SessionFolders, *, limit_bytes: int) -> StateReport | None:
-    """Have a kernel write its variables; None when it cannot or did not."""
+    """Have a kernel write its variables to a file, and move that away; return None when it cannot or did not."""
     if not isinstance(kernel, StatefulKernel) or not kernel.is_alive():
         return None
     saving = kernel.save_state(f"{kernel.scratch}/{NAME}", limit_bytes=limit_bytes, limit_s=SAVE_S)
     report = await _bounded(kernel, saving, SAVE_S + GRACE_S)
-    return report if report is not None and _take_away(folders.scratch / NAME, folders.state) else None
+    return report if report is not None and _move_out(folders.scratch / NAME, folders.state) else None
 
 
 async def _bounded(
     kernel: StatefulKernel, work: Coroutine[Any, Any, StateReport], patience_s: float
 ) -> StateReport | None:
-    """What the session's own code makes of it in that time; interrupted after it. None: it ignored that, or died."""
+    """Wait for work of the kernel, and interrupt it after `patience_s`; return None if it ignored that or died.
+
+    The work runs code of the session, so it may take any time.
+    """
     task = asyncio.get_running_loop().create_task(work)
     try:
         done, _ = await asyncio.wait([task], timeout=patience_s)
@@ -52,8 +55,8 @@ async def _bounded(
         task.cancel()
 
 
-def _take_away(written: Path, kept: Path) -> bool:
-    """Move the file to where no cell gets at it. What is there instead of a file is not ours to touch."""
+def _move_out(written: Path, kept: Path) -> bool:
+    """Move the file to where no cell can reach it; return False if it is not a regular file, and leave it alone."""
     try:
         if not stat.S_ISREG(os.lstat(written).st_mode):
             return False
@@ -64,24 +67,24 @@ def _take_away(written: Path, kept: Path) -> bool:
 
 
 class WakeReport:
-    """One session on its way back from disk."""
+    """Brings one session back from disk."""
 
     def __init__(self, folders: SessionFolders, entry: SessionRecord) -> None:
         self._folders = folders
         self._entry = entry
 
     async def prepare(self) -> None:
-        """Make its files those of its new user."""
-        # An earlier version may have put it to sleep as it was.
+        """Give its files to its new user."""
+        # An earlier version of belljar may have hibernated it without this.
         await asyncio.to_thread(disarm, self._folders.own)
         if self._folders.identity is not None:
-            await asyncio.to_thread(_hand_over, self._folders, self._folders.identity)
+            await asyncio.to_thread(_change_owner, self._folders, self._folders.identity)
 
     async def load(self, kernel: Kernel) -> StateLossNotice:
-        """Bring the variables back into a fresh kernel; what is missing afterwards is told."""
+        """Load the variables into a fresh kernel; return a notice that says what is missing."""
         folders, entry = self._folders, self._entry
         report = StateReport()
-        # A server that was killed wrote none, and knows only the names that its last finished cell left.
+        # A server that was killed wrote no state, and recorded only the names of the variables after the last cell.
         has_state = folders.state.exists() or not entry.executions
         if isinstance(kernel, StatefulKernel) and folders.state.exists():
             folders.state.replace(folders.scratch / NAME)
@@ -95,19 +98,22 @@ class WakeReport:
                 return StateLossNotice((), f"{fact}: files and variables are back", state="kept")
             return StateLossNotice((), f"{fact}, with a fresh kernel: imports and variables are gone, files are kept")
         reasons = [*entry.unkept, *map(in_words, report.lost)]
-        told = [*reasons, *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons))]
-        more = " …" if len(told) > _MOST_NAMED else ""
+        not_kept = [
+            *reasons,
+            *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons)),
+        ]
+        more = " …" if len(not_kept) > _MOST_NAMED else ""
         counted = f"{len(report.kept)} of {len(entry.variables)} variables are back"
         return StateLossNotice(
-            tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(told[:_MOST_NAMED])}{more}"
+            tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(not_kept[:_MOST_NAMED])}{more}"
         )
 
 
 def in_words(loss: StateLoss) -> str:
-    """What could not be kept, and why."""
+    """Return what could not be saved or loaded, and why, in words."""
     return f"{loss.name} ({loss.type}): {loss.reason}" if loss.type else f"{loss.name}: {loss.reason}"
 
 
-def _hand_over(folders: SessionFolders, identity: Identity) -> None:
-    """Make what is in a sleeping session's folders its new user's. Nobody is in there to put links in our way."""
+def _change_owner(folders: SessionFolders, identity: Identity) -> None:
+    """Give a sleeping session's files to its new user; safe, because no process of the session can plant links now."""
     change_owner([*folders.own, folders.state], identity.uid, identity.gid)

@@ -1,6 +1,7 @@
-"""Executions by their own id, whatever became of their session's kernel: what they gave, said, showed and left.
+"""The history of executions: results, output, displays and notebooks, also of sessions whose kernel is gone.
 
-Live ones answer for themselves, older ones from the journal. Another principal's answers exactly as an unknown one.
+Recent executions are read from memory, older ones from the journal. Another principal's execution is answered exactly
+as an unknown one.
 """
 
 import asyncio
@@ -22,12 +23,12 @@ from belljar.sessions.session import Session
 from belljar.settings import Settings
 
 MOST_KEY_CHARS = 200
-# In one answer: 100 million characters took 2 GB of memory to send, and stopped everyone else for 12 s.
+# The most characters in one answer: 100 million took 2 GB of memory to send, and blocked all other clients for 12 s.
 MOST_CHARS = 8_000_000
 
 
 class ExecutionHistory:
-    """Of all sessions of a runtime."""
+    """The executions of all sessions of a runtime."""
 
     def __init__(self, sessions: Mapping[str, Session], folder: Path, journal: Journal, settings: Settings) -> None:
         self._sessions = sessions
@@ -36,14 +37,14 @@ class ExecutionHistory:
         self._settings = settings
 
     def find(self, execution_id: str, principal: str) -> Execution | None:
-        """A live or recent execution of the caller's; None when only the journal may have it."""
+        """Return a live or recent execution of the caller; None when only the journal may have it."""
         for session in self._sessions.values():
             if session.principal == principal and (execution := session.queue.find(execution_id)) is not None:
                 return execution
         return None
 
     def submitted(self, key: str, code: str, principal: str) -> str | None:
-        """The caller's execution of this code that was submitted under this key before."""
+        """Return the id of the caller's execution of this code that was submitted under this key before, if any."""
         if not key.isprintable() or len(key) > MOST_KEY_CHARS:
             raise InvalidArgument(
                 f"idempotency_key has {len(key)} characters or unprintable ones",
@@ -58,7 +59,7 @@ class ExecutionHistory:
         return known
 
     def has_checkpoint(self, execution_id: str, principal: str) -> bool:
-        """Whether the variables there were before the caller's execution can be had back by a rewind."""
+        """Return whether a rewind can restore the variables from before the caller's execution."""
         execution = self.find(execution_id, principal)
         session = self._sessions.get(execution.session_id) if execution is not None else None
         return session is not None and session.session_kernel.checkpoints.holds(execution_id)
@@ -66,17 +67,18 @@ class ExecutionHistory:
     # Results
 
     def result(self, execution_id: str, principal: str, since: int = 0) -> ExecutionResult:
-        """What an execution gave, from event number `since` on."""
+        """Return the result of an execution, with its output after event number `since`."""
         live = self.find(execution_id, principal)
         if live is not None:
-            # Who is told of output asks for what comes after it: the next server, if this one is killed.
+            # Commit, because the caller will ask for what comes after this output: from the next server, if this one is
+            # killed.
             self._journal.commit()
-            whole = live.result()
+            complete = live.result()
         else:
-            whole = self._kept_result(execution_id, principal)
-        return self._replayed(whole, since) if since > 0 else whole
+            complete = self._recorded_result(execution_id, principal)
+        return self._replayed(complete, since) if since > 0 else complete
 
-    def _kept_result(self, execution_id: str, principal: str) -> ExecutionResult:
+    def _recorded_result(self, execution_id: str, principal: str) -> ExecutionResult:
         record = self._journal.find(execution_id)
         if record is None or record.principal != principal:
             raise ExecutionNotFound(
@@ -87,13 +89,13 @@ class ExecutionHistory:
             raise ExecutionNotFound(f"execution {execution_id!r} ended with the server that ran it")
         return record.result
 
-    def _replayed(self, whole: ExecutionResult, since: int) -> ExecutionResult:
-        """The same result with only the output after `since`."""
-        uri = output_uri(whole.execution_id)
+    def _replayed(self, complete: ExecutionResult, since: int) -> ExecutionResult:
+        """Return the same result with only the output after `since`."""
+        uri = output_uri(complete.execution_id)
         summary = Summary(budget_chars=self._settings.output_budget_chars, uri=uri)
-        for event in self._journal.events(whole.execution_id, since):
+        for event in self._journal.events(complete.execution_id, since):
             summary.add(event)
-        return whole.model_copy(
+        return complete.model_copy(
             update={
                 "output": [text for _, text in summary.segments()],
                 "stdout": summary.stream("stdout"),
@@ -103,14 +105,14 @@ class ExecutionHistory:
             }
         )
 
-    # What they said and showed
+    # Output and displays
 
     def has_events(self, execution_id: str, since: int) -> bool:
-        """Whether an execution said anything after event number `since`."""
+        """Return whether an execution has events after number `since`."""
         return next(self._journal.events(execution_id, since), None) is not None
 
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
-        """All stream text of the caller's execution, or a part of it; too much for one answer says where it goes on."""
+        """Return the text of the caller's execution, or a part of it; what is cut off ends with the URI of the rest."""
         self.result(execution_id, principal)
         self._journal.commit()
         unwritten = self._journal.unwritten(execution_id)
@@ -123,7 +125,7 @@ class ExecutionHistory:
         return f"{text[:MOST_CHARS]}\n[belljar: this is not the end: {rest} goes on]\n"
 
     def display(self, execution_id: str, name: str, principal: str) -> bytes:
-        """One display of the caller's execution."""
+        """Return one display of the caller's execution."""
         record = self._journal.find(execution_id)
         content = None
         if record is not None and record.principal == principal:
@@ -133,11 +135,11 @@ class ExecutionHistory:
         return content
 
     def display_reader(self, session_id: str) -> Callable[[str], bytes | None]:
-        """Reads a display of a session's executions by its URI; gives None for what is not there. For any thread."""
+        """Return a function, for any thread, that reads a display of a session by its URI, or returns None."""
         return lambda uri: read_display(self._folder / session_id / "displays", uri)
 
     async def notebook(self, session: Session) -> str:
-        """Every execution of a session with what it said, as an .ipynb; of long output head and tail."""
+        """Return all executions of a session with their output as an .ipynb; of long output only head and tail."""
         self._journal.commit()
         if self._journal.is_failing:
             raise Busy(
@@ -148,30 +150,33 @@ class ExecutionHistory:
         return await asyncio.to_thread(read_notebook, self._settings.data_directory, session.id, reader)
 
 
-# A session's notebook as a client gets it: everything that ran, within what one answer can carry.
-# `belljar export` has no such bounds: it writes to a file, and nobody waits for the server meanwhile.
+# The notebook of a session, within what one answer can carry. `belljar export` has no such bounds, because it writes to
+# a file and blocks no server meanwhile.
 
-# Shared by all cells: 60 million characters took 1 GB of memory to send, and stopped everyone else for 10 s.
+# Shared by all cells: 60 million characters took 1 GB of memory to send, and blocked all other clients for 10 s.
 TEXT_CHARS = 8_000_000
 MOST_CELL_CHARS = 1_000_000
 LEAST_CELL_CHARS = 200
-# Of code and of what cells showed, which is there whole or not at all.
+# The limit on code and displays, which are there whole or not at all.
 MOST_BYTES = 32 * 1024 * 1024
 
 
 def read_notebook(data_directory: Path, session_id: str, read_display: Callable[[str], bytes | None]) -> str:
-    """The notebook as text, of long output head and tail. Reads by itself, so any thread may call it."""
-    room = _NotebookBudget(session_id)
-    # Read bit by bit on a connection of its own: a session may have said more than memory holds.
+    """Return the notebook as text, of long output only head and tail.
+
+    Opens a connection of its own, so any thread may call it.
+    """
+    budget = _NotebookBudget(session_id)
+    # Read row by row, because the output of a session may be larger than memory.
     with open_archive(data_directory) as archive:
         count = max(1, archive.count(session_id))
-        cells = map(room.cell, archive.cells(session_id, is_live=lambda: True))
+        cells = map(budget.cell, archive.cells(session_id, is_live=lambda: True))
         limit = max(LEAST_CELL_CHARS, min(MOST_CELL_CHARS, TEXT_CHARS // count))
-        return written(notebook_of(session_id, cells, room.reader(read_display), limit_chars=limit))
+        return written(notebook_of(session_id, cells, budget.reader(read_display), limit_chars=limit))
 
 
 class _NotebookBudget:
-    """What is left of `MOST_BYTES`."""
+    """The rest of `MOST_BYTES` for one notebook."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id

@@ -1,4 +1,4 @@
-"""Packages for a session, from the request to the proof: installed beside it, imported in its kernel, still sealed."""
+"""Installs packages for a session: into its layer on the host, then imported in its kernel to prove that they work."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ PROOF_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PackageInstallation:
-    """One outcome a requirement, and the packages that changed under a kernel that has imported them."""
+    """The outcome of each requirement, and the packages that changed although the kernel has imported them."""
 
     outcomes: list[InstallOutcome]
     restart_needed: list[str]
     pinned: list[str]
-    """Everything that was put into the layer, dependencies included: NAME==VERSION, of conda NAME=VERSION=BUILD."""
+    """Everything that was installed, dependencies included: NAME==VERSION, for conda NAME=VERSION=BUILD."""
 
 
 async def install_packages(
     starter: KernelStarter, session: Session, requirements: Sequence[str], *, on_stage: OnStage | None = None
 ) -> PackageInstallation:
-    """Install into the session's layer, then import in its kernel what was asked for."""
+    """Install packages into the session's layer, then import the requested ones in its kernel."""
     environment = await starter.environments.for_packages(session.environment)
     changes: list[PackageChange] = []
     layer = session.folders.layer
@@ -42,11 +42,11 @@ async def install_packages(
         room=room_for(session.folders, session.settings),
     )
     pinned = sorted(change.pin for change in changes)
-    there = [outcome.name for outcome in outcomes if outcome.error is None]
+    installed = [outcome.name for outcome in outcomes if outcome.error is None]
     replaced = [change for change in changes if change.before is not None and change.before != change.after]
-    names = [*there, *(change.name for change in replaced)]
+    names = [*installed, *(change.name for change in replaced)]
     modules = await asyncio.to_thread(modules_of, environment, layer, names) if names else {}
-    wanted = [module for name in there for module in modules[name]]
+    wanted = [module for name in installed for module in modules[name]]
     watched = [module for change in replaced for module in modules[change.name]]
     if on_stage is not None and wanted:
         await on_stage(f"importing {', '.join(wanted)}")
@@ -61,7 +61,7 @@ async def install_packages(
 
 
 async def _proof(session: Session, modules: list[str], watched: list[str]) -> ImportProof | None:
-    """What the kernel says; None where it is busy with a cell, or cannot be asked."""
+    """Import modules in the kernel and return what came of it; None where it runs a cell or cannot be asked."""
     if session.is_busy or session.turn.locked():
         return None
     async with session.turn:

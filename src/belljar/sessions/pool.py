@@ -1,9 +1,8 @@
-"""Sessions that nobody has asked for yet: folder, user and kernel of each are ready for whoever asks next.
+"""The pool of sessions without an owner yet: folder, user and kernel of each are ready for the next caller.
 
-Behind them stands one that has all but its kernel, for whoever finds the others taken: its sandbox takes longer to make
-than a fork to enter it, and an empty one costs next to nothing.
-
-Filled in the background, for the configured environment, as long as the machine has memory to spare.
+In addition it has a sandbox without a kernel, for a caller who finds the pool empty, because opening a sandbox takes
+longer than forking a kernel into it, and an empty sandbox costs next to nothing. The pool is filled in the background,
+for the configured environment, as long as the machine has memory to spare.
 """
 
 import asyncio
@@ -21,36 +20,37 @@ from belljar.kernels.base import Kernel, RehearsableKernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
 
-# Of the machine's memory: below it nothing is kept ready.
+# The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1
-SPARE_ROOMS = 1
-# Who has just taken one has a first cell to run, which a new one would take the processor from.
-GIVE_WAY_S = 0.1
+SPARE_SANDBOXES = 1
+# The delay before a session that was taken is replaced, because starting the new one would slow the first cell of
+# whoever took it.
+REFILL_DELAY_S = 0.1
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PooledSession:
-    """A session but for its owner."""
+    """A session that has no owner yet."""
 
     folders: SessionFolders
     kernel: Kernel
 
 
 class Pool:
-    """Keeps `size` of them. Opened by the registry."""
+    """Keeps `size` sessions ready. Opened by the registry."""
 
     def __init__(
-        self, starter: KernelStarter, folder: Path, roll: SessionRecords, *, environment: str, size: int
+        self, starter: KernelStarter, folder: Path, records: SessionRecords, *, environment: str, size: int
     ) -> None:
         self._starter = starter
-        self._roll = roll
+        self._records = records
         self._folder = folder
         self._environment = environment
         self._size = size
         self._ready: deque[PooledSession] = deque()
-        self._rooms: deque[SessionFolders] = deque()
+        self._prepared: deque[SessionFolders] = deque()
         self._filling: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -60,11 +60,11 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """Whether everything is there that should be."""
-        return len(self._ready) >= self._size and len(self._rooms) >= SPARE_ROOMS
+        """Return whether all sessions and sandboxes that should be ready are."""
+        return len(self._ready) >= self._size and len(self._prepared) >= SPARE_SANDBOXES
 
     def take(self, environment: str) -> PooledSession | None:
-        """One for that environment, if there is one; another will take its place."""
+        """Return a session for that environment, if there is one, and start to replace it."""
         taken = None
         if environment == self._environment:
             while self._ready and taken is None:
@@ -75,19 +75,19 @@ class Pool:
                     task = asyncio.get_running_loop().create_task(self._discard(candidate))
                     self._discarding.add(task)
                     task.add_done_callback(self._discarding.discard)
-        self.fill(after_s=GIVE_WAY_S)
+        self.fill(after_s=REFILL_DELAY_S)
         return taken
 
-    def take_room(self, environment: str) -> SessionFolders | None:
-        """The places of a session whose sandbox is open already, if there is one for that environment."""
-        taken = self._rooms.popleft() if environment == self._environment and self._rooms else None
-        self.fill(after_s=GIVE_WAY_S)
+    def take_prepared(self, environment: str) -> SessionFolders | None:
+        """Return the folders of a session whose sandbox is open already, if there is one for that environment."""
+        taken = self._prepared.popleft() if environment == self._environment and self._prepared else None
+        self.fill(after_s=REFILL_DELAY_S)
         return taken
 
     def fill(self, after_s: float = 0.0) -> None:
-        """See that it gets full."""
+        """Fill the pool in the background."""
         if not self._is_closed and not self.is_full and (self._filling is None or self._filling.done()):
-            # In a context of its own: it is not the doing of the request that emptied the pool.
+            # In a context of its own, so that it does not count as work of the request that emptied the pool.
             self._filling = asyncio.get_running_loop().create_task(self._fill(after_s), context=Context())
 
     async def _fill(self, after_s: float) -> None:
@@ -96,16 +96,16 @@ class Pool:
             if not await self._starter.is_warm(self._environment) or _free_share() < LEAST_FREE:
                 return
             try:
-                # A room first: it is made in no time, and the next one to ask may come before a kernel is ready.
-                if len(self._rooms) < SPARE_ROOMS:
-                    self._rooms.append(await self._make_room())
+                # The sandbox first, because it is opened quickly and the next caller may come before a kernel is ready.
+                if len(self._prepared) < SPARE_SANDBOXES:
+                    self._prepared.append(await self._prepare_sandbox())
                 else:
                     self._ready.append(await self._make())
             except BelljarError as error:
                 log.warning("no session can be kept ready: %s", error)
                 return
 
-    async def _make_room(self) -> SessionFolders:
+    async def _prepare_sandbox(self) -> SessionFolders:
         folders = self._new_folders()
         try:
             await self._starter.prepare(self._environment, folders)
@@ -116,7 +116,7 @@ class Pool:
 
     def _new_folders(self) -> SessionFolders:
         folders = new_folders(self._folder, self._starter)
-        self._roll.enter(folders.session_id, "", self._environment, "", state="unborn")
+        self._records.enter(folders.session_id, "", self._environment, "", state="unborn")
         return folders
 
     async def _make(self) -> PooledSession:
@@ -127,27 +127,27 @@ class Pool:
             if isinstance(kernel, RehearsableKernel):
                 await kernel.rehearse()
         except BaseException:
-            # The engine may close while it rehearses.
+            # Also when the engine closes while the kernel rehearses.
             if kernel is not None:
                 await kernel.aclose()
             await self._remove(folders)
             raise
         return PooledSession(folders, kernel)
 
-    async def _discard(self, unborn: PooledSession) -> None:
-        await unborn.kernel.aclose()
-        await self._remove(unborn.folders)
+    async def _discard(self, pooled: PooledSession) -> None:
+        await pooled.kernel.aclose()
+        await self._remove(pooled.folders)
 
     async def _remove(self, folders: SessionFolders) -> None:
         await self._starter.vacate(folders.session_id)
         await asyncio.to_thread(remove_tree, folders.root)
-        self._roll.forget(folders.session_id)
+        self._records.forget(folders.session_id)
         self._starter.forget(folders.session_id)
         if folders.identity is not None:
             self._starter.provider.release_identity(folders.identity)
 
     async def aclose(self) -> None:
-        """End those that nobody asked for."""
+        """Close the sessions and sandboxes that nobody took."""
         self._is_closed = True
         if self._filling is not None:
             self._filling.cancel()
@@ -155,17 +155,17 @@ class Pool:
         await asyncio.gather(*self._discarding)
         while self._ready:
             await self._discard(self._ready.popleft())
-        while self._rooms:
-            await self._remove(self._rooms.popleft())
+        while self._prepared:
+            await self._remove(self._prepared.popleft())
 
 
 def new_session_id() -> str:
-    """A name nobody can guess."""
+    """Return a session id that nobody can guess."""
     return secrets.token_hex(16)
 
 
 def new_folders(folder: Path, starter: KernelStarter) -> SessionFolders:
-    """The places of a session that is about to be, with a name nobody can guess."""
+    """Create the folders of a new session, with an id that nobody can guess."""
     session_id = new_session_id()
     folders = SessionFolders(session_id, folder / session_id, starter.provider.take_identity())
     folders.make()
@@ -173,7 +173,7 @@ def new_folders(folder: Path, starter: KernelStarter) -> SessionFolders:
 
 
 def _free_share() -> float:
-    """Of the machine's memory; all of it where that cannot be told."""
+    """Return the share of the machine's memory that is free; 1 where that is not known."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])

@@ -1,6 +1,6 @@
-"""Where one caller's code files run: their folder, their packages, and the programs that are running now.
+"""Runs one caller's code files as programs: their folder, their packages, and the processes.
 
-Programs take slots beside executions and obey the same policy and limits, but have no session. Knows nothing of MCP.
+Programs take slots like executions and obey the same policy and limits, but have no session. Knows nothing of MCP.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from belljar.sandboxes.host_users import make_layer
 from belljar.sessions.registry import Registry
 from belljar.toolbox.base import Question
 
-SETTLED = "settled-"
-_FORGOTTEN_S = 86_400.0
+CODE_PREFIX = "settled-"
+_LEFTOVER_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramFolders:
-    """The places of one program; the working directory and the packages are shared with those before and after it."""
+    """The folders of one program; it shares the working directory and the packages with the caller's other programs."""
 
     session_id: str
     workspace: Path
@@ -49,8 +49,8 @@ class ProgramFolders:
     identity: Identity | None
 
     def make(self) -> None:
-        """Make those that are not there."""
-        # The program's user passes through to what is its own.
+        """Create the missing folders."""
+        # The program's user must be able to pass through this folder to its own.
         make_folder(self.scratch.parent, way_mode())
         for folder in (self.scratch, self.home):
             make_folder(folder)
@@ -59,12 +59,12 @@ class ProgramFolders:
         make_layer(self.layer, self.identity)
 
 
-async def _nobody(_: Question) -> None:
-    """Its clients have no way to be asked."""
+async def _ask_nobody(_: Question) -> None:
+    """Return no answer, because clients of programs cannot be asked."""
 
 
 class ProgramRunner:
-    """One caller's."""
+    """Runs the programs of one caller."""
 
     def __init__(self, starter: KernelStarter, sessions: Registry, principal: str, storage: Path, root: Path) -> None:
         settings = sessions.settings
@@ -73,32 +73,32 @@ class ProgramRunner:
         self._root = root
         self._identity = starter.provider.take_identity()
         self.storage = CodeFiles(storage, self._identity)
-        self._guard, self._veil = sessions.guard(f"executor-{root.name}", principal, root)
+        self._guard, self._redactor = sessions.guard(f"executor-{root.name}", principal, root)
         self._admission = sessions.admission
         self._principal = principal
         self._is_open = False
         self.writing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Before its first use."""
+        """Open the folder of code files and remove leftovers, if that was not done yet."""
         if not self._is_open:
             await asyncio.to_thread(self.storage.open)
             await asyncio.to_thread(self._tidy)
             self._is_open = True
 
     def _tidy(self) -> None:
-        """Texts of programs whose server was killed; a younger one may be another server's that lives."""
-        for place in self._root.glob(f"{SETTLED}*"):
+        """Remove the code of programs whose server was killed; a younger folder may be of another server that runs."""
+        for code_folder in self._root.glob(f"{CODE_PREFIX}*"):
             with suppress(OSError):
-                if place.stat().st_mtime < time.time() - _FORGOTTEN_S:
-                    remove_tree(place)
+                if code_folder.stat().st_mtime < time.time() - _LEFTOVER_S:
+                    remove_tree(code_folder)
 
     async def check_room(self, environment: Environment, size: int) -> None:
-        """Refuse what would not fit."""
+        """Refuse `size` bytes that would not fit."""
         await self._quota(self.layer(environment)).check_room(size)
 
     def layer(self, environment: Environment) -> Path:
-        """The packages that were installed for this caller's code in an environment."""
+        """Return the folder of packages that were installed for this caller's code in an environment."""
         digest = hashlib.sha256(str(environment.python).encode()).hexdigest()[:16]
         return self._root / f"packages-{digest}"
 
@@ -118,17 +118,19 @@ class ProgramRunner:
         return folders
 
     async def run(self, environment: Environment, name: str) -> ProgramEnd:
-        """Run a code file to its end, in a process of its own, if the policy lets it."""
-        # Read once: another program of this caller's may change the file while this one is looked at.
+        """Run a code file to its end, in a process of its own, if the policy allows it."""
+        # Read once, because another program of this caller may change the file while the policy is checked.
         code = await asyncio.to_thread(self.storage.read, name)
-        warnings = await check_policy(self._guard, code, environment=environment.name, execution_id=name, ask=_nobody)
+        warnings = await check_policy(
+            self._guard, code, environment=environment.name, execution_id=name, ask=_ask_nobody
+        )
         end = await self._run(environment, name, code)
         return await self._screened(replace(end, stderr="".join(f"{line}\n" for line in warnings) + end.stderr))
 
     async def _screened(self, end: ProgramEnd) -> ProgramEnd:
-        """What callers may see of its output."""
-        veil = [RedactionScreen(self._veil)] if self._veil.covers_outputs else []
-        screens = Screens([*veil, *self._guard.screens()])
+        """Return the end of a program with only the output that callers may see."""
+        redaction = [RedactionScreen(self._redactor)] if self._redactor.covers_outputs else []
+        screens = Screens([*redaction, *self._guard.screens()])
         passed = [*await screens.passed(Stream("stdout", end.stdout)), *screens.flush()]
         passed += [*await screens.passed(Stream("stderr", end.stderr)), *screens.flush()]
         said = {
@@ -144,21 +146,21 @@ class ProgramRunner:
             folders = self._folders(environment)
             quota = self._quota(folders.layer)
             await quota.check_room(0)
-            with TemporaryDirectory(prefix=SETTLED, dir=self._root) as place:
-                arguments = program_arguments(code, name, Path(place))
-                return await self._watched(environment, folders, arguments, Path(place), quota)
+            with TemporaryDirectory(prefix=CODE_PREFIX, dir=self._root) as code_folder:
+                arguments = program_arguments(code, name, Path(code_folder))
+                return await self._watched(environment, folders, arguments, Path(code_folder), quota)
 
     async def _watched(
         self,
         environment: Environment,
         folders: ProgramFolders,
         arguments: Sequence[str],
-        place: Path,
+        code_folder: Path,
         quota: DiskQuota,
     ) -> ProgramEnd:
-        """The program, ended when it fills the disk."""
+        """Run the program, and end it when it fills the disk."""
         loop = asyncio.get_running_loop()
-        # In memory until it has ended, unlike what cells say: a flood of the settings' full cap would cost gigabytes.
+        # The output is in memory until the program ends, unlike a cell's: the settings' full cap could cost gigabytes.
         cap = min(self._settings.output_cap_bytes, OUTPUT_CAP_BYTES)
         program = loop.create_task(
             run_program(
@@ -168,7 +170,7 @@ class ProgramRunner:
                 arguments,
                 timeout_s=self._settings.execution_timeout_s,
                 output_cap_bytes=cap,
-                readable=[place],
+                readable=[code_folder],
             )
         )
 
@@ -193,7 +195,7 @@ class ProgramRunner:
     async def install(
         self, environment: Environment, packages: Sequence[str], on_stage: OnStage | None
     ) -> list[InstallOutcome]:
-        """Packages for this caller's code; the environment itself is not changed."""
+        """Install packages for this caller's code; the environment itself is not changed."""
         folders = self._folders(environment)
         open_uv = self._starter.workshop.uv_for(folders.session_id)
         room = room_for(folders, self._settings)

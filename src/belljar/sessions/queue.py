@@ -1,6 +1,6 @@
-"""A session's executions: those that run or wait, the latest that ended, and the work that is done between cells.
+"""A session's tasks: executions that run or wait, the latest that ended, and background work between cells.
 
-Knows neither what an execution does nor whose turn it is.
+Knows neither what an execution does nor which one has the turn.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ KEPT_EXECUTIONS = 50
 
 
 class ExecutionQueue:
-    """One session's. `on_done` is called with every execution when it has left the queue."""
+    """The execution queue of one session. `on_done` is called with every execution that has ended."""
 
     def __init__(self, session_id: str, *, most: int, on_done: Callable[[Execution], None]) -> None:
         self._session_id = session_id
@@ -29,25 +29,25 @@ class ExecutionQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing runs or waits."""
+        """Return whether no execution runs or waits."""
         return not self._tasks
 
     def find(self, execution_id: str) -> Execution | None:
-        """One that is running or ended lately."""
+        """Return an execution that runs, waits or ended lately; None if there is none."""
         return self._executions.get(execution_id)
 
     def latest(self) -> Execution | None:
-        """The one that was added last, if any is remembered."""
+        """Return the execution that was added last; None if there is none."""
         return next(reversed(self._executions.values()), None)
 
     def running(self) -> list[Execution]:
-        """Those that run or wait for their turn, in order."""
+        """Return the executions that run or wait for their turn, in order."""
         return [execution for execution in self._executions.values() if not execution.is_finished]
 
-    # What may be done
+    # Checks
 
     def check_room(self) -> None:
-        """Refuse one more while too many wait."""
+        """Refuse another execution while too many are unfinished."""
         if len(self._tasks) >= self._most:
             raise Busy(
                 f"session {self._session_id} has {len(self._tasks)} executions unfinished, the most max_queue allows",
@@ -55,21 +55,21 @@ class ExecutionQueue:
             )
 
     def check_idle(self) -> None:
-        """Refuse what cannot be done while a cell runs."""
+        """Refuse an operation that cannot be done while a cell runs or waits."""
         if running := self.running():
             raise Busy(
                 f"session {self._session_id} has {len(running)} unfinished execution{'s' if len(running) > 1 else ''}",
                 hint="Wait for it with get_execution, or stop it with interrupt_execution",
             )
 
-    # Work
+    # Tasks
 
     def add(self, execution: Execution) -> None:
-        """Run it, in its turn; whoever waits for it."""
+        """Run an execution in its turn, whether or not anyone waits for it."""
         self._remember(execution)
         task = asyncio.get_running_loop().create_task(execution.run(), name=f"execution {execution.id}")
         self._tasks.add(task)
-        task.add_done_callback(partial(self._leave, execution))
+        task.add_done_callback(partial(self._on_task_done, execution))
 
     def _remember(self, execution: Execution) -> None:
         self._executions[execution.id] = execution
@@ -78,12 +78,12 @@ class ExecutionQueue:
             if oldest is not None:
                 del self._executions[oldest]
 
-    def _leave(self, execution: Execution, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, execution: Execution, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._on_done(execution)
 
     def run_aside(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
-        """Do what is no cell's, until the session is closed."""
+        """Run work that belongs to no cell, until the session is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks_aside.add(task)
         task.add_done_callback(self._tasks_aside.discard)
@@ -92,21 +92,21 @@ class ExecutionQueue:
     # Ends
 
     def stop_aside(self) -> None:
-        """Leave off with what is no cell's."""
+        """Cancel the work that belongs to no cell."""
         for task in [*self._tasks_aside]:
             task.cancel()
 
     def interrupt(self) -> None:
-        """Stop every execution as its caller would."""
+        """Interrupt every execution as its caller would."""
         for execution in self.running():
             execution.interrupt()
 
     async def drain(self) -> None:
-        """Until every execution has ended by itself."""
+        """Wait until every execution has ended by itself."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cancel(self) -> None:
-        """Listen to no execution any longer, and wait until everything here has ended."""
+        """Cancel the tasks of all executions, and wait until these and the other tasks have ended."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._tasks_aside, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What servers that are gone left behind: unended executions, sessions without a process, folders of nobody."""
+"""Cleans up after servers that are gone: unfinished executions, sessions without a process, leftover folders."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 def recover(
     journal: Journal,
-    roll: SessionRecords,
+    records: SessionRecords,
     folder: Path,
     living: Collection[str],
     *,
@@ -26,22 +26,23 @@ def recover(
     spared: Collection[str] = (),
     why_lost: Callable[[SessionRecord], str] = lambda _: "",
 ) -> None:
-    """Put on record what became of the sessions of servers that are not among the living; the spared wait.
+    """Record as lost the sessions and executions of servers that are not among the living, and remove leftovers.
 
-    `why_lost` tells why a session that was to outlive its server did not.
+    The `spared` sessions are skipped, because they may be taken over. `why_lost` returns why a session that should
+    have outlived its server did not.
     """
-    for entry in roll.abandoned(living):
+    for entry in records.abandoned(living):
         if entry.id in spared:
             continue
         if entry.state == "unborn":
             remove_tree(folder / entry.id)
-            roll.forget(entry.id)
+            records.forget(entry.id)
             continue
         for record in journal.unfinished(entry.id):
             journal.finish(broken_off(journal, record, entry.variables, budget_chars))
         why = why_lost(entry)
         end = f"{KILLED}, {why}" if why else KILLED
-        roll.put_to_sleep(entry.id, end)
+        records.put_to_sleep(entry.id, end)
         log.warning("session %s: %s; files are kept, variables are lost", entry.id, end, extra={"session_id": entry.id})
     for path in folder.glob(f"{ZYGOTE}*"):
         if path.name.split(".")[1:2] != [] and path.name.split(".")[1] not in living:
@@ -51,7 +52,7 @@ def recover(
 def broken_off(
     journal: Journal, record: ExecutionRecord, variables: tuple[str, ...], budget_chars: int
 ) -> ExecutionResult:
-    """The result of an execution whose server was killed: what it said until then, and that it never ended."""
+    """Return the result of an execution whose server was killed: its output until then, and the cause."""
     summary = Summary(budget_chars=budget_chars, uri=output_uri(record.id))
     sequence = 0
     for event in journal.events(record.id):

@@ -1,6 +1,7 @@
-"""All sessions of a runtime: made, found by their owner, swept when idle, ended together.
+"""All sessions of a runtime: created, forked, found by their owner, swept when idle, ended together.
 
-How one ends is in `endings.py`; what executions gave, also those of sessions that have gone, in `executions.py`.
+How a session ends is in `closing.py`, how it comes back in `resumption.py`; the results of executions, also of
+sessions that are gone, are in `history.py`.
 """
 
 import asyncio
@@ -39,21 +40,21 @@ from belljar.sessions.session import Session, iso
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
 MOST_ASLEEP = 256
-"""Sessions of one owner on disk, beyond which no more are put there to make room: each may take `disk_mb`."""
+"""How many sessions of one owner may be on disk before no more are hibernated to make room: each may take `disk_mb`."""
 
 log = logging.getLogger(__name__)
 
 
 class Registry:
-    """Sessions by id. Another principal's session answers exactly as an unknown one."""
+    """The sessions of a runtime by id. Another principal's session is answered exactly as an unknown one."""
 
     def __init__(
         self,
         guardrails: Guardrails,
-        veils: Redactors,
+        redactors: Redactors,
         folder: Path,
         journal: Journal,
-        roll: SessionRecords,
+        records: SessionRecords,
         starter: KernelStarter,
         handover: Handover,
     ) -> None:
@@ -61,13 +62,13 @@ class Registry:
         self._handover = handover
         self.settings = settings
         self._guardrails = guardrails
-        self._veils = veils
-        self._shelves = open_owner_folders(settings)
+        self._redactors = redactors
+        self._owner_folders = open_owner_folders(settings)
         self.journal = journal
-        self.roll = roll
+        self.roll = records
         self._folder = folder
         self._starter = starter
-        self.pool = Pool(starter, folder, roll, environment=settings.environment, size=settings.pool_size)
+        self.pool = Pool(starter, folder, records, environment=settings.environment, size=settings.pool_size)
         self.admission = Admission(
             most_running=settings.max_running,
             most_waiting=settings.max_waiting,
@@ -80,36 +81,36 @@ class Registry:
             settings=settings,
             folder=folder,
             journal=journal,
-            roll=roll,
+            records=records,
             starter=starter,
             handover=handover,
         )
 
-    # New ones
+    # New sessions
 
     def create(self, principal: str, *, environment: str = "", reason: str = "") -> Session:
-        """A new session; its kernel starts with its first cell."""
+        """Create a session, from the pool where possible; otherwise its kernel starts with its first cell."""
         self._check_room(principal)
         name = environment or self.settings.environment
         self._starter.environments.check(name)
         asked_at = time.perf_counter()
-        unborn = self.pool.take(name)
-        folders = unborn.folders if unborn else self._new_folders(name)
+        pooled = self.pool.take(name)
+        folders = pooled.folders if pooled else self._new_folders(name)
         session = self._open(folders, principal, name, reason)
-        self._enter(session)
-        if unborn is not None:
-            session.session_kernel.adopt(unborn.kernel, is_fresh=True)
+        self._record_new(session)
+        if pooled is not None:
+            session.session_kernel.adopt(pooled.kernel, is_fresh=True)
             measures.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
         measures.sessions_opened.add("new")
         return session
 
     def _new_folders(self, environment: str) -> SessionFolders:
-        return self.pool.take_room(environment) or new_folders(self._folder, self._starter)
+        return self.pool.take_prepared(environment) or new_folders(self._folder, self._starter)
 
     async def fork(
         self, session_id: str, principal: str, *, at: str = "", reseed: bool = False
     ) -> tuple[Session, SessionFork]:
-        """A new session that goes on from the state of another one, or from its state before an execution."""
+        """Create a session that continues from the state of another one, or from its state before an execution."""
         origin = await self.reach(session_id, principal)
         origin.queue.check_idle()
         await self.make_room(principal, spared=origin)
@@ -117,9 +118,9 @@ class Registry:
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
             reason = f"fork of {origin.id}"
-            veil = origin.veil.fork(TokenCounter(forked.folders.tokens))
-            session = self._open(forked.folders, principal, origin.environment, reason, veil)
-            self._enter(session)
+            redactor = origin.veil.fork(TokenCounter(forked.folders.tokens))
+            session = self._open(forked.folders, principal, origin.environment, reason, redactor)
+            self._record_new(session)
             session.session_kernel.adopt(forked.kernel)
             session.session_kernel.variables = forked.variables
             session.guard.inherit(origin.guard)
@@ -128,28 +129,30 @@ class Registry:
         variables, lost = list(forked.variables), forked.lost
         return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
 
-    def take_over(self, entry: SessionRecord, folders: SessionFolders, kernel: Kernel, box: TokenLog | None) -> Session:
-        """A session whose kernel an earlier server left, as that one had it; the box has what its tokens stand for."""
+    def take_over(
+        self, entry: SessionRecord, folders: SessionFolders, kernel: Kernel, token_log: TokenLog | None
+    ) -> Session:
+        """Open a session whose kernel an earlier server left; `token_log` has the values of its redaction tokens."""
         self.roll.take_over(entry.id)
-        session = self._open(folders, entry.principal, entry.environment, entry.reason, box=box)
+        session = self._open(folders, entry.principal, entry.environment, entry.reason, token_log=token_log)
         resumption.take_over(session, entry, kernel)
         measures.sessions_opened.add("kept")
         log.info("session %s goes on with its variables", entry.id, extra=about(session))
         return session
 
-    # Room for them
+    # Limits on sessions
 
     @property
-    def _owners_most(self) -> int:
-        """How many sessions one owner may have open."""
+    def _most_per_owner(self) -> int:
+        """Return how many sessions one owner may have open."""
         most, share = self.settings.max_sessions, self.settings.owner_share
         return most if self.settings.only_owner else max(1, int(most * share))
 
     async def make_room(self, principal: str, *, spared: Session | None = None) -> None:
-        """Put idle sessions to sleep until the principal may have one more, as far as there are any.
+        """Hibernate idle sessions until the principal may open one more, as far as there are any.
 
-        One who is at its share gives up its own longest idle one. When all sessions together are too many, whoever
-        has the most of them does, unless the principal itself would then have more.
+        A principal that has its share gives up its own longest idle session. When all sessions together are too many,
+        the principal that has the most of them gives up one, unless this principal would then have more.
         """
         if not self.settings.hibernate:
             return  # an idle session would be lost
@@ -162,9 +165,9 @@ class Registry:
             await self.endings.retire(session, f"made room for {whose} new session at {iso(time.time())}")
 
     def _giver(self, principal: str) -> str | None:
-        """Who has to give up a session so that the principal can have one more; None where nobody has to."""
+        """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
         counts = Counter(session.principal for session in self._sessions.values())
-        if counts[principal] >= self._owners_most:
+        if counts[principal] >= self._most_per_owner:
             return principal
         if len(self._sessions) < self.settings.max_sessions:
             return None
@@ -173,10 +176,10 @@ class Registry:
 
     def _check_room(self, principal: str) -> None:
         own, is_full = len(self.of(principal)), len(self._sessions) >= self.settings.max_sessions
-        if own >= self._owners_most and not is_full:
+        if own >= self._most_per_owner and not is_full:
             raise Busy(
                 f"{own} of your sessions are open and none of them can be put to sleep; owner_share of max_sessions "
-                f"allows {self._owners_most} for each owner",
+                f"allows {self._most_per_owner} for each owner",
                 hint="Wait for one to finish, stop it with interrupt_execution, or clear one with clear_session",
             )
         if is_full:
@@ -193,14 +196,14 @@ class Registry:
         principal: str,
         environment: str,
         reason: str,
-        veil: SessionRedactor | None = None,
+        redactor: SessionRedactor | None = None,
         *,
-        box: TokenLog | None = None,
+        token_log: TokenLog | None = None,
     ) -> Session:
         tools = self._starter.broker(folders.session_id)
-        veil = veil or self._veils.veil(folders.tokens)
-        if self._handover.is_on and self._veils.are_in_use:
-            veil.keep_in(box or TokenLog())
+        redactor = redactor or self._redactors.veil(folders.tokens)
+        if self._handover.is_on and self._redactors.are_in_use:
+            redactor.keep_in(token_log or TokenLog())
         session = Session(
             folders,
             principal=principal,
@@ -208,42 +211,44 @@ class Registry:
             reason=reason,
             settings=self.settings,
             journal=self.journal,
-            roll=self.roll,
+            records=self.roll,
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
-            veil=veil,
+            veil=redactor,
             handover=self._handover,
-            shelf=self._shelves.of(principal) if self._shelves and (tools or self.settings.shares_always) else None,
+            owner_folder=self._owner_folders.of(principal)
+            if self._owner_folders and (tools or self.settings.shares_always)
+            else None,
             tools=tools,
         )
         self._sessions[session.id] = session
         spans.annotate(session_id=session.id)
         return session
 
-    def _enter(self, session: Session) -> None:
+    def _record_new(self, session: Session) -> None:
         self.roll.enter(session.id, session.principal, session.environment, session.reason)
         self.journal.commit()
         log.info("session %s created", session.id, extra=about(session))
 
     def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, SessionRedactor]:
-        """For code that runs outside a session, under the same policy."""
-        return self._guardrails.guard(name, principal, folder), self._veils.veil()
+        """Return a guard and a redactor for code that runs outside a session, under the same policy."""
+        return self._guardrails.guard(name, principal, folder), self._redactors.veil()
 
-    # Found
+    # Finding sessions
 
     async def reach(self, session_id: str, principal: str) -> Session:
-        """Like `get`, and for a session that sleeps there is room made first."""
+        """Return a session like `get`, but make room first for one that sleeps."""
         if session_id not in self._sessions and self._is_asleep(self.roll.find(session_id), principal):
             await self.make_room(principal)
         return self.get(session_id, principal)
 
     def get(self, session_id: str, principal: str) -> Session:
-        """The caller's session, woken if it sleeps, marked as used."""
+        """Return the caller's session; wake it if it sleeps, and mark it as used."""
         session = self._sessions.get(session_id)
         if session is None:
-            self.endings.check_not_leaving(session_id, principal)
-            session = self._woken(session_id, principal)
+            self.endings.check_not_hibernating(session_id, principal)
+            session = self._wake(session_id, principal)
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
         session.lease.touch()
@@ -251,12 +256,12 @@ class Registry:
         return session
 
     def notice(self, execution: Execution) -> SessionNotice | None:
-        """What the first caller of the execution's session is told; None ever after."""
+        """Return the notice for the first caller of the execution's session; None for later ones."""
         session = self._sessions.get(execution.session_id)
         return session.lease.notice() if session is not None else None
 
     def look(self, session_id: str, principal: str) -> tuple[SessionFolders, str]:
-        """The folders and the environment of the caller's session, which is neither woken nor marked as used."""
+        """Return the folders and the environment of the caller's session, without waking it or marking it as used."""
         session = self._sessions.get(session_id)
         if session is not None and session.principal == principal:
             return session.folders, session.environment
@@ -265,8 +270,8 @@ class Registry:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
         return SessionFolders(session_id, self._folder / session_id, None), entry.environment
 
-    def _woken(self, session_id: str, principal: str) -> Session | None:
-        """A session that sleeps on disk, as the caller's own again; its kernel starts with its next cell."""
+    def _wake(self, session_id: str, principal: str) -> Session | None:
+        """Open a session of the caller that sleeps on disk; its kernel starts with its next cell."""
         entry = self.roll.find(session_id)
         if entry is None or not self._is_asleep(entry, principal):
             return None
@@ -292,11 +297,11 @@ class Registry:
         return f"session {session_id[:64]!r} does not exist: it was never made, has expired, or was cleared"
 
     def of(self, principal: str) -> list[Session]:
-        """The caller's sessions, oldest first."""
+        """Return the caller's sessions that are open here, oldest first."""
         return [session for session in self._sessions.values() if session.principal == principal]
 
     def asleep(self, principal: str) -> list[SessionInfo]:
-        """The caller's sessions that are on disk alone, oldest first. Any call with their id wakes them."""
+        """Return the caller's sessions that are only on disk, oldest first. Any call with their id wakes them."""
         kept_s = self.settings.keep_days * DAY_S
         return [
             SessionInfo(
@@ -319,22 +324,22 @@ class Registry:
         ]
 
     def all(self) -> list[Session]:
-        """Every session, for the operator."""
+        """Return every open session, for the operator."""
         return [*self._sessions.values()]
 
-    # Ends
+    # Ending sessions
 
     async def clear(self, session_id: str, principal: str) -> None:
-        """End a session on its owner's word; nothing of it stays."""
+        """End a session because its owner asks for it, and delete all of it."""
         session = self.get(session_id, principal)
         await self.endings.close(session, "was cleared")
 
     async def sweep(self) -> list[str]:
-        """Put to sleep, or end, the sessions that were idle too long; what runs is never swept."""
+        """Hibernate, or end, the sessions that were idle too long, except those that run a cell; return their ids."""
         minutes = self.settings.session_idle_s / 60
         ended: list[str] = []
         for session in self.all():
-            # Looked at one by one: while the last one ended, this one may have been used or cleared.
+            # Checked one by one, because this session may have been used or cleared while the last one ended.
             if session.id in self._sessions and session.is_expired:
                 await self.endings.retire(session, f"expired at {iso(time.time())} after {minutes:g} idle minutes")
                 ended.append(session.id)
@@ -342,7 +347,7 @@ class Registry:
         return ended
 
     async def aclose(self) -> None:
-        """Leave every session to the next server, where there may be one; else put it to sleep, or end it."""
+        """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""
         await self.pool.aclose()
         await self._handover.settled()
         await asyncio.gather(*(self.endings.detach(session, "ended with its server") for session in self.all()))
@@ -351,17 +356,17 @@ class Registry:
 @asynccontextmanager
 async def open_registry(
     guardrails: Guardrails,
-    veils: Redactors,
+    redactors: Redactors,
     folder: Path,
     journal: Journal,
-    roll: SessionRecords,
+    records: SessionRecords,
     starter: KernelStarter,
     handover: Handover,
 ) -> AsyncGenerator[Registry]:
-    """A registry with its sweep running in the background."""
-    registry = Registry(guardrails, veils, folder, journal, roll, starter, handover)
+    """Open a registry that sweeps idle sessions in the background."""
+    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover)
     registry.pool.fill()
-    sweeping = asyncio.get_running_loop().create_task(_sweep_for_ever(registry))
+    sweeping = asyncio.get_running_loop().create_task(_sweep_periodically(registry))
     try:
         yield registry
     finally:
@@ -370,11 +375,11 @@ async def open_registry(
         await registry.aclose()
 
 
-async def _sweep_for_ever(registry: Registry) -> None:
+async def _sweep_periodically(registry: Registry) -> None:
     while True:
         await asyncio.sleep(registry.settings.sweep_interval_s)
         try:
             await registry.sweep()
         except Exception:
-            # One session that cannot be ended must not keep the others alive.
+            # A session that cannot be ended must not keep the others from being swept.
             log.exception("sweep failed")

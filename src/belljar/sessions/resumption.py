@@ -1,4 +1,4 @@
-"""How a session that is older than its server comes back: from disk, or alive with the kernel of an earlier server."""
+"""Continues sessions of earlier servers: from disk, or with the kernel that an earlier server left alive."""
 
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution
@@ -11,22 +11,22 @@ from belljar.sessions.session import Session
 
 
 def wake(session: Session, entry: SessionRecord) -> None:
-    """It was asleep on disk: what it was goes on, with the first kernel."""
+    """Continue a session that was asleep on disk; its variables are loaded when its first kernel starts."""
     session.restore(entry, "the session has been asleep on disk since, where only its latest state is kept")
     session.session_kernel.waking = WakeReport(session.folders, entry)
     session.veil.restore(session.folders.vault)
 
 
 def take_over(session: Session, entry: SessionRecord, kernel: Kernel) -> None:
-    """It lives on with the kernel that an earlier server left."""
+    """Continue a session with the kernel that an earlier server left alive."""
     session.restore(entry, "its server has ended since, and this state could not outlive it")
-    for slept in (session.folders.state, session.folders.vault):
-        slept.unlink(missing_ok=True)
+    for path in (session.folders.state, session.folders.vault):
+        path.unlink(missing_ok=True)
     session.session_kernel.adopt(kernel)
 
 
 def follow(session: Session, record: ExecutionRecord, restored: RestoredKernel, left_s: float) -> None:
-    """Go on with an execution that its kernel was given by an earlier server; so much of its time is left."""
+    """Continue an execution that an earlier server gave to the kernel; `left_s` of its timeout are left."""
     note = restored.note
     cell = Cell(record.code, note.timeout_s, allow_input=note.allow_input)
     execution = Execution(record.id, session, cell, session.count)
@@ -35,7 +35,7 @@ def follow(session: Session, record: ExecutionRecord, restored: RestoredKernel, 
 
 
 def catch_up(session: Session, kernel: ResumableKernel) -> None:
-    """Nothing ran when the earlier server ended: hear what was said since, before anything else is done."""
+    """Read what the kernel sent since the earlier server ended, before anything else, because no cell ran then."""
     session.queue.run_aside(_catch_up(session, kernel))
 
 

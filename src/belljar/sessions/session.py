@@ -1,4 +1,8 @@
-"""One session: a folder, a kernel that may have to be replaced, and the turn that cells take one after another."""
+"""One session: its folder, its kernel, and the turn that its executions take one after another.
+
+Also owns the lease (when an unused session expires) and the authors of cells in a shared session. The registry creates
+and ends sessions.
+"""
 
 import asyncio
 import secrets
@@ -38,16 +42,16 @@ from belljar.settings import Settings
 from belljar.toolbox.broker import Broker
 
 Watcher = Callable[[Execution | None], None]
-"""Told of every execution when its turn has come or when it ended without one; None when the session ends."""
+"""Called with every execution when its turn has come, or when it ended without one; with None when the session ends."""
 
 MEBIBYTE = 1024 * 1024
 IDLE_S = 0.02
-# When it was last used is on record about as precisely.
+# The time of the last use is recorded at most this often.
 NOTE_S = 10.0
 
 
 class Session:
-    """Made and ended by the registry; everything else goes through `submit`."""
+    """A session as surfaces use it; cells go through `submit`."""
 
     def __init__(
         self,
@@ -58,13 +62,13 @@ class Session:
         reason: str,
         settings: Settings,
         journal: Journal,
-        roll: SessionRecords,
+        records: SessionRecords,
         admission: Admission,
         start_kernel: StartKernel,
         guard: Guard,
         veil: SessionRedactor,
         handover: Handover,
-        shelf: OwnerFolder | None = None,
+        owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
     ) -> None:
         self.id = folders.session_id
@@ -75,29 +79,29 @@ class Session:
         self.reason = reason
         self.settings = settings
         self.journal = journal
-        self._roll = roll
+        self._records = records
         self.admission = admission
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
         self.quota = DiskQuota((*folders.own, folders.layer), settings.disk_mb or 0)
-        self.sharing = SharedFolder(shelf, self.workspace, folders.shared) if shelf else None
-        """Its `workspace/`, which outlives it; None where there is none."""
+        self.sharing = SharedFolder(owner_folder, self.workspace, folders.shared) if owner_folder else None
+        """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
         self.veil = veil
-        """What its code and its callers may see of personal data."""
+        """Redacts the personal data that its code and its callers may not see."""
         self.tools = tools
-        """Where its code calls tools; None where there are none."""
+        """The broker for its code's tool calls; None where there are no tools."""
         if tools is not None:
             tools.attach(owner=principal, guard=guard, veil=veil, keep=self.write_file)
         self.turn = asyncio.Lock()
         self.handover = handover
-        self.session_kernel = self._open_life(start_kernel)
+        self.session_kernel = self._make_session_kernel(start_kernel)
         self.queue = ExecutionQueue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
         self.watchers: set[Watcher] = set()
-        """People who share it. It is in use as long as there are any."""
+        """The people who share it; it counts as used while there are any."""
         self.comms = SessionComms(self)
-        """Its widgets, and who looks at them."""
+        """The messages between its widgets and the front ends that show them."""
         self._timeline = Timeline(self.id, journal)
         self.lease = Lease(
             self.id,
@@ -106,24 +110,26 @@ class Session:
         )
         self._holds = 0
         self._is_closed = False
-        self._keeping: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
         self.count = 0
-        """How many executions there were so far."""
+        """How many executions were submitted so far."""
         self._noted: tuple[str, ...] = ()
-        """Its variables as they are on record."""
+        """The names of its variables as they are on record."""
         self._noted_at = -NOTE_S
 
-    def _open_life(self, start_kernel: StartKernel) -> SessionKernel:
+    def _make_session_kernel(self, start_kernel: StartKernel) -> SessionKernel:
         folders, settings, handover = self.folders, self.settings, self.handover
-        limit_bytes, outlives = settings.checkpoint_disk_mb * MEBIBYTE, handover.is_on
-        snapshots = Snapshots(folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives)
-        kept = KeptCheckpoints(self.id, handover)
+        limit_bytes, outlives_server = settings.checkpoint_disk_mb * MEBIBYTE, handover.is_on
+        snapshots = Snapshots(
+            folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives_server
+        )
+        watcher = KeptCheckpoints(self.id, handover)
         return SessionKernel(
             folders,
             start_kernel=start_kernel,
             quota=self.quota,
             checkpoints=Checkpoints(
-                snapshots, kept, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb
+                snapshots, watcher, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb
             ),
             is_busy=lambda: self.is_busy,
             on_growth=self._on_growth,
@@ -132,10 +138,10 @@ class Session:
             extra_descriptor=self.veil.box_descriptor,
         )
 
-    # Cells
+    # Executions
 
     def submit(self, cell: Cell, key: str = "") -> Execution:
-        """Queue a cell; it runs when its turn comes, whoever waits for it."""
+        """Queue a cell; it runs when its turn comes, whether or not anyone waits for it."""
         self.admission.check_queue(self.principal)
         self.journal.check_room()
         self.queue.check_room()
@@ -158,15 +164,15 @@ class Session:
 
     def _on_done(self, execution: Execution) -> None:
         self.lease.touch()
-        self._tell(execution)
-        is_kept_soon = self._keeping is not None and not self._keeping.done()
-        if not self.is_busy and self.session_kernel.checkpoints.are_kept and not self._is_closed and not is_kept_soon:
-            # While nobody waits, so that the next cell need not.
-            self._keeping = self.queue.run_aside(self._keep_when_idle())
+        self._notify_watchers(execution)
+        is_scheduled = self._checkpointing is not None and not self._checkpointing.done()
+        if not self.is_busy and self.session_kernel.checkpoints.are_kept and not self._is_closed and not is_scheduled:
+            # Take the checkpoint now, while nobody waits, so that the next cell need not wait for it.
+            self._checkpointing = self.queue.run_aside(self._checkpoint_when_idle())
 
-    async def _keep_when_idle(self) -> None:
+    async def _checkpoint_when_idle(self) -> None:
         wait_s = IDLE_S
-        # Once more where a cell that came meanwhile took one: this waits for all that ended since it began.
+        # Wait again if a cell took a checkpoint meanwhile: this task also covers the cells that ended since it started.
         while wait_s > 0:
             await asyncio.sleep(wait_s)
             wait_s = self.session_kernel.checkpoints.wait_s
@@ -174,18 +180,18 @@ class Session:
             async with self.turn:
                 await self.session_kernel.take_checkpoint(is_idle=True)
 
-    def _tell(self, execution: Execution | None) -> None:
+    def _notify_watchers(self, execution: Execution | None) -> None:
         for watcher in [*self.watchers]:
             watcher(execution)
 
-    # What an execution finds around it
+    # For executions: see `ExecutionContext`
 
     def on_turn(self, execution_id: str, number: int) -> str:
         """See `ExecutionContext`."""
         self._timeline.add(execution_id)
         self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
-            self._tell(execution)
+            self._notify_watchers(execution)
         return self.session_kernel.checkpoints.gap
 
     def note_author(self, author: str) -> str:
@@ -197,25 +203,25 @@ class Session:
         return self.comms.tell(execution_id, sequence, event)
 
     def record_use(self) -> None:
-        """Put on record that it is used and what it holds, if that is news, with whatever is committed next."""
+        """Record that it is used and its variables, if they changed or `NOTE_S` passed; the next commit includes it."""
         now, variables = time.monotonic(), self.session_kernel.variables
         if variables != self._noted or now - self._noted_at > NOTE_S:
             self._noted, self._noted_at = variables, now
-            self._roll.record_use(self.id, variables)
+            self._records.record_use(self.id, variables)
 
     def screens(self) -> Screens:
-        """What the output of a new execution passes through."""
-        veil: list[OutputScreen] = [RedactionScreen(self.veil)] if self.veil.covers_outputs else []
-        return Screens([*veil, *self.guard.screens()])
+        """Return the screens (filters) that the output of a new execution passes through."""
+        redaction: list[OutputScreen] = [RedactionScreen(self.veil)] if self.veil.covers_outputs else []
+        return Screens([*redaction, *self.guard.screens()])
 
     async def write_file(self, name: str, data: bytes) -> None:
-        """Put a file into the folder, if there is room."""
+        """Write a file into the folder, if there is room."""
         self.workspace.check_name(name)
         await self.quota.check_room(len(data))
         await asyncio.to_thread(self.workspace.write, name, data)
 
     def _on_growth(self) -> None:
-        """The folder is over its limit and grows: stop the cell, or what a cell left running."""
+        """Stop the cell that runs, or what a cell left running, because the folder is over its limit and grows."""
         running = next((execution for execution in self.queue.running() if execution.has_started), None)
         if running is not None:
             running.stop_for_disk(at_once=self.quota.is_far_over)
@@ -223,18 +229,19 @@ class Session:
         full = Incident("disk_full", f"folder {self.quota.detail}, and grew between two cells")
         self.queue.run_aside(self.session_kernel.kill_idle(full))
 
-    # Back in time
+    # Rewinding
 
     async def rewind(self, to: str | int) -> Rewinding:
-        """Back to before an execution: by its id, or the number of executions to take back."""
+        """Rewind to before an execution, given by its id or as the number of executions to undo."""
         self.queue.check_idle()
-        # Whoever stops waiting must not leave it half-way, with the files of one state and the variables of another.
-        # What is meant is told now, when nothing runs: by its turn there may be cells after it.
+        # In a task of its own, because a caller that stops waiting must not leave it half done, with the files of one
+        # state and the variables of another. The target is resolved now, while nothing runs, because there may be
+        # further executions by the time it gets the turn.
         rewinding = self.queue.run_aside(self._rewind(self._timeline.target(to)))
         try:
             return await asyncio.shield(rewinding)
         except asyncio.CancelledError:
-            rewinding.add_done_callback(_drop_outcome)
+            rewinding.add_done_callback(_ignore_exception)
             if rewinding.cancelled():
                 raise KernelDied(f"session {self.id} ended while it was rewound") from None
             raise
@@ -245,26 +252,26 @@ class Session:
             return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
 
     def take_back(self, since: str) -> list[str]:
-        """The session is as it was before that execution: it and those after it are on record as undone."""
+        """Record an execution and those after it as undone, because the session was rewound; return their ids."""
         if self.sharing is not None:
             self.sharing.forget()
         return self._timeline.take_back(since)
 
-    # From its first use to its end
+    # Lifetime
 
     @property
     def is_expired(self) -> bool:
-        """Whether nothing has used it for too long; what runs is never expired."""
+        """Return whether it was unused for too long; a session that runs a cell never is."""
         return not self.is_busy and self.lease.left_s <= 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses it at the moment: no cell, no request that is under way, nobody who is attached."""
+        """Return whether nobody uses it at the moment: no cell, no request under way, nobody attached."""
         return not (self.is_busy or self.turn.locked() or self._holds or self.watchers)
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Count it as used until the block ends, though no cell of it runs."""
+        """Count it as used until the block ends, although no cell of it runs."""
         self._holds += 1
         try:
             yield
@@ -273,7 +280,7 @@ class Session:
             self.lease.touch()
 
     def restore(self, entry: SessionRecord, loss: str) -> None:
-        """It is older than this server, and goes on as it is on record; its earlier states were lost like that."""
+        """Restore a session of an earlier server from its record; `loss` says why its checkpoints are lost."""
         self.lease.restore(entry.created_at)
         self.count = entry.executions
         self._timeline.restore()
@@ -281,41 +288,41 @@ class Session:
         self.session_kernel.variables = entry.variables
 
     def is_blank(self) -> bool:
-        """Whether nothing would be missed of it."""
+        """Return whether it has no executions, no files and no saved variables."""
         return self.count == 0 and self.session_kernel.waking is None and not self.workspace.list().entries
 
     def close_aside(self) -> None:
-        """Do nothing more between cells: it is about to end here."""
+        """Do nothing more between cells, because the session is about to end or leave this server."""
         self._is_closed = True
         self.queue.stop_aside()
 
     async def aclose(self) -> None:
         """End the kernel and everything that runs; may be called twice. The folder stays."""
         self.close_aside()
-        self._tell(None)
+        self._notify_watchers(None)
         self.queue.interrupt()
         await self.queue.cancel()
         await self.session_kernel.aclose()
         self.veil.close()
 
     def remove_files(self) -> None:
-        """Delete everything it kept on disk."""
+        """Delete all its files on disk."""
         remove_tree(self.folders.root)
 
-    # What callers see
+    # State
 
     @property
     def is_busy(self) -> bool:
-        """Whether something runs or waits."""
+        """Return whether an execution runs or waits."""
         return not self.queue.is_empty
 
     @property
     def state(self) -> Literal["running", "idle", "fresh"]:
-        """What it does; `fresh` has no kernel yet."""
+        """Return what it does; `fresh` means that it has no kernel yet."""
         return "running" if self.is_busy else "idle" if self.session_kernel.kernel else "fresh"
 
     def info(self) -> SessionInfo:
-        """A line for lists. Looks through the folder, so call it in a thread."""
+        """Return the session's entry for lists. Call it in a thread, because it lists the folder."""
         last = self.queue.latest()
         return SessionInfo(
             session_id=self.id,
@@ -337,13 +344,13 @@ class Session:
         )
 
 
-def _drop_outcome(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for it any more; a failure was told to whoever did."""
+def _ignore_exception(task: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of a task that nobody waits for, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
-# How long a session may stay: from its last use on, and for ever while it is in use.
+# The lease of a session
 
 INSTRUCTIONS = (
     "Pass this session_id in the next calls: variables, imports and files stay. "
@@ -352,7 +359,7 @@ INSTRUCTIONS = (
 
 
 class Lease:
-    """One session's."""
+    """How long a session may stay: `idle_s` from its last use on, and without limit while it is in use."""
 
     def __init__(self, session_id: str, *, idle_s: float, is_in_use: Callable[[], bool]) -> None:
         self._session_id = session_id
@@ -361,31 +368,31 @@ class Lease:
         self.created_at = time.time()
         self.used_at = time.time()
         self._used_ticks = time.monotonic()
-        """The same by the clock that nobody sets: what expires does so by this one."""
+        """The same by the monotonic clock, which decides when the session expires."""
         self._is_noticed = False
 
     def restore(self, created_at: float) -> None:
-        """The session is older than this server, and was told of."""
+        """Restore the lease of an earlier server's session, whose notice was given already."""
         self.created_at = created_at
         self._is_noticed = True
 
     def touch(self) -> None:
-        """It was used."""
+        """Note that the session was used."""
         self.used_at = time.time()
         self._used_ticks = time.monotonic()
 
     @property
     def left_s(self) -> float:
-        """How long until it ends if nothing happens."""
+        """Return how long until the session expires if it is not used."""
         return self._idle_s - (0.0 if self._is_in_use() else time.monotonic() - self._used_ticks)
 
     @property
     def expires_at(self) -> float:
-        """When it ends if nothing happens."""
+        """Return when the session expires if it is not used."""
         return time.time() + self.left_s
 
     def notice(self) -> SessionNotice | None:
-        """What the first caller is told; None ever after."""
+        """Return the notice for the first caller; None for later ones."""
         if self._is_noticed:
             return None
         self._is_noticed = True
@@ -394,38 +401,38 @@ class Lease:
 
 
 def iso(timestamp: float) -> str:
-    """A time as callers read it."""
+    """Return a time in the ISO format that callers read."""
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-# Whose cells they are, where people share a session: told beside the cell, and to the owner once.
+# The authors of cells in a shared session
 
 MOST_REMEMBERED = 1_000
 
 
 class Authors:
-    """Those who ran cells in one session since the owner's last one."""
+    """The people who ran cells or used widgets in one session since its owner's last cell."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        """One for each cell."""
+        """The author of each cell."""
         self._users: dict[str, None] = {}
-        """Of widgets, in order."""
+        """The people who used widgets, in order."""
 
     def use(self, author: str) -> None:
-        """Someone who is not the owner did something to a widget."""
+        """Note that someone other than the owner used a widget; an empty author is the owner."""
         if author:
             self._users[author] = None
 
     def on_cell(self, author: str) -> str:
-        """A cell begins, the owner's if no author is named; returns what is to be said of it, if anything."""
+        """Note that a cell begins, the owner's if `author` is empty; return a notice for its output, if any."""
         if author:
             self._names.append(author)
             del self._names[:-MOST_REMEMBERED]
             return f"run by {author}, who shares this session"
         names, self._names, users, self._users = self._names, [], self._users, {}
         cells = "a cell" if len(names) == 1 else f"{len(names)} cells"
-        runners, movers = " and ".join(dict.fromkeys(names)), " and ".join(users)
-        said = [f"{runners} ran {cells}"] if names else []
-        said += ["used widgets" if movers == runners else f"{movers} used widgets"] if users else []
-        return f"{' and '.join(said)} in this session since your last one" if said else ""
+        runners, widget_users = " and ".join(dict.fromkeys(names)), " and ".join(users)
+        parts = [f"{runners} ran {cells}"] if names else []
+        parts += ["used widgets" if widget_users == runners else f"{widget_users} used widgets"] if users else []
+        return f"{' and '.join(parts)} in this session since your last one" if parts else ""

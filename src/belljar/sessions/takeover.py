@@ -1,6 +1,6 @@
-"""Sessions whose kernels outlived their server: taken over by the next one, each with the cell that it was at.
+"""Takes over, when a server starts, the sessions whose kernels outlived an earlier server, with their running cells.
 
-What cannot be taken over is left to `recovery.py`, which puts on record that it is lost.
+`recovery.py` records the sessions that could not be taken over as lost.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Takeover:
-    """What an earlier server left; nothing, where no session outlives its server."""
+    """Takes over what an earlier server left; does nothing where no session outlives its server."""
 
     def __init__(self, handover: Handover, starter: KernelStarter, folder: Path) -> None:
         self._handover = handover
@@ -35,7 +35,7 @@ class Takeover:
         self._failures: dict[str, str] = {}
 
     async def take_over_all(self, registry: Registry, living: Collection[str]) -> None:
-        """Take over every session that nobody else has meanwhile; the rest is ended."""
+        """Take over every session that no other server has; end the kernels of the others."""
         for session_id in self._handover.left():
             entry = registry.roll.find(session_id)
             if entry is None or not _is_free(entry, living):
@@ -44,7 +44,8 @@ class Takeover:
             try:
                 await self._take(registry, entry)
             except (BelljarError, OSError, LookupError, TypeError, ValueError) as error:
-                # Or it was kept by another version, in words that are not ours: the server starts all the same.
+                # Also when another version of belljar deposited it in a form that this one cannot read: the server must
+                # start all the same.
                 ids = {"session_id": session_id}
                 log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
                 self._failures[session_id] = getattr(error, "message", "") or str(error)
@@ -52,7 +53,7 @@ class Takeover:
         await self._handover.end_unclaimed()
 
     def why_lost(self, entry: SessionRecord) -> str:
-        """Why a session did not outlive its server; empty where none does."""
+        """Return why a session did not outlive its server; empty where no session does."""
         if not self._handover.is_on:
             return ""
         if failure := self._failures.get(entry.id):
@@ -67,16 +68,16 @@ class Takeover:
         environment = await self._starter.environments.get(entry.environment)
         restored = await self._handover.restore(entry.id, folders, environment, self._starter.restore_services)
         store = await asyncio.to_thread(_set_aside, folders.snapshots)
-        box = TokenLog(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None
-        session = registry.take_over(entry, folders, restored.kernel, box)
+        token_log = TokenLog(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None
+        session = registry.take_over(entry, folders, restored.kernel, token_log)
         await session.session_kernel.inherit(restored.copies, store)
-        _go_on(session, restored)
+        _resume_executions(session, restored)
 
 
 def _set_aside(store: Path) -> Path:
-    """What an earlier server has of the files of earlier states, out of the way of this one's."""
+    """Move the earlier server's snapshots of files out of the way of this one's, and return their new path."""
     aside = store.with_name(f"{store.name}-left")
-    if aside.exists():  # of a server that ended while it took them over
+    if aside.exists():  # left by a server that ended during a takeover
         remove_tree(aside)
     if store.exists():
         store.rename(aside)
@@ -87,8 +88,8 @@ def _is_free(entry: SessionRecord, living: Collection[str]) -> bool:
     return entry.state == "asleep" or (entry.state == "live" and entry.run not in living)
 
 
-def _go_on(session: Session, restored: RestoredKernel) -> None:
-    """Follow the execution that the kernel was given; those that waited behind it never ran."""
+def _resume_executions(session: Session, restored: RestoredKernel) -> None:
+    """Follow the execution that the kernel was given; record that those waiting behind it never ran."""
     note, is_busy = restored.note, False
     for record in session.journal.unfinished(session.id):
         if record.id == note.execution_id:
@@ -96,7 +97,7 @@ def _go_on(session: Session, restored: RestoredKernel) -> None:
             resumption.follow(session, record, restored, max(0.0, note.deadline - time.time()))
             continue
         budget_chars = session.settings.output_budget_chars
-        unrun = broken_off(session.journal, record, (), budget_chars)
-        session.journal.finish(unrun.model_copy(update={"state": "kept"}))
+        result = broken_off(session.journal, record, (), budget_chars)
+        session.journal.finish(result.model_copy(update={"state": "kept"}))
     if not is_busy:
         resumption.catch_up(session, restored.kernel)

@@ -1,4 +1,7 @@
-"""The settings in force, and where each came from. `table.py` has them all; `sources.py` where they are read."""
+"""Loads the settings in force, and explains where each came from.
+
+`table.py` declares all settings; `sources.py` reads files and variables.
+"""
 
 import logging
 import os
@@ -44,7 +47,7 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +59,24 @@ class SettingOrigin:
     origin: str
     description: str
     ignored: str = ""
-    """The file of the working directory, where it says something else and is not trusted."""
+    """The file of the working directory, if it has another value and is not trusted."""
 
 
 def load_settings(flags: Mapping[str, object] = {}) -> Settings:
-    """The settings in force; a flag that is None was not given, unless it is a limit: then there is none."""
+    """Return the settings in force. A flag that is None was not given, except for a limit, where it means no limit."""
     given = given_flags(flags)
     try:
         settings = Settings(**given)
     except ValidationError as error:
         raise _explained(error, given) from None
-    if (line := explain_trust()) and line not in _told:
-        _told.add(line)
+    if (line := explain_trust()) and line not in _warned:
+        _warned.add(line)
         log.warning("%s", line)
     return settings
 
 
 def explain_trust() -> str:
-    """Say which settings of the working directory's file are ignored, and what would change that; empty for none."""
+    """Return which settings of the working directory's file are ignored and how to trust it; empty for none."""
     project = sources.project_layer(Settings)
     if project is None:
         return ""
@@ -86,7 +89,7 @@ def explain_trust() -> str:
 
 
 def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
-    """Every setting with its value, secrets masked, and where the value came from."""
+    """Return every setting with its value, secrets masked, and where the value came from."""
     settings = load_settings(flags)
     layers = [sources.Layer(given_flags(flags), flag), *sources.layers(Settings)]
     return [
@@ -106,27 +109,27 @@ def _origin(name: str, layers: list[sources.Layer]) -> str:
 
 
 def given_flags(flags: Mapping[str, object]) -> dict[str, Any]:
-    """Those that say something: None does of limits only."""
+    """Return the flags that were given: None counts only for limits."""
     return {name: value for name, value in flags.items() if value is not None or words.may_be_none(Settings, name)}
 
 
 def allowed(name: str) -> str:
-    """What a setting takes, in words."""
+    """Return the values that a setting takes, in words."""
     return words.allowed(Settings, name)
 
 
 def default(name: str) -> str:
-    """What a setting is when nothing sets it, in Markdown and without this machine's paths."""
+    """Return the default of a setting, in Markdown and without this machine's paths."""
     return words.default(Settings, name)
 
 
 def untrusted(name: str) -> str:
-    """What the working directory's file may do to a setting before it is trusted, in words."""
+    """Return, in words, what the working directory's file may do to a setting before it is trusted."""
     return (tightening.rule_of(Settings.model_fields[name]) or tightening.NEVER).words
 
 
 def unknown_variables() -> list[str]:
-    """Variables that look like settings and are none: likely a slip of the pen."""
+    """Return variables that have the prefix of settings and are none, which are probably misspelled."""
     known = {variable(name) for name in Settings.model_fields} | {sources.CONFIG_VARIABLE}
     looks_so = (name for name in os.environ if name.startswith(sources.PREFIX))
     return sorted(name for name in looks_so if name not in known and not name.startswith(sources.SECRETS))

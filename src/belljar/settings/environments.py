@@ -1,6 +1,6 @@
-"""Environments as settings name them: the kind of each, and what it is found by or made of.
+"""The entries of the setting `environments`: the kind of each, and what it is found by or made of.
 
-Form only: whether one is there is for `belljar.environments` to say.
+Only the form is checked here; `belljar.environments` checks whether an environment exists.
 """
 
 import re
@@ -22,19 +22,19 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class EnvironmentEntry(BaseModel):
-    """One table of `environments`."""
+    """One table of the setting `environments`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     kind: Kind
     path: str = ""
-    """Of a virtual environment or interpreter; of conda its name or folder; of the system's an interpreter."""
+    """The path of a virtual environment or interpreter; for conda, the environment's name or folder."""
     requirements: tuple[str, ...] = ()
-    """What a managed one is made of, as pip would take it."""
+    """The requirements of a managed environment, as pip takes them."""
     file: str = ""
-    """The same from a requirements.txt, a pyproject.toml or an environment.yml; the latter makes one of conda too."""
+    """A requirements.txt, pyproject.toml or environment.yml instead; the last can also make one of conda."""
     python: str = ""
-    """A managed one's Python: a version or an interpreter; empty for the server's own."""
+    """The Python of a managed environment: a version or an interpreter; empty for the server's own."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> "EnvironmentEntry":
@@ -54,12 +54,12 @@ class EnvironmentEntry(BaseModel):
 
     @property
     def is_ours(self) -> bool:
-        """Whether belljar makes it."""
+        """Tell whether belljar makes the environment."""
         return self.kind == "managed" or bool(self.file)
 
 
 def checked_names(entries: dict[str, EnvironmentEntry]) -> dict[str, EnvironmentEntry]:
-    """Refuse names that mean something else already or could be taken for a path."""
+    """Refuse names that are reserved or could be taken for a path."""
     for name in entries:
         if name in RESERVED:
             raise ValueError(f"{name} is the name of the one that is always there")

@@ -1,4 +1,4 @@
-"""Bearer keys as settings hold them: who each stands for, and its hash."""
+"""Bearer keys in the settings: parsing, hashing and masking their entries."""
 
 import hashlib
 import re
@@ -12,24 +12,25 @@ MASK = "********"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A bearer key as the server keeps it: who it stands for, and its hash."""
+    """A bearer key as the server keeps it: the name of its user, and its hash."""
 
     name: str
     digest: str
 
 
 def hash_key(key: str) -> str:
-    """The hexadecimal SHA-256 of a key; our keys are 256 random bits, so a slow hash would add nothing."""
+    """Return the hexadecimal SHA-256 of a key; our keys are 256 random bits, so a slow hash would add nothing."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def parse_key(entry: str) -> ApiKey:
-    """Read `KEY`, `NAME:KEY` or `NAME:sha256:HEX`; a key without a name is named after its hash."""
+    """Parse `KEY`, `NAME:KEY` or `NAME:sha256:HEX`; a key without a name is named after its hash."""
     name, colon, secret = entry.partition(":")
     if not colon:
         digest = hash_key(entry)
         return ApiKey(f"key-{digest[:8]}", digest)
-    # A hash whose name was forgotten would otherwise become a plain key that anyone who read the file knows.
+    # `sha256` is refused as a name, because `sha256:HEX`, a hash without a name, would become a plain key that anyone
+    # who has read the file knows.
     if not is_key_name(name):
         raise ValueError("the part before the colon is no name for a key")
     if not secret:
@@ -43,23 +44,23 @@ def parse_key(entry: str) -> ApiKey:
 
 
 def is_key_name(name: str) -> bool:
-    """Whether a key may be called that."""
+    """Tell whether a key may have that name."""
     return re.fullmatch(r"[A-Za-z0-9._@-]{1,64}", name) is not None and f"{name}:" != HASH_MARK
 
 
 def checked_key(entry: SecretStr) -> SecretStr:
-    """A key that can be read."""
+    """Return the entry if it can be parsed."""
     parse_key(entry.get_secret_value())
     return entry
 
 
 def is_hashed(entry: str) -> bool:
-    """Whether an entry has the hash of its key rather than the key."""
+    """Tell whether an entry contains the hash of its key rather than the key."""
     return entry.partition(":")[2].startswith(HASH_MARK)
 
 
 def masked(entry: str) -> str:
-    """An entry as it may be printed."""
+    """Return an entry as it may be printed, without its key or hash."""
     name, colon, _ = entry.partition(":")
     if not colon:
         return MASK

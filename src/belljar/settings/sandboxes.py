@@ -30,7 +30,7 @@ class InstalledSandbox:
 
 
 def installed_sandboxes() -> list[InstalledSandbox]:
-    """Return the providers that installed packages bring, by name."""
+    """Return the providers that installed packages bring, sorted by name."""
     found = [
         InstalledSandbox(point.name, f"{point.dist.name} {point.dist.version}" if point.dist else "unknown", point)
         for point in entry_points(group=GROUP)

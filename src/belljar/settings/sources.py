@@ -1,7 +1,8 @@
-"""Where values come from, lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or
-`BELLJAR_CONFIG`), `BELLJAR_*` variables, flags. It knows the names and types of a table, not what they are for.
+"""Reads the values of settings from files and variables.
 
-The working directory's file may only tighten (`tightening.py`), unless the user trusts it (`trust.py`).
+From lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or `BELLJAR_CONFIG`), `BELLJAR_*`
+variables, flags. The working directory's file may only tighten (`tightening.py`), unless the user trusts it
+(`trust.py`). This module knows the names and types of a table of settings, not what they are for.
 """
 
 import json
@@ -27,7 +28,7 @@ CONFIG_FILE = "belljar.toml"
 PREFIX = "BELLJAR_"
 CONFIG_VARIABLE = "BELLJAR_CONFIG"
 SECRETS = "BELLJAR_SECRET_"
-"""Variables that begin so are values for tools, and no settings."""
+"""Variables with this prefix are values for tools, and not settings."""
 
 ALIASES = {
     "log_level": "LOG_LEVEL",
@@ -42,7 +43,7 @@ ALIASES = {
     "servers_directory": "SERVERS_DIR",
     "skills_directory": "SKILLS_DIR",
 }
-"""Variables of other projects that are read where ours is not set, for the settings that a table has."""
+"""Variables of other projects that are read if ours is not set, for settings that the table has."""
 
 _FLAGS = {"surfaces": "--surface"}
 _LARGEST_FILE = 1024 * 1024
@@ -50,16 +51,16 @@ _LARGEST_FILE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One source: what it sets, and how it is called for each name."""
+    """One source: the values it sets, and for each name what to call the source."""
 
     values: dict[str, Any]
     origin: Callable[[str], str]
     ignored: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What a file that is not trusted says beyond what it may, by name."""
+    """Values of an untrusted file that it may not set, by name."""
 
 
 class _Environment(EnvSettingsSource):
-    """Lists are separated by commas rather than written in JSON, and other projects' names stand in for ours."""
+    """Reads variables: lists are separated by commas rather than JSON, and other projects' names are aliases."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         if kind(field.annotation) is dict:
@@ -91,18 +92,18 @@ def _table(table: Table, name: str, text: str) -> Any:
 
 
 def layers(table: Table) -> list[Layer]:
-    """The sources below the flags, highest first."""
+    """Return the sources below the flags, highest first."""
     environment = _Environment(table)
     return [Layer(environment(), environment.origin), *_file_layers(table)]
 
 
 def project_layer(table: Table) -> Layer | None:
-    """The file of the working directory, if it is there, is read, and is not trusted."""
+    """Return the layer of the working directory's file if it is not trusted and some settings are ignored."""
     return next((layer for layer in _file_layers(table) if layer.ignored), None)
 
 
 def config_files() -> list[Path]:
-    """The files that are looked for, highest first; they need not exist."""
+    """Return the files that are looked for, highest first; they need not exist."""
     chosen = os.environ.get(CONFIG_VARIABLE)
     nearest = Path(chosen).expanduser() if chosen else Path(CONFIG_FILE)
     own = user_folder()
@@ -110,7 +111,7 @@ def config_files() -> list[Path]:
 
 
 def read_config(path: Path) -> bytes:
-    """Read a file of settings. One that may be anybody's is refused if it is no file, rather than waited for."""
+    """Read a file of settings. One that anybody may have put there must be a regular file, or is refused."""
     is_from_anybody = _is_from_anybody(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_from_anybody else 0))
@@ -139,7 +140,7 @@ def parse_config(table: Table, path: Path, content: bytes) -> dict[str, Any]:
 
 
 def tightened(table: Table, values: dict[str, Any], below: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is in force of a file that is not trusted, and what is ignored; `below` is what other files say."""
+    """Return which values of an untrusted file are in force, and which are ignored; `below` is what other files set."""
     kept: dict[str, Any] = {}
     ignored: dict[str, Any] = {}
     for name, proposed in values.items():
@@ -154,17 +155,17 @@ def tightened(table: Table, values: dict[str, Any], below: dict[str, Any]) -> tu
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return PREFIX + name.upper()
 
 
 def flag(name: str) -> str:
-    """The flag of a setting, on the commands that take it."""
+    """Return the flag of a setting, for the commands that take it."""
     return _FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
 def winner(name: str, layers: list[Layer]) -> tuple[Any, str]:
-    """The value that won, as it was before it was checked, and its origin."""
+    """Return the value from the highest layer that has one, before validation, and its origin."""
     for layer in layers:
         if name in layer.values:
             return layer.values[name], layer.origin(name)
@@ -172,7 +173,7 @@ def winner(name: str, layers: list[Layer]) -> tuple[Any, str]:
 
 
 def _is_wanted(path: Path) -> bool:
-    """Whether a file is there; a folder that we may not look into has none for us, unless it was asked for."""
+    """Tell whether a file exists; a missing or inaccessible one is an error only if BELLJAR_CONFIG names it."""
     try:
         if path.exists():
             return True
@@ -199,7 +200,7 @@ def _file_layers(table: Table) -> list[Layer]:
 
 
 def _is_from_anybody(path: Path) -> bool:
-    """Whether a file is read only because it is in the working directory; the user named any other."""
+    """Tell whether a file is read only because it is in the working directory, and not because the user named it."""
     own = user_folder()
     return not os.environ.get(CONFIG_VARIABLE) and (own is None or path != own / CONFIG_FILE)
 
@@ -209,7 +210,7 @@ def _file_layer(table: Table, path: Path, content: bytes) -> Layer:
 
 
 def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:
-    """A variable is text whatever it sets; a file has types, and they must be right."""
+    """Refuse an unknown name or a wrong type in a file; variables are always text, so their types are not checked."""
     if name not in table.model_fields:
         raise unknown(table, name, origin)
     written_as = kind(table.model_fields[name].annotation)

@@ -1,7 +1,7 @@
-"""The settings: one table. The code, `belljar config` and the reference page all read it.
+"""The table of all settings, which the code, `belljar config` and the reference page read.
 
-Nothing here knows where values come from or what a setting is for. Each says what the `belljar.toml` of a working
-directory that the user does not trust may do to it: see `tightening.py`.
+Each setting says what the `belljar.toml` of an untrusted working directory may do to it; see `tightening.py`. This
+module does not know where values come from or how settings are used.
 """
 
 import json
@@ -39,7 +39,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """The table. `Settings(**flags)` reads every source; prefer `load_settings`, whose errors name the source."""
+    """All settings. `Settings(**flags)` reads every source; prefer `load_settings`, whose errors name the source."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
@@ -48,7 +48,8 @@ class Settings(BaseSettings):
     sandbox: Annotated[
         str,
         AfterValidator(checked_sandbox),
-        # A provider of another package has no place in this order, so such a file can neither choose nor leave one.
+        # A provider of another package has no place in this order, so an untrusted file can neither choose it nor
+        # replace it.
         towards("process", ("namespace", "container"), "gvisor", "microvm"),
     ] = Field(
         "namespace",
@@ -400,7 +401,7 @@ class Settings(BaseSettings):
 
     @property
     def only_owner(self) -> str:
-        """Whose all sessions are, as a principal; empty where callers may be several people."""
+        """Return the principal that owns all sessions; empty if callers may be several people."""
         names = {parse_key(key.get_secret_value()).name for key in self.api_keys}
         if self.oauth_issuer or len(names) > 1:
             return ""
@@ -408,7 +409,7 @@ class Settings(BaseSettings):
 
     @property
     def shares_always(self) -> bool:
-        """Whether sessions have a `workspace/` though there may be no tools."""
+        """Tell whether sessions have a `workspace/` even if there are no tools."""
         return self.workspace == "on" or (self.workspace == "auto" and bool(self.workspace_directory))
 
     @classmethod
@@ -420,5 +421,5 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the layers below them."""
+        """Return the sources of values: flags, then the layers below them. Called by pydantic-settings."""
         return (init_settings, *(InitSettingsSource(cls, layer.values) for layer in layers(cls)))

@@ -1,8 +1,8 @@
-"""What the `belljar.toml` of a working directory may do to a setting while the user does not trust that folder.
+"""The rules for what the `belljar.toml` of an untrusted working directory may do to a setting.
 
 Anybody may have put that file there: the author of a project, an archive, a program that was told to write it. It may
-narrow what sessions can do, and nothing else. Each setting of `table.py` carries one of these rules; one that carries
-none may not be set by such a file.
+narrow what sessions can do, and nothing else. Each setting of `table.py` has one of these rules; a setting without one
+cannot be set by such a file.
 """
 
 import math
@@ -17,7 +17,7 @@ from belljar.settings.kinds import NONE
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """What is in force after the file was heard, and whether that is all it asked for."""
+    """The value in force after the file was applied, and whether that is all that the file asked for."""
 
     value: Any
     is_whole: bool
@@ -25,11 +25,11 @@ class Narrowed:
 
 @dataclass(frozen=True, slots=True)
 class Tightening:
-    """One rule: `narrow` gets the value without the file and the value of the file."""
+    """One rule; `narrow` gets the value without the file and the file's value."""
 
     narrow: Callable[[Any, Any], Narrowed]
     words: str
-    """For the reference: what a file that is not trusted may do."""
+    """What an untrusted file may do, for the reference page."""
 
 
 def rule_of(field: FieldInfo) -> Tightening | None:
@@ -43,7 +43,7 @@ def narrowed(field: FieldInfo, current: Any, proposed: Any) -> Narrowed:
 
 
 def towards(*order: Any) -> Tightening:
-    """Make the rule of a setting with few values, loosest first; values in one tuple are as strict as each other."""
+    """Make the rule of a setting with few values, loosest first; values in one tuple are equally strict."""
     steps = [cast("tuple[Any, ...]", step) if isinstance(step, tuple) else (step,) for step in order]
     ranks = {value: rank for rank, step in enumerate(steps) for value in step}
 
@@ -60,7 +60,7 @@ def _keep(current: Any, proposed: Any) -> Narrowed:
 
 
 def _lower(current: Any, proposed: Any) -> Narrowed:
-    # Written so that NaN, which is neither, is refused.
+    # Written as a comparison that is false for NaN, so that NaN is refused.
     is_fine = _number(proposed) <= _number(current)
     return Narrowed(proposed if is_fine else current, is_fine)
 
@@ -71,7 +71,7 @@ def _raise(current: Any, proposed: Any) -> Narrowed:
 
 
 def _number(value: Any) -> float:
-    """A limit as a number; no limit is above every other."""
+    """Return a limit as a number; no limit is infinity."""
     return math.inf if value is None or value == NONE else float(value)
 
 

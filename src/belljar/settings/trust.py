@@ -1,7 +1,7 @@
-"""The folders whose `belljar.toml` the user trusts: the path of each file with the digest of what it said then.
+"""The list of `belljar.toml` files that the user trusts: the path of each, with the digest of its content.
 
 The list is in the user's own configuration folder, which no session can write. A file that has changed since is not
-trusted any more, so trust is in what somebody has read, not in a place.
+trusted any more, because the user trusts the content that they have read, not the path.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def user_folder() -> Path | None:
-    """Return the folder of the user's own settings; None when a variable puts it wherever the command is run."""
+    """Return the folder of the user's own settings; None if a variable makes it relative to the working directory."""
     folder = platformdirs.user_config_path("belljar")
-    # By the XDG specification a relative path is to be ignored; here it would be the working directory's to fill.
+    # The XDG specification says to ignore a relative path; here it would let the working directory provide the list.
     return folder if folder.is_absolute() else None
 
 
 def is_trusted(file: Path, content: bytes) -> bool:
-    """Tell whether the user trusts a file that says this."""
+    """Tell whether the user trusts a file with this content."""
     return trusted_files().get(_key(file)) == _digest(content)
 
 
 def trusted_files() -> dict[str, str]:
-    """Return the digests of trusted files by their path; none if somebody else could have written the list."""
+    """Return the digests of trusted files by path; empty if somebody else could have written the list."""
     place = _place()
     if place is None:
         return {}
@@ -51,12 +51,12 @@ def trusted_files() -> dict[str, str]:
 
 
 def trust(file: Path, content: bytes) -> None:
-    """Trust a file as long as it says this."""
+    """Trust a file as long as it has this content."""
     _write({**trusted_files(), _key(file): _digest(content)})
 
 
 def distrust(file: Path) -> bool:
-    """Take a file off the list; tell whether it was on it."""
+    """Remove a file from the list; tell whether it was on it."""
     listed = trusted_files()
     was_listed = listed.pop(_key(file), None) is not None
     if was_listed:
@@ -83,8 +83,8 @@ def _place() -> Path | None:
 
 
 def _key(file: Path) -> str:
-    # The folder's real path, since its relative paths count from there; the file itself may be a link: what counts is
-    # what it says.
+    # The folder's real path, because relative paths in the file count from there. The file itself may be a link,
+    # because its content is what is trusted.
     return str(file.absolute().parent.resolve() / file.name)
 
 

@@ -1,4 +1,4 @@
-"""What is said of settings: the values they take, and why one cannot be used."""
+"""Texts about settings: the values that they take, values as printed, and errors for values that cannot be used."""
 
 import difflib
 import json
@@ -17,36 +17,36 @@ Table = type[BaseSettings]
 
 
 def allowed(table: Table, name: str) -> str:
-    """What a setting takes, in words."""
+    """Return the values that a setting takes, in words."""
     field = table.model_fields[name]
     return _note(field, "allowed") or _allowed_type(field.annotation) + _bounds(field)
 
 
 def default(table: Table, name: str) -> str:
-    """What a setting is when nothing sets it, in Markdown and without this machine's paths."""
+    """Return the default of a setting, in Markdown and without this machine's paths."""
     field = table.model_fields[name]
     return _note(field, "default") or f"`{json.dumps(shown(field.get_default()))}`"
 
 
 def unknown(table: Table, name: str, origin: str) -> SettingsError:
-    """The error of a name that no setting has."""
+    """Return the error for a name that no setting has."""
     near = difflib.get_close_matches(name, table.model_fields, n=1)
     hint = f"Did you mean {near[0]}?" if near else "`belljar config` lists every setting"
     return SettingsError(f"unknown setting {name} from {origin}", hint=hint)
 
 
 def unusable(table: Table, name: str, value: object, origin: str, reason: str) -> SettingsError:
-    """The error of a value that a setting does not take."""
+    """Return the error for a value that a setting does not take."""
     shown = MASK if name in ("api_keys", "mcp_servers") else json.dumps(value, default=str, ensure_ascii=False)
     return SettingsError(f"{name} = {shown} from {origin}: {reason}", hint=f"{name} takes {allowed(table, name)}")
 
 
 def shown(value: Any) -> JsonValue:
-    """A value as it may be printed: secrets are masked."""
+    """Return a value as it may be printed, with secrets masked."""
     if isinstance(value, list | tuple):
         return [shown(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        # Tables that are not of a known form hold variables and headers, and with them secrets.
+        # Tables without a model may hold variables and headers, and with them secrets.
         parts = cast("dict[str, Any]", value).items()
         return {name: shown(item) if isinstance(item, BaseModel) else MASK for name, item in parts}
     if isinstance(value, BaseModel):
@@ -59,17 +59,17 @@ def shown(value: Any) -> JsonValue:
 
 
 def may_be_none(table: Table, name: str) -> bool:
-    """Whether a setting is a limit that there need not be."""
+    """Tell whether a setting is a limit that can be none."""
     return name in table.model_fields and type(None) in get_args(table.model_fields[name].annotation)
 
 
 def is_table(table: Table, name: str) -> bool:
-    """Whether a setting is made of named parts."""
+    """Tell whether a setting is a table with named entries."""
     return name in table.model_fields and kind(table.model_fields[name].annotation) is dict
 
 
 def kind(annotation: Any) -> type:
-    """What a file writes it as: list, table, bool, int, float, or else text."""
+    """Return the type that a setting has in a file: list, dict, bool, int, float, or else str."""
     if get_origin(annotation) in (list, dict):
         return get_origin(annotation) or list
     if type(None) in get_args(annotation):

@@ -1,7 +1,7 @@
-"""A small process that owns the sandboxes of a server, so that they outlive it, and the server's line to it.
+"""The server's client of the supervisor, a small process that owns a server's sandboxes so that they outlive it.
 
-`apart/` is that process: it imports nothing of ours and nothing that is not Python's own. It knows numbers, descriptors
-and keys; what they mean is known to those who hand them over.
+The process itself is in `inside/supervisor/`; it imports nothing but Python's standard library. It knows numbers,
+descriptors and keys; only those who deposit them know what they mean.
 """
 
 from belljar.supervisor.client import Deposit, NoSupervisor, SupervisorClient, open_supervisor

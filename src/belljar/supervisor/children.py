@@ -1,4 +1,4 @@
-"""Processes whose parent is the supervisor, as `sandboxes/child.py` has those of the server's own."""
+"""Processes whose parent is the supervisor; the server's own children are in `sandboxes/child.py`."""
 
 import asyncio
 import contextlib
@@ -11,20 +11,20 @@ class Parent(Protocol):
     """What a supervisor does for its children."""
 
     async def status_of(self, pid: int) -> int:
-        """How one ended."""
+        """Return the exit status of a child that has ended."""
         ...
 
     def kill_group_of(self, pid: int) -> None:
-        """End one and who stayed in its process group."""
+        """Kill a child and its process group."""
         ...
 
     def forget_child(self, pid: int) -> None:
-        """Nobody asks about it any more."""
+        """Stop keeping the status of a child, because nobody will ask for it."""
         ...
 
 
 class SupervisedChild:
-    """One of them, until it is released or left."""
+    """A child of the supervisor, until it is released or detached."""
 
     def __init__(self, parent: Parent, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -37,26 +37,26 @@ class SupervisedChild:
         self._loop.add_reader(pidfd, self._on_exit)
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         await self._has_ended.wait()
         return self._status
 
     def kill_group(self) -> None:
-        """Send SIGKILL to the child and to whoever stayed in its process group."""
+        """Send SIGKILL to the child and its process group."""
         if self._pidfd >= 0:
-            # From here as well: the supervisor may be a while.
+            # Also from here, because the supervisor may take a while.
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._parent.kill_group_of(self.pid)
 
     def release(self) -> None:
-        """Have it reaped, once it has ended; may be called twice."""
+        """Have the supervisor reap the child, once it has ended; may be called twice."""
         if self._pidfd >= 0:
             self.detach()
             self._parent.forget_child(self.pid)
 
     def detach(self) -> None:
-        """Look at it no longer; may be called twice."""
+        """Stop watching the child and let it live; may be called twice."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

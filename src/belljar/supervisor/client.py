@@ -1,7 +1,7 @@
-"""The server's line to its supervisor: found or started, asked for this and that, and done without once it is gone.
+"""The server's connection to its supervisor: finds or starts it, sends requests, and copes when it is gone.
 
-What needs no answer is sent and not waited for, and so is there for the next server whatever happens to this one; what
-needs one is awaited, for `ANSWER_S` at most. It blocks only at a server's start, where nobody else is kept waiting.
+Requests that need no answer are sent without waiting, so their effect is there for the next server whatever happens to
+this one. Answers are awaited for `ANSWER_S` at most. It blocks only while a server starts, when nobody else waits.
 """
 
 import asyncio
@@ -28,18 +28,17 @@ from belljar.inside.supervisor.packets import FORM, LOG, PACKET_BYTES, TAKEN, WE
 from belljar.supervisor import discovery
 from belljar.supervisor.children import SupervisedChild
 
-# A connection to a supervisor: requests go out at once, answers come in their order, whoever waits for them.
-# A supervisor that is stopped, or busy for long, holds up nobody but those who wait for its answer, and them no
-# longer than they like. Knows nothing of what is asked.
+# The connection. Requests go out at once and answers come in the same order. A supervisor that is stopped, or busy for
+# long, delays only those who wait for its answer, and them no longer than they choose. It does not know the requests.
 
 GONE = "the supervisor is gone"
 MOST_UNANSWERED = 1_000
 Answer = tuple[dict[str, Any], list[int]]
-"""Words, and descriptors that are the reader's own."""
+"""The answer's JSON, and descriptors that the reader owns."""
 
 
 class SupervisorConnection:
-    """One connection, read by a thread of its own."""
+    """One connection to the supervisor, read by a thread of its own."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -52,17 +51,17 @@ class SupervisorConnection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is at the other end."""
+        """Whether the supervisor has hung up."""
         return self._is_over
 
     @property
     def silent_s(self) -> float:
-        """For how long the oldest request has waited for its answer; 0 when all are answered."""
+        """How long the oldest request has waited for its answer; 0 when all are answered."""
         with self._lock:
             return time.monotonic() - self._unanswered[0][0] if self._unanswered else 0.0
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> "Future[Answer]":
-        """Send a request and wait for nothing. What it carries may be closed then; an answer's is its taker's."""
+        """Send a request without waiting. Its descriptors may be closed then; an answer's belong to its taker."""
         future: Future[Answer] = Future()
         packet = json.dumps(request).encode()
         refusal = ""
@@ -78,7 +77,7 @@ class SupervisorConnection:
         return future
 
     def _sent(self, packet: bytes, descriptors: Sequence[int]) -> str:
-        """Why a packet could not be sent."""
+        """Send a packet; return why that failed, or nothing."""
         if self._is_over:
             return GONE
         if len(self._unanswered) >= MOST_UNANSWERED:
@@ -88,15 +87,15 @@ class SupervisorConnection:
         except BlockingIOError:
             return "the supervisor takes no more requests"
         except OSError as error:
-            if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # nothing was sent, and it is there
+            if error.errno in (errno.EBADF, errno.EMSGSIZE, errno.ETOOMANYREFS):  # not sent; the supervisor is there
                 return str(error.strerror)
-            # Before the reader notices, because whoever asks again at once must find another supervisor.
+            # Set before the reading thread notices, because whoever asks again at once must find another supervisor.
             self._is_over = True
             return GONE
         return ""
 
     def wait(self, limit_s: float) -> None:
-        """Until the other end hangs up, or that long."""
+        """Wait until the supervisor hangs up, or for `limit_s`."""
         self._reader.join(limit_s)
 
     def close(self) -> None:
@@ -111,7 +110,7 @@ class SupervisorConnection:
             try:
                 packet, descriptors = receive(self._sock)
             except Unreceived as error:
-                # An answer came, and this server has no room for it; what was done for it is in its words.
+                # An answer came, but this server has no room for its descriptors; its JSON still says what was done.
                 words = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
                 self._answer(({**(words or {}), "error": str(error.strerror)}, []))
                 continue
@@ -139,7 +138,7 @@ class SupervisorConnection:
 
 
 def _read_answer(packet: bytes) -> dict[str, Any] | None:
-    """Return an answer; None for the end of the connection, and for what no supervisor of ours says."""
+    """Return an answer's JSON; None at the end of the connection, and for anything our supervisor does not send."""
     try:
         words: Any = json.loads(packet)
     except (ValueError, RecursionError):
@@ -148,7 +147,7 @@ def _read_answer(packet: bytes) -> dict[str, Any] | None:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Those of an answer that nobody wants."""
+    """Close the descriptors of an answer that nobody wants."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -166,20 +165,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """What is kept under one key for the next server."""
+    """What the supervisor stores under one key for the next server."""
 
     words: dict[str, Any]
     descriptors: list[int] = field(default_factory=list[int])
     children: list[int] = field(default_factory=list[int])
-    """Of the supervisor's: those in no deposit end with the server."""
+    """Children of the supervisor. Those in no deposit are killed when the server ends."""
     is_session: bool = False
-    """Whether it is worth waiting for another server with it."""
+    """Whether the supervisor waits for another server while it has this."""
     folders: list[str] = field(default_factory=list[str])
     """Control groups that the supervisor removes when it ends everything."""
 
 
 class SupervisorClient:
-    """Made by `open_supervisor`."""
+    """A server's client of its supervisor; made by `open_supervisor`."""
 
     def __init__(self, folder: Path, patience_s: float) -> None:
         self._folder = folder
@@ -191,16 +190,16 @@ class SupervisorClient:
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody is at the other end."""
+        """Whether a supervisor is connected."""
         return self._exchange is not None and not self._exchange.is_over
 
     def attend(self) -> bool:
-        """Find the supervisor or start it; False when another server has it. Blocks."""
+        """Connect to the supervisor or start one; False when another server has it. Blocks."""
         with discovery.alone(self._folder):
-            if self.is_there:  # somebody else has just done it
+            if self.is_there:  # another thread has just done it
                 return True
             for _ in range(_TRIES):
-                # One that is about to end may still be found, and hang up: then another one is started.
+                # A supervisor that is about to end may still be found, and hangs up; then another one is started.
                 sock = discovery.connect(self._folder) or discovery.start(self._folder)
                 if sock is None:
                     continue
@@ -219,19 +218,19 @@ class SupervisorClient:
             "the supervisor for keep_alive does not answer", hint=f"Look into {self._folder / LOG}"
         )
 
-    def _introduce(self, exchange: SupervisorConnection) -> bool:
-        answer, _ = self._waited(exchange.ask(self._introduction()))
+    def _introduce(self, connection: SupervisorConnection) -> bool:
+        answer, _ = self._waited(connection.ask(self._introduction()))
         if "error" in answer:
-            exchange.close()
+            connection.close()
             return False
         if answer.get("form") != FORM:
-            # It speaks the words of another version: what it keeps cannot be taken over.
+            # A supervisor of another version has another protocol, so its deposits cannot be taken over.
             log.warning("the supervisor is of another version of belljar, so the sessions that it keeps end")
             os.kill(answer["pid"], signal.SIGTERM)
-            exchange.wait(ANSWER_S)
-            exchange.close()
+            connection.wait(ANSWER_S)
+            connection.close()
             return False
-        self._exchange, self.found = exchange, answer["keys"]
+        self._exchange, self.found = connection, answer["keys"]
         self._kept = set(self.found)
         return True
 
@@ -239,12 +238,12 @@ class SupervisorClient:
         return {"op": "attend", "patience_s": self._patience_s}
 
     async def be_there(self) -> None:
-        """Start another one if there is none any more."""
+        """Start another supervisor if it is gone."""
         if not self.is_there and not await asyncio.to_thread(self.attend):
             raise SandboxUnavailable("the supervisor for keep_alive is another server's by now")
 
     async def fault(self) -> str:
-        """Why nothing could be started by it now; empty where it answers, or is gone and will be replaced."""
+        """Return why it could start nothing now; empty when it answers, or is gone and will be replaced."""
         if not self.is_there:
             return ""
         answer, _ = await self._answered(self._ask(self._introduction()), LOOK_S)
@@ -272,10 +271,10 @@ class SupervisorClient:
             "targets": [0, 1, 2, *pass_fds],
         }
         answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
-        if answer.get("error") == GONE:  # nobody had noticed so far
+        if answer.get("error") == GONE:  # nobody had noticed that until now
             answer, descriptors = await self._start(request, (stdin, stdout, stderr), pass_fds)
         if "error" in answer:
-            if "pid" in answer:  # it runs, and there is no room for its descriptor
+            if "pid" in answer:  # it runs, but this server had no room for its descriptor
                 self._end_unwanted(answer["pid"])
             hint = _STOPPED_HINT if answer["error"] == _STOPPED else ""
             raise SandboxUnavailable(f"Cannot start {command[0]}: {answer['error']}", hint=hint)
@@ -292,7 +291,7 @@ class SupervisorClient:
         return await self._answered(asked, on_late=self._end_late)
 
     def _end_late(self, asked: "Future[Answer]") -> None:
-        """It was started after all, when nobody waited for it any more."""
+        """Kill a child that was started after all, when nobody waited for it any more."""
         answer, descriptors = asked.result()
         close_all(descriptors)
         if "pid" in answer:
@@ -303,30 +302,30 @@ class SupervisorClient:
         self.forget_child(pid)
 
     def find_child(self, pid: int) -> SupervisedChild:
-        """A child that an earlier server started. Blocks."""
+        """Return a child that an earlier server started. Blocks."""
         answer, descriptors = self._waited(self._ask({"op": "find", "pid": pid}))
         if "error" in answer:
             raise SandboxUnavailable(f"A kept process is gone: {answer['error']}")
         return SupervisedChild(self, pid, descriptors[0])
 
     async def status_of(self, pid: int) -> int:
-        """How a child ended; with the supervisor, by its signal."""
+        """Return a child's exit status; that of a SIGKILL when the supervisor is gone, because its children end too."""
         answer, _ = await self._answered(self._ask({"op": "ask", "pid": pid}))
         status = answer.get("status")
         return -signal.SIGKILL if status is None else status
 
     def kill_group_of(self, pid: int) -> None:
-        """End a child and who stayed in its process group."""
+        """Kill a child and its process group."""
         self._ask({"op": "kill", "pid": pid})
 
     def forget_child(self, pid: int) -> None:
-        """Nobody asks about it any more."""
+        """Tell the supervisor that nobody will ask about this child."""
         self._ask({"op": "forget", "pid": pid})
 
     # Deposits
 
     def store(self, key: str, deposit: Deposit) -> None:
-        """Keep something, in place of what was under this key; it has the descriptors when this returns."""
+        """Store something, in place of what was under this key. The descriptors are sent when this returns."""
         request = {
             "op": "keep",
             "key": key,
@@ -342,38 +341,38 @@ class SupervisorClient:
             answer, _ = asked.result()
             if "error" in answer:
                 log.warning("%s is not kept: %s", key, answer["error"])
-                if is_new:  # else there is what was under the key before
+                if is_new:  # otherwise the earlier deposit is still under the key
                     self._kept.discard(key)
 
         self._ask(request, deposit.descriptors).add_done_callback(note)
 
     def take(self, key: str) -> Deposit:
-        """What is kept under a key, with descriptors of the caller's own. Blocks."""
+        """Return what is stored under a key, with descriptors that the caller owns. Blocks."""
         answer, descriptors = self._waited(self._ask({"op": "take", "key": key}))
         if "error" in answer or answer.get("words") is None:
             raise SandboxUnavailable(f"{key} is not kept{': ' if 'error' in answer else ''}{answer.get('error', '')}")
         return Deposit(answer["words"], descriptors)
 
     def has(self, key: str) -> bool:
-        """Whether there is something under a key, as far as is known; `settled` knows."""
+        """Return whether something is stored under a key, as far as is known; certain only after `settled`."""
         return self.is_there and key in self._kept
 
     def has_any(self, prefix: str) -> bool:
-        """Whether there is something under a key that begins so."""
+        """Return whether something is stored under a key with this prefix."""
         return self.is_there and any(key.startswith(prefix) for key in [*self._kept])
 
     def drop(self, key: str, *, ends: bool = False) -> None:
-        """Keep it no longer; on demand its children end with it. May be called twice."""
+        """Remove a deposit; with `ends` its children are killed too. May be called twice."""
         if key in self._kept:
             self._kept.discard(key)
             self._ask({"op": "drop", "key": key, "ends": ends})
 
     async def settled(self) -> None:
-        """Until everything so far is answered, or nothing will be."""
+        """Wait until all requests so far are answered, or the supervisor is gone or silent for too long."""
         await self._answered(self._ask(self._introduction()))
 
     def close(self) -> None:
-        """Hang up: the supervisor waits with what it keeps, and ends with nothing to keep. May be called twice."""
+        """Hang up. The supervisor then waits with its deposits; without any it ends. May be called twice."""
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
@@ -397,7 +396,7 @@ class SupervisorClient:
     async def _answered(
         self, asked: "Future[Answer]", limit_s: float = ANSWER_S, on_late: OnLate | None = None
     ) -> Answer:
-        """The answer, or that there is none; one that comes when nobody waits any more is given to `on_late`."""
+        """Return the answer, or an error when none comes; an answer that comes too late goes to `on_late`."""
         try:
             async with asyncio.timeout(min(limit_s, self._left_s())):
                 return await asyncio.shield(asyncio.wrap_future(asked))
@@ -409,7 +408,7 @@ class SupervisorClient:
             raise
 
     def _left_s(self) -> float:
-        """How long an answer is waited for: who has been silent for long enough is not given as long again."""
+        """Return how long to wait for an answer: a supervisor that is already silent gets only what is left."""
         silent_s = self._exchange.silent_s if self._exchange is not None else 0.0
         return max(LOOK_S, ANSWER_S - silent_s)
 
@@ -422,10 +421,10 @@ class NoSupervisor:
     """Stands in for a supervisor where everything ends with the server: it keeps nothing."""
 
     async def be_there(self) -> None:
-        """Return at once: there is nobody to wait for."""
+        """Return at once, because there is nothing to wait for."""
 
     def has(self, key: str) -> bool:
-        """Return False: nothing is kept."""
+        """Return False, because nothing is stored."""
         return False
 
     def store(self, key: str, deposit: Deposit) -> None:
@@ -437,7 +436,7 @@ class NoSupervisor:
 
 @contextmanager
 def open_supervisor(data_directory: Path, patience_s: float) -> Generator[SupervisorClient | None]:
-    """The line to the supervisor of a data directory; None when another server has it."""
+    """Open the client of a data directory's supervisor; None when another server has it."""
     supervisor = SupervisorClient(discovery.own_folder(data_directory), patience_s)
     try:
         yield supervisor if supervisor.attend() else None

@@ -1,4 +1,4 @@
-"""Where the supervisor of a data directory is: its folder, its socket, and how it is started when there is none."""
+"""Finds the supervisor of a data directory: its folder and its socket; starts one when there is none."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from belljar.inside.supervisor.packets import LOG, PACKET_BYTES, SOCKET, widen
 
 PROCESS = FOLDER / "supervisor"
 PATIENCE_S = 10.0
-# Loaded by path under a name of its own: it needs nothing but Python's own library.
+# The supervisor's package is loaded by path under its own name, because it needs nothing but Python's standard library.
 _BOOTSTRAP = (
     "import importlib.util as u, sys; path, *words = sys.argv[1:]; "
     "spec = u.spec_from_file_location('belljar_supervisor', path + '/__init__.py', submodule_search_locations=[path]); "
@@ -27,7 +27,7 @@ _BOOTSTRAP = (
 
 
 def has_supervisor(data_directory: Path) -> bool:
-    """Whether one lives there, with or without a server; it is not disturbed."""
+    """Return whether a supervisor runs there, with or without a server; it does not notice."""
     try:
         descriptor = os.open(data_directory / "keep" / LOG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -42,7 +42,7 @@ def has_supervisor(data_directory: Path) -> bool:
 
 
 def own_folder(data_directory: Path) -> Path:
-    """The supervisor's folder, made where it is not there. Whoever owns it is told what to start, so it must be us."""
+    """Return the supervisor's folder, made if missing. It must be ours: its owner would be told what to start."""
     folder = data_directory / "keep"
     data_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.mkdir(exist_ok=True, mode=0o700)
@@ -59,7 +59,7 @@ def own_folder(data_directory: Path) -> Path:
 
 @contextmanager
 def alone(folder: Path) -> Generator[None]:
-    """While servers that start together look for a supervisor, one after the other."""
+    """Let servers that start together look for a supervisor one after the other."""
     descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -69,7 +69,7 @@ def alone(folder: Path) -> Generator[None]:
 
 
 def connect(folder: Path) -> socket.socket | None:
-    """A line to the one that lives there."""
+    """Connect to the supervisor that runs there; None when there is none."""
     sock = _new_socket()
     try:
         ipc.connect(sock, folder / SOCKET)
@@ -80,7 +80,7 @@ def connect(folder: Path) -> socket.socket | None:
 
 
 def greeting(sock: socket.socket | None) -> bytes:
-    """Its first word; nothing when it hangs up. TimeoutError when it does neither."""
+    """Return its first message; empty when it hangs up. TimeoutError when it does neither."""
     if sock is None:
         return b""
     try:
@@ -92,12 +92,12 @@ def greeting(sock: socket.socket | None) -> bytes:
 
 
 def start(folder: Path) -> socket.socket | None:
-    """Start one on a socket that is there before it is: who connects need not wait for it."""
+    """Start a supervisor on a socket that already listens, so that connecting need not wait for it."""
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(log, "wb") as complaints, _new_socket() as listener:
         ipc.bind(listener, folder / SOCKET, replaces=True)
         listener.listen(8)
-        # Without `site`, and with none of the server's variables.
+        # Without `site`, and with none of the server's environment variables.
         command = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(PROCESS), str(listener.fileno()), str(folder)]
         subprocess.run(
             command,

@@ -1,1 +1,1 @@
-"""Surfaces: what callers can say to belljar, each a thin adapter over the runtime."""
+"""MCP surfaces: the tools, resources and transports that clients see, each a thin layer over the runtime."""

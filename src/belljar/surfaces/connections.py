@@ -1,9 +1,9 @@
-"""HTTP connections before anybody knows whose they are: how many, for how long, and which of them goes first.
+"""Limits on HTTP connections before their caller is known, and on the requests that one caller may have under way.
 
 uvicorn limits neither the number of connections nor the time that a request takes to arrive. Both cost descriptors,
-which sessions need too. So each connection has a phase, each phase has a time limit, and when there are too many, the
-oldest one that has not sent a whole request is closed for the next.
-Knows nothing of paths, callers or sessions.
+which sessions need too. So each connection has a phase, each phase has a time limit, and when there are too many
+connections, the oldest one that has not sent a whole request is closed to make place for the next.
+Knows nothing of tools or sessions.
 """
 
 import asyncio
@@ -25,42 +25,42 @@ from belljar import measures
 from belljar.surfaces.auth import current_principal
 
 HEAD_S: Final = 10.0
-"""In which a request's head is to be complete, from the connection's first moment or the last answer on."""
+"""Time for a request's head to be complete, counted from the start of the connection or from the last answer."""
 BODY_S: Final = 30.0
-"""The same for its body, and longer by what arrives: a second for every BODY_RATE bytes."""
+"""Time for a request's body to be complete, plus a second for every BODY_RATE bytes that arrive."""
 BODY_RATE: Final = 16_384
 UNREAD_S: Final = 60.0
-"""In which a client that is behind with reading its answer reads some of it."""
+"""Time in which a client that is behind with reading its answer has to read some of it."""
 LINGER_S: Final = 5.0
-"""In which a connection ends that is over: what is sent to it is dropped, what it does not fetch too."""
+"""Time for a connection that is over to end; what it still sends and what it does not fetch is dropped."""
 ACCEPTED_AT_ONCE: Final = 128
-"""asyncio accepts as many before it lets one of them be counted."""
+"""Backlog of the listener: asyncio accepts so many connections before it lets one of them be counted."""
 _WATCH_S: Final = 1.0
 _SPARE: Final = 16
-"ConnectionLimiter beyond the limit that are only told how the server is."
+"""Connections beyond the limit that are accepted, but can only ask for the paths of `_ASKED_OF_FULL`."""
 _ASKED_OF_FULL: Final = ("/health", "/ready")
 
 Phase = Literal["head", "body", "answer", "idle", "over"]
-"""What a connection waits for: a head, a body, an answer of ours, the next request, or its end."""
+"""What a connection waits for: a head, a body, our answer, the next request, or its end."""
 
 log = logging.getLogger(__name__)
 
 
 def connection_limit(wanted: int) -> int:
-    """Return how many connections there may be: a quarter of this process's descriptors at most."""
+    """Return how many connections there may be: at most a quarter of this process's descriptors."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if descriptors == resource.RLIM_INFINITY else max(_SPARE, min(wanted, descriptors // 4))
 
 
 class ConnectionLimiter:
-    """All connections of one server."""
+    """All connections of one server, and the limit on their number."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._open: set[BoundedProtocol] = set()
         self._unfinished: dict[str, dict[BoundedProtocol, None]] = {}
-        """Those that have not sent a whole request, by peer, the oldest first."""
-        self._is_told = False
+        """Connections that have not sent a whole request, by peer, the oldest first."""
+        self._has_warned = False
 
     def protocol(
         self,
@@ -73,7 +73,7 @@ class ConnectionLimiter:
         return BoundedProtocol(self, config, server_state, app_state)
 
     def admit(self, connection: "BoundedProtocol") -> Literal["served", "told", "refused"]:
-        """Decide what a new connection gets: everything, word of how the server is, or nothing."""
+        """Decide what a new connection gets: full service, only its health ("told"), or nothing."""
         if len(self._open) >= self.most:
             self._close_oldest()
         count = len(self._open)
@@ -83,12 +83,12 @@ class ConnectionLimiter:
         return "told" if count < self.most + _SPARE else "refused"
 
     def _close_oldest(self) -> None:
-        """Close one that waits for a request: heads before bodies, and those last that were answered before.
+        """Close a connection that waits for a request: heads before bodies, and last those that have had an answer.
 
-        Of several peers, the one with the most of them loses one.
+        Of several peers, the one with the most such connections loses one.
         """
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_warned:
+            self._has_warned = True
             log.warning("%d HTTP connections are open, the most that max_connections allows", self.most)
         by_peer = sorted(self._unfinished.values(), key=len, reverse=True)
         for rank in range(3):
@@ -99,7 +99,7 @@ class ConnectionLimiter:
                 return
 
     def note_phase(self, connection: "BoundedProtocol", phase: Phase) -> None:
-        """Keep the order in which connections began to wait for a request."""
+        """Record the order in which connections began to wait for a request."""
         waiting = self._unfinished.setdefault(connection.peer, {})
         waiting.pop(connection, None)
         if phase != "answer":
@@ -108,9 +108,9 @@ class ConnectionLimiter:
             del self._unfinished[connection.peer]
 
     def forget(self, connection: "BoundedProtocol") -> None:
-        """The connection is closed, or is about to be; may be called twice."""
+        """Stop counting a connection that is closed or is about to be; may be called twice."""
         self._open.discard(connection)
-        self._is_told = self._is_told and len(self._open) > self.most // 2
+        self._has_warned = self._has_warned and len(self._open) > self.most // 2
         waiting = self._unfinished.get(connection.peer, {})
         waiting.pop(connection, None)
         if not waiting:
@@ -136,7 +136,7 @@ class ConnectionLimiter:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol, which knows what it waits for and since when."""
+    """uvicorn's protocol of one connection, which also knows what it waits for and since when."""
 
     def __init__(
         self, connections: ConnectionLimiter, config: Config, server_state: ServerState, app_state: dict[str, Any]
@@ -154,12 +154,12 @@ class BoundedProtocol(H11Protocol):
         """See asyncio."""
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
-        welcome = self._all.admit(self)
-        if welcome == "refused":
+        admission = self._all.admit(self)
+        if admission == "refused":
             transport.abort()
             return
-        if welcome == "told":
-            self.app = _only_told(self.app)  # pyright: ignore[reportAttributeAccessIssue]
+        if admission == "told":
+            self.app = _health_only(self.app)  # pyright: ignore[reportAttributeAccessIssue]
         self._enter("head")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,15 +173,15 @@ class BoundedProtocol(H11Protocol):
         if self.phase == "idle":
             self._enter("head")
         super().data_received(data)
-        self._look()
+        self._update_phase()
 
     def on_response_complete(self) -> None:
-        """See uvicorn. An answer that did not wait for the body leaves nothing to wait for."""
+        """See uvicorn. After an answer that did not wait for the request's body, the connection is over."""
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._enter("over")
         self._is_proven = True
         super().on_response_complete()
-        self._look()
+        self._update_phase()
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -195,7 +195,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def rank(self) -> int:
-        """How soon it has to go when there are too many; those with the lowest go first."""
+        """How soon the connection is closed when there are too many; the lowest goes first."""
         if self.phase == "over":
             return 0
         return 2 if self._is_proven else int(self.phase == "body")
@@ -207,11 +207,11 @@ class BoundedProtocol(H11Protocol):
         if self._unread_since is not None and now - self._unread_since > UNREAD_S:
             return True
         limits = {"head": HEAD_S, "body": BODY_S + self._received / BODY_RATE, "over": LINGER_S}
-        # Idle ones are closed by uvicorn, and how long an answer takes is the application's affair.
+        # uvicorn closes idle connections, and the application decides how long an answer takes.
         return now - self._since > limits.get(self.phase, float("inf"))
 
-    def _look(self) -> None:
-        """Find out what the connection waits for now."""
+    def _update_phase(self) -> None:
+        """Set the phase to what the connection waits for now."""
         theirs = self.conn.their_state
         if self.transport.is_closing() or (self.phase == "over" and theirs is h11.SEND_BODY):
             return
@@ -220,7 +220,7 @@ class BoundedProtocol(H11Protocol):
         elif theirs is not h11.IDLE:
             phase = "answer"
         else:
-            # Whoever has begun the next head is held to it; whoever has not is held to uvicorn's limit for idle ones.
+            # A client that has begun the next head has to finish it in HEAD_S; for others, uvicorn's idle limit counts.
             has_begun = self.phase == "head" or bool(self.conn.trailing_data[0])
             phase = "head" if has_begun else "idle"
         if phase != self.phase:
@@ -233,8 +233,8 @@ class BoundedProtocol(H11Protocol):
         self._all.note_phase(self, phase)
 
 
-def _only_told(app: ASGIApp) -> ASGIApp:
-    """Answer for a server that has no room: how it is, which costs nothing, and nothing else."""
+def _health_only(app: ASGIApp) -> ASGIApp:
+    """Return an app for a full server: it answers how the server is, which costs nothing, and refuses the rest."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _ASKED_OF_FULL:
@@ -247,19 +247,19 @@ def _only_told(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-# How many requests of one caller may be under way: streams that are left open take connections from others.
-# A request is under way until its answer has ended, which for the stream of a GET is when the client leaves.
+# The requests that one caller may have under way, limited because streams that are left open take connections from
+# others. A request is under way until its answer has ended, which for the stream of a GET is when the client leaves.
 
 
 class CallerShares:
-    """Counts the requests under way of each caller, over all the apps that it guards."""
+    """The number of requests under way of each caller, over all the apps that it guards."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._under_way: Counter[str] = Counter()
 
     def guard(self, app: ASGIApp) -> ASGIApp:
-        """Return the app behind the limit; callers have to be known by then."""
+        """Return the app behind the limit; the caller has to be authenticated before it."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             caller = current_principal()

@@ -1,4 +1,4 @@
-"""Execution results as MCP content blocks: one text a model can act on, pictures it can look at, links to the rest.
+"""Execution results as MCP content blocks: one text that a model can act on, pictures, and links to the rest.
 
 Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything, ids
 and URIs included, and structured content is sent only beside text unless the settings or the caller ask for it.
@@ -22,7 +22,7 @@ ReadDisplay = Callable[[str], bytes | None]
 
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 WIDGET = "application/vnd.jupyter.widget-view+json"
-"""Names a view for a front end; what there is to read is the plain form."""
+"""Mime type of a widget, which only names a view for a front end; what there is to read is its plain form."""
 MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
@@ -45,7 +45,10 @@ def execution_blocks(
     failures_are_errors: bool = True,
     has_checkpoint: bool = False,
 ) -> CallToolResult:
-    """The answer of `execute_code` and `get_execution`; whether the state before it can be had back."""
+    """Return the answer of `execute_code` and `get_execution`.
+
+    `has_checkpoint` says whether the session can be rewound to the state before the execution.
+    """
     media = dict(_media(result, read_display, image_budget_bytes))
     if result.status == "running":
         result = result.model_copy(update={"next": _next_call(result)})
@@ -66,14 +69,14 @@ def execution_blocks(
 
 
 def model_blocks(model: Model, text: str) -> CallToolResult:
-    """An answer of plain data: the text for models, the fields for programs."""
+    """Return an answer of plain data: the text for models, the fields for programs."""
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structured_content=model.model_dump(mode="json")
     )
 
 
 def error_blocks(error: BelljarError) -> CallToolResult:
-    """A refusal that says what to do."""
+    """Return an error as a refusal that says what to do."""
     return CallToolResult(
         content=[TextContent(type="text", text=f"{error.code}: {error}")],
         structured_content={"success": False, "error": f"{error.code}: {error.message}", "hint": error.hint},
@@ -82,7 +85,10 @@ def error_blocks(error: BelljarError) -> CallToolResult:
 
 
 def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False) -> str:
-    """Everything a model needs, in the order it happened; `media` has the URIs of what comes as blocks after it."""
+    """Return everything that a model needs as text, in the order it happened.
+
+    `media` has the URIs of the pictures and sounds that follow the text as blocks.
+    """
     parts = [_shown_in_order(result, media)]
     if result.result is not None:
         parts.append(f"Out[{result.execution_count}]: {result.result}")
@@ -92,7 +98,7 @@ def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoin
     if result.error is not None and result.error not in traceback:
         parts.append(f"Error: {result.error}")
     if result.calls:
-        parts.append(_calls_line(result.calls, told="\n".join(parts)))
+        parts.append(_calls_line(result.calls, text_before="\n".join(parts)))
     if result.files:
         parts.append("\n".join(["Files:", *_file_lines(result)]))
     if result.truncated is not None:
@@ -103,15 +109,15 @@ def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoin
 
 
 def _shown_in_order(result: ExecutionResult, media: Sequence[str]) -> str:
-    """What was printed, with a line for each display where it was shown."""
-    said, told = "", 0
+    """Return what was printed, with a line for each display where it was shown."""
+    text, place = "", 0
     for display in result.displays:
         if display.at is not None:
-            said += "".join(result.output[told : display.at])
-            said += "\n" if said and not said.endswith("\n") else ""
-            said += f"{_display_line(display, media, None)}\n"
-            told = display.at
-    return (said + "".join(result.output[told:])).rstrip("\n")
+            text += "".join(result.output[place : display.at])
+            text += "\n" if text and not text.endswith("\n") else ""
+            text += f"{_display_line(display, media, None)}\n"
+            place = display.at
+    return (text + "".join(result.output[place:])).rstrip("\n")
 
 
 def _next_call(result: ExecutionResult) -> NextCall:
@@ -123,11 +129,14 @@ def _next_call(result: ExecutionResult) -> NextCall:
     return NextCall(tool="get_execution", arguments=arguments)
 
 
-def _calls_line(calls: Sequence[ToolCall], told: str) -> str:
-    """What a cell that did not end well had called: what is done already, and what may be; no reason is told twice."""
+def _calls_line(calls: Sequence[ToolCall], text_before: str) -> str:
+    """Return the calls of a cell that did not end well, by state: those that are done, and those that may be.
+
+    A reason that stands in `text_before` already is left out.
+    """
     groups: dict[str, Counter[str]] = {}
     for call in calls:
-        why = f" ({call.reason})" if call.reason and call.reason.removesuffix("…") not in told else ""
+        why = f" ({call.reason})" if call.reason and call.reason.removesuffix("…") not in text_before else ""
         groups.setdefault(_CALL_STATES[call.state], Counter())[f"{call.server}.{call.tool}{why}"] += 1
     listed = [
         f"{state}: {', '.join(name if count == 1 else f'{name} ×{count}' for name, count in names.items())}"
@@ -158,8 +167,8 @@ def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     return "\n".join(lines)
 
 
-def _display_line(display: Display, media: Sequence[str], said: str | None) -> str:
-    """A display as text; its plain form only where the result has not `said` it already."""
+def _display_line(display: Display, media: Sequence[str], result_text: str | None) -> str:
+    """Return a display as text, without its plain form where that is the same as `result_text`."""
     places = [form.uri for form in (display, *display.also) if form.uri]
     where = f" {' '.join(places)}" if places else ""
     playable = _playable(display)
@@ -169,7 +178,7 @@ def _display_line(display: Display, media: Sequence[str], said: str | None) -> s
     if display.mime in PICTURES:
         return f"[{display.mime}{where}]"
     if display.mime in ("text/html", WIDGET) and display.plain:
-        plain = "" if display.plain == said else display.plain
+        plain = "" if display.plain == result_text else display.plain
         return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if places else ""]))
     if display.text is not None:
         return display.text
@@ -191,15 +200,15 @@ def _shown(traceback: list[str]) -> list[str]:
 
 
 def _playable(display: Display) -> Display | None:
-    """The one form of a display that a client can show or play."""
+    """Return the one form of a display that a client can show or play; None if there is none."""
     forms = (form for form in (display, *display.also) if form.uri)
     return next((form for form in forms if form.mime in PICTURES or form.mime.startswith("audio/")), None)
 
 
 def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[tuple[str, ContentBlock]]:
-    """Pictures and sounds by their URI, within the budget of one message; the originals stay behind their URIs."""
+    """Yield pictures and sounds by their URI, within one message's budget; the originals stay behind their URIs."""
     left = budget_bytes
-    # What is shown at two places is sent once, and both places name it.
+    # A picture that is shown at two places is sent once, and both places name it.
     forms = {form.uri: form for display in result.displays if (form := _playable(display)) is not None}
     for form in [*forms.values()][:MAX_PICTURES]:
         content = read_display(form.uri or "")
@@ -218,13 +227,13 @@ def _base64(content: bytes) -> str:
 
 
 def asked_structure(ctx: Context[Any, Any], default: Structured) -> Structured:
-    """What the request's `_meta` asks for beside text, or the setting; our own client asks for everything."""
+    """Return what the request's `_meta` asks for beside text, or the default; our own client asks for everything."""
     asked = _meta(ctx).get("belljar/structured")
     return asked if asked in ("auto", "always", "never") else default
 
 
 def wants(ctx: Context[Any, Any], key: str, value: object) -> bool:
-    """Whether the request's `_meta` asks for something of ours."""
+    """Return whether the request's `_meta` has this value for one of our keys."""
     return _meta(ctx).get(key) == value
 
 

@@ -1,4 +1,4 @@
-"""Tools that list, bring and fetch the files of a session."""
+"""Tools that list, upload and download the files of a session."""
 
 import asyncio
 from base64 import b64encode
@@ -47,7 +47,7 @@ class SessionFiles(Model):
 
 
 class FileTools:
-    """Files of the caller's sessions."""
+    """The file tools, over the caller's sessions."""
 
     def __init__(self, sessions: Registry, settings: Settings) -> None:
         self._sessions = sessions
@@ -122,15 +122,15 @@ class FileTools:
         if save:
             folder = self._settings.download_directory
             saved = str(await asyncio.to_thread(save_download, folder, session.id, file.name, content))
-        told = f"{file.name} ({file.mime_type}, {file.size:,} bytes)" + (f", saved to {saved}" if saved else "")
+        summary = f"{file.name} ({file.mime_type}, {file.size:,} bytes)" + (f", saved to {saved}" if saved else "")
         return CallToolResult(
-            content=[TextContent(type="text", text=told), _embedded(file, content)],
+            content=[TextContent(type="text", text=summary), _embedded(file, content)],
             structured_content=None,
         )
 
 
 def _listed(files: list[FileReference]) -> list[FileReference]:
-    """As many as fit into one message beside their text, and one at least."""
+    """Return as many as fit into one message beside their text, and at least one."""
     left = LISTED_BYTES
     for count, file in enumerate(files):
         left -= len(file.uri) + len(file.name.encode()) + 100

@@ -1,8 +1,8 @@
-"""The HTTP side: MCP servers at their paths, who may bind where, the Origin/Host guard, and a uvicorn that stops.
+"""The HTTP transport: MCP servers at their paths, the check of the bind address, the Origin/Host guard, and uvicorn.
 
-Every path but `/health`, `/ready` and the OAuth metadata is behind the guard and, where credentials are set up, behind
-them; `/metrics` is as open as its setting says.
-Knows nothing of tools or sessions, nor how a caller is told from another: that is `auth/`.
+Every path but `/health`, `/ready` and the OAuth metadata is behind the guard and, where credentials are set up, asks
+for them; the setting `metrics` decides who may read `/metrics`.
+Knows nothing of tools or sessions, nor how callers are authenticated: that is `auth/`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _CANCEL_S: Final = 2
 
 
 def parse_bind(bind: str) -> tuple[str, int]:
-    """Split HOST:PORT; an empty host is 127.0.0.1, port 0 is any free one, IPv6 stands in brackets."""
+    """Split HOST:PORT; an empty host means 127.0.0.1, port 0 any free port, and an IPv6 address stands in brackets."""
     host, colon, port = bind.strip().rpartition(":")
     hint = "Write HOST:PORT, like 127.0.0.1:8000, [::1]:8000 or :8000"
     if not colon or not (port.isascii() and port.isdigit()):
@@ -60,7 +60,7 @@ def parse_bind(bind: str) -> tuple[str, int]:
 
 
 def check_bind(settings: Settings) -> None:
-    """Refuse to be reachable from elsewhere without credentials or without knowing our own name."""
+    """Raise SettingsError if other machines could reach us without credentials, or if our own names are not known."""
     check_oauth(settings)
     if not settings.http:
         return
@@ -75,7 +75,7 @@ def check_bind(settings: Settings) -> None:
 
 
 def transport_security(settings: Settings) -> TransportSecuritySettings:
-    """Return the names we answer to and the origins that browsers may call us from; never switched off."""
+    """Return the host names we answer to and the origins that browsers may call us from; never switched off."""
     host, _ = parse_bind(settings.http or f"{_DEFAULT_HOST}:0")
     is_wildcard = _is_wildcard(host)
     if is_wildcard and not settings.allowed_hosts:
@@ -84,7 +84,7 @@ def transport_security(settings: Settings) -> TransportSecuritySettings:
             hint=f"Set {variable('allowed_hosts')} to each name or address that clients put in their URL, separated "
             f"by commas, like {socket.gethostname()},203.0.113.7",
         )
-    # A wildcard is no name of ours: browsers can be sent to http://0.0.0.0.
+    # A wildcard address is not allowed as a name, because browsers can be sent to http://0.0.0.0.
     own = [] if is_wildcard else [_in_url(host)]
     loopback = _LOOPBACK_HOSTS if is_loopback(host) else ()
     names = [pattern for name in (*loopback, *own, *settings.allowed_hosts) for pattern in _host_patterns(name)]
@@ -106,7 +106,7 @@ def _in_url(host: str) -> str:
 
 
 def _host_patterns(name: str) -> list[str]:
-    """Return the Host headers of one name: with any port, unless it has its own."""
+    """Return the Host headers that one name allows: with any port, unless the name has a port."""
     host = _HOST.fullmatch(name.lower())
     if host is None:
         raise SettingsError(
@@ -132,9 +132,9 @@ def build_app(
     lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     operations: Operations | None = None,
 ) -> Starlette:
-    """Return one app with each server at its path, what operators ask, and `lifespan` open around all of them.
+    """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
 
-    Routes that a server declares itself (`custom_route`) are left out: they would be behind no credentials.
+    Routes that a server declares itself (`custom_route`) are left out, because they would ask for no credentials.
     """
     auth = build_auth(settings)
     managers = {id(server): _session_manager(server, settings) for server in servers.values()}
@@ -143,7 +143,7 @@ def build_app(
         routes.append(Route("/ready", operations.ready, methods=["GET"]))
         if settings.metrics != "off":
             routes.append(Route("/metrics", _guarded_metrics(operations, settings, auth), methods=["GET"]))
-    # Half of the connections for each. Without credentials everybody is one caller, and may have all of them.
+    # Each caller may have half of the connections. Without credentials all are one caller, which may have all of them.
     shares = CallerShares(connection_limit(settings.max_connections) // 2)
     for path, server in servers.items():
         endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
@@ -164,12 +164,13 @@ def build_app(
 
 
 def most_request_bytes(settings: Settings) -> int:
-    """Return the size of the largest message that is read: an upload in base64, and what surrounds it."""
+    """Return the size of the largest message that is read: an upload in base64, and the JSON around it."""
     return settings.max_upload_bytes * 4 // 3 + MEBIBYTE
 
 
 def _session_manager(server: MCPServer[Any], settings: Settings) -> StreamableHTTPSessionManager:
-    # The SDK tells its inner server only along with an app; ours has several servers, so its app is left.
+    # The SDK has its session manager, and with it the inner server, only once it has made an app. Ours has several
+    # servers, so the SDK's app is dropped.
     # `json_response` and `stateless` stay off: they break progress and cancellation.
     server.streamable_http_app()
     return SessionManager(
@@ -195,9 +196,9 @@ async def serve_http(
     log_level: str = "INFO",
     max_connections: int = 256,
 ) -> None:
-    """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are taken.
+    """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are accepted.
 
-    Answers under way have a few seconds to end; then they are cut off, so an open stream delays nothing for long.
+    Answers under way have a few seconds to end and are then cut off, so that an open stream cannot delay the end.
     """
     with await _open_listener(host, port) as listener:
         url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
@@ -208,12 +209,12 @@ async def serve_http(
             backlog=ACCEPTED_AT_ONCE,
             log_config=None,
             log_level=log_level.lower(),
-            # Its lines hold whole URLs, and queries may hold what must not be logged.
+            # Access log lines hold whole URLs, and queries may hold what must not be logged.
             access_log=False,
             server_header=False,
             proxy_headers=False,
             ws="none",
-            # Opened below instead: uvicorn would log an error of ours as a traceback and exit.
+            # The lifespan is opened below, because uvicorn would log an error of ours as a traceback and exit.
             lifespan="off",
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -224,7 +225,7 @@ async def serve_http(
 async def _open_listener(host: str, port: int) -> socket.socket:
     try:
         addresses = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # "localhost" may be both; more clients try 127.0.0.1 only than ::1 only.
+        # "localhost" may have addresses of both families; more clients try 127.0.0.1 only than ::1 only.
         family, _, _, _, address = min(addresses, key=lambda found: found[0] != socket.AF_INET)
         is_dual = family == socket.AF_INET6 and _is_wildcard(host) and socket.has_dualstack_ipv6()
         listener = socket.create_server(address[:2], family=family, backlog=ACCEPTED_AT_ONCE, dualstack_ipv6=is_dual)
@@ -233,8 +234,8 @@ async def _open_listener(host: str, port: int) -> socket.socket:
             f"Cannot listen on {_in_url(host)}:{port}: {error.strerror or error}",
             hint="Choose another address or port; port 0 takes any that is free",
         ) from error
-    # Accepted connections inherit it. asyncio sets it only where the protocol's number is known, which it is not for
-    # such a listener: headers and body then came 40 ms apart.
+    # Accepted connections inherit TCP_NODELAY. asyncio sets it only where the socket's protocol number is known, which
+    # it is not for such a listener; without it, headers and body came 40 ms apart.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setblocking(False)
     return listener
@@ -245,7 +246,7 @@ async def _serve_until_stopped(server: "_Server", listener: socket.socket) -> No
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
-        # Cancelled mid-way, uvicorn would leave its connections open behind it.
+        # Let uvicorn finish by itself: cancelled midway, it would leave its connections open.
         server.should_exit = True
         with anyio.CancelScope(shield=True):
             await serving
@@ -253,7 +254,7 @@ async def _serve_until_stopped(server: "_Server", listener: socket.socket) -> No
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn that says when it is ready and that returns after a signal instead of dying of it."""
+    """A uvicorn server that calls back when it is ready, and that returns after a signal instead of dying of it."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
         super().__init__(config)
@@ -277,7 +278,7 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # Bound to the server on purpose: sse-starlette finds `should_exit` through the handler and ends its streams.
+        # The handler is a bound method on purpose: sse-starlette finds `should_exit` through it and ends its streams.
         numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
             numbers.remove(signal.SIGHUP)
@@ -294,9 +295,12 @@ class _Server(uvicorn.Server):
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Let what uvicorn gave up on end before the lifespan does: at best it has cancelled them, it never waits."""
+    """Cancel the requests that uvicorn gave up on and wait for them, so that they end before the lifespan does.
+
+    At best uvicorn has cancelled them; it never waits for them.
+    """
     for task in tasks:
-        # A second cancellation would break into the clean-up that the first one began.
+        # A second cancellation would interrupt the clean-up that the first one began.
         if not task.cancelling():
             task.cancel()
     if tasks:

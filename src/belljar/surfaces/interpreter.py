@@ -1,4 +1,4 @@
-"""The default surface: tools that run Python in sessions, move files, and manage packages."""
+"""The default surface: tools that run code and manage sessions, with those for states, files and packages added."""
 
 import asyncio
 from itertools import islice
@@ -66,7 +66,7 @@ class Interrupted(Model):
 
 
 class InterpreterSurface:
-    """Tools and resources over one runtime."""
+    """The tools and resources of the surface, over one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -145,7 +145,7 @@ class InterpreterSurface:
             if ctx.request_state is not None:
                 resume(execution, ctx)
             if wants(ctx, "belljar/events", True) and self._sessions.executions.has_events(execution_id, since):
-                wait_s = 0  # there is news already: whoever streams wants it now
+                wait_s = 0  # there are new events already, and a client that streams wants them now
             elif question := await follow(execution, ctx, wait_s, is_streaming=wants(ctx, "belljar/events", True)):
                 return question
         return self._shown(self._sessions.executions.result(execution_id, current_principal(), since), ctx, since)
@@ -216,7 +216,7 @@ class InterpreterSurface:
     # Steps the tools share
 
     async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:
-        """To a call that was made before: it runs or has ended, and is not run again."""
+        """Answer a call that repeats an idempotency key: its execution runs or has ended, and is not run again."""
         execution = self._sessions.executions.find(execution_id, current_principal())
         if execution is not None:
             return await self._answer(execution, ctx, wait_s)
@@ -233,7 +233,7 @@ class InterpreterSurface:
         return self._shown(result, ctx)
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
-        """A call that never became an execution, with every field of one."""
+        """Return the answer to a call that never became an execution, with every field of a result."""
         note_refusal(error)
         result = ExecutionResult(
             success=False,

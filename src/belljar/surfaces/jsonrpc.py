@@ -1,6 +1,6 @@
-"""JSON-RPC messages off the wire: read, or answered with an error that names the request wherever its id can be found.
+"""Parsing of JSON-RPC messages, and the errors that answer those which cannot be served, with their request's id.
 
-The SDK drops what it cannot read, and whoever sent it waits for ever. Knows nothing of transports.
+The SDK drops messages that it cannot parse, and the client waits for ever. Knows nothing of transports.
 """
 
 import json
@@ -23,27 +23,27 @@ from mcp.types import (
 from pydantic import ValidationError
 
 SCANNED_BYTES: Final = 65_536
-"""How far into a message that is no JSON its id is looked for."""
+"""How far into a message that is no JSON we look for its id."""
 MOST_ANSWERS: Final = 100
-"""To one batch."""
+"""Most errors in answer to one batch."""
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
 _ID_VALUE: Final = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?![\d.eE]))')
 
 
 def read_message(data: bytes) -> JSONRPCMessage | list[JSONRPCError]:
-    """Return the message, or the answers to whoever sent what is none."""
+    """Return the message, or the errors to answer with if it is not a valid one."""
     try:
         message = jsonrpc_message_adapter.validate_json(data, by_name=False)
     except ValidationError:
         return refusals(data)
-    # The SDK's notification ignores members that it does not know, so a request with an unusable id passes for one.
+    # The SDK's notification ignores unknown members, so a request with an unusable id is parsed as a notification.
     if isinstance(message, JSONRPCNotification) and b'"id"' in data and "id" in pydantic_core.from_json(data):
         return refusals(data)
     return message
 
 
 def refusals(data: bytes) -> list[JSONRPCError]:
-    """Return one error for each request in a message that cannot be served; none to a broken answer."""
+    """Return one error for each request in a message that cannot be served; none for a broken answer."""
     try:
         value: object = pydantic_core.from_json(data)
     except ValueError as error:
@@ -68,7 +68,7 @@ def refusal(code: int, message: str, request_id: RequestId | None) -> JSONRPCErr
 
 
 def id_in_use(request: JSONRPCRequest) -> JSONRPCError:
-    """Return the answer to a request with the id of one that is under way: an answer could be to either."""
+    """Return the error for a request with the id of one that is under way, because an answer could be to either."""
     why = f"Request id {request.id!r} belongs to a request that is not answered yet: take another id"
     return refusal(INVALID_REQUEST, why, request.id)
 
@@ -88,7 +88,7 @@ def _is_id(value: object) -> bool:
 
 
 def _usable_id(value: object) -> RequestId | None:
-    """Return the id to answer to; 7.0 is the same number as 7, other fractions cannot be sent back."""
+    """Return the id to answer to; 7.0 counts as 7, and other fractions cannot be sent back."""
     found: object = cast("dict[str, object]", value).get("id") if isinstance(value, dict) else None
     if isinstance(found, float) and found.is_integer():
         return int(found)
@@ -96,7 +96,7 @@ def _usable_id(value: object) -> RequestId | None:
 
 
 def find_id(data: bytes) -> RequestId | None:
-    """Return the id of a request that is no JSON, if its outermost object says it before it breaks off."""
+    """Return the id of a request that is no JSON, if its outermost object has one before the text becomes invalid."""
     depth = 0
     for token in _TOKEN.finditer(data, 0, SCANNED_BYTES):
         if token[0] in b"{[":

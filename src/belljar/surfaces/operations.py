@@ -1,7 +1,7 @@
-"""What operators ask a server over HTTP: whether it lives, whether it is ready, and its numbers.
+"""HTTP endpoints for operators: `/health`, `/ready` and `/metrics`, and the middleware in front of them.
 
 `/health` and `/ready` are open to anyone who can connect, and say no more than they have to. Who may read `/metrics` is
-the operator's choice. Neither sessions nor callers are named by any of them.
+the operator's choice. None of them names sessions or callers.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 async def health(_: Request) -> Response:
-    """Whether the process answers at all."""
+    """Answer that the process lives, with its version."""
     return JSONResponse({"status": _OK, "version": _version()})
 
 
@@ -44,30 +44,30 @@ def _version() -> str:
 
 
 class Operations:
-    """The answers that need an engine."""
+    """The endpoints that need a runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._looking = asyncio.Lock()
-        self._looked_at = -_FRESH_S
+        self._checks_lock = asyncio.Lock()
+        self._checked_at = -_FRESH_S
         self._checks: dict[str, str] = {}
 
     async def ready(self, _: Request) -> Response:
-        """Whether a session that is asked for now would start as it should: 200, or 503 with what is missing."""
-        checks = await self._look()
+        """Answer 200 if a session that is asked for now would start as it should, or 503 with what is missing."""
+        checks = await self._current_checks()
         reasons = [f"{name}: {state}" for name, state in checks.items() if state != _OK]
         toolbox = self._runtime.toolbox
-        # For information: a server of others that hangs is no reason to send callers elsewhere.
+        # For information only: an MCP server of the toolbox that hangs is no reason to send callers elsewhere.
         servers = {"servers": toolbox.states()} if toolbox else {}
         return JSONResponse(
             {"status": "not ready" if reasons else "ready", "checks": checks, "reasons": reasons, **servers},
             status_code=503 if reasons else 200,
         )
 
-    async def _look(self) -> dict[str, str]:
-        # Anyone can ask, and looking writes to the disk: once a second is enough for all of them.
-        async with self._looking:
-            if time.monotonic() - self._looked_at >= _FRESH_S:
+    async def _current_checks(self) -> dict[str, str]:
+        # Anyone can ask, and the checks write to the disk, so they run once a second for all callers together.
+        async with self._checks_lock:
+            if time.monotonic() - self._checked_at >= _FRESH_S:
                 self._checks = {
                     "environment": self._environment(),
                     "sandbox": await asyncio.to_thread(self._sandbox),
@@ -75,13 +75,13 @@ class Operations:
                     "zygote": "warming up" if self._runtime.preparation.zygote == "pending" else _OK,
                     **{part: fault or _OK for part, fault in (await self._runtime.handover.faults()).items()},
                 }
-                self._looked_at = time.monotonic()
+                self._checked_at = time.monotonic()
             return self._checks
 
     def _environment(self) -> str:
-        # The log says why; what it says has paths.
-        told = {"pending": "being prepared", "broken": "cannot be prepared, see the log"}
-        return told.get(self._runtime.preparation.environment, _OK)
+        # The reason is in the log only, because it has paths in it.
+        states = {"pending": "being prepared", "broken": "cannot be prepared, see the log"}
+        return states.get(self._runtime.preparation.environment, _OK)
 
     def _sandbox(self) -> str:
         failed = [check.name for check in self._runtime.provider.check() if not check.is_ok]
@@ -92,7 +92,7 @@ class Operations:
         return f"cannot be written: {fault}" if fault else _OK
 
     async def metrics(self, request: Request) -> Response:
-        """The numbers."""
+        """Answer with the metrics, as Prometheus reads them."""
         text, media_type = await asyncio.to_thread(
             render, gauges(self._runtime), request.headers.get("accept", "text/plain")
         )
@@ -100,13 +100,13 @@ class Operations:
 
 
 class LocalOnly:
-    """Lets callers on this machine through to `app`; with their own hands, not through a proxy that runs here."""
+    """Middleware that lets only callers on this machine through to `app`, and none through a proxy that runs here."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or go on."""
+        """Refuse the request, or pass it on."""
         request = Request(scope)
         is_forwarded = any(name in request.headers for name in _FORWARDED)
         if request.client is not None and _is_here(request.client.host) and not is_forwarded:
@@ -120,7 +120,7 @@ class LocalOnly:
 
 
 def _is_here(peer: str) -> bool:
-    """Whether a peer is this machine, also where a socket of both families has its IPv4 address in IPv6's form."""
+    """Return whether a peer is this machine; a socket of both families has IPv4 addresses in IPv6's form."""
     with contextlib.suppress(ValueError):
         mapped = ipaddress.IPv6Address(peer).ipv4_mapped
         return is_loopback(str(mapped) if mapped else peer)
@@ -128,26 +128,26 @@ def _is_here(peer: str) -> bool:
 
 
 class HostGuard:
-    """Turns foreign Host and Origin headers away, as the SDK does on the MCP paths."""
+    """Middleware that refuses foreign Host and Origin headers, as the SDK does on the MCP paths."""
 
     def __init__(self, app: ASGIApp, allowed: TransportSecuritySettings) -> None:
         self._app = app
         self._security = TransportSecurityMiddleware(allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or go on."""
+        """Refuse the request, or pass it on."""
         refusal = await self._security.validate_request(Request(scope))
         await (refusal or self._app)(scope, receive, send)
 
 
 class CountedRefusals:
-    """Counts what `app` turns away: callers without credentials, and foreign hosts, origins and peers."""
+    """Middleware that counts what `app` refuses: callers without credentials, and foreign hosts, origins and peers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on."""
+        """Pass the request on, and count its answer if that is a refusal."""
 
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] in (401, 403, 421):
@@ -158,15 +158,14 @@ class CountedRefusals:
         await self._app(scope, receive, send_and_count)
 
 
-# The text that Prometheus reads: what this process has counted, and what the engine holds at the moment.
-# Knows nothing of who may read it.
+# The text that Prometheus reads: what this process has counted, and what the runtime holds at the moment
 
 MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """What there is now, by the value of its one label or without any."""
+    """A current value, or one for each value of its label."""
 
     name: str
     meaning: str
@@ -175,7 +174,7 @@ class Gauge:
 
 
 def gauges(runtime: Runtime) -> list[Gauge]:
-    """The engine as it is. Quick, and called where sessions are: on the event loop's thread."""
+    """Return the current values. Quick, and called on the event loop's thread, because sessions live there."""
     sessions = runtime.sessions.all()
     states = Tally(session.state for session in sessions)
     unfinished = [execution for session in sessions for execution in session.queue.running()]
@@ -217,7 +216,10 @@ def gauges(runtime: Runtime) -> list[Gauge]:
 
 
 def render(current: list[Gauge], accept: str) -> tuple[bytes, str]:
-    """The text in the form that the reader accepts, and its media type. For a thread: its first import takes 40 ms."""
+    """Return the metrics in the form that the reader accepts, and its media type.
+
+    Call it in a thread, because its first import takes 40 ms.
+    """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
@@ -243,7 +245,7 @@ def _families(current: list[Gauge]) -> "Iterator[Metric]":
         yield family
     for counter in measures.COUNTERS:
         family = CounterMetricFamily(counter.name, counter.meaning, labels=counter.labels)
-        # Copied at once: the event loop goes on counting.
+        # Copied first, because the event loop goes on counting.
         for labels, count in counter.values.copy().items():
             family.add_metric(labels, count)
         yield family
@@ -255,7 +257,7 @@ def _families(current: list[Gauge]) -> "Iterator[Metric]":
 
 
 def _buckets(bounds: tuple[float, ...], counts: list[int]) -> list[Any]:
-    """Each bound with the number of all observations up to it."""
+    """Return each bound with the number of all observations up to it."""
     total = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*bounds, float("inf")), counts, strict=True):

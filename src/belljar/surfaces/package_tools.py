@@ -1,4 +1,4 @@
-"""Tools that say which packages there are and bring more."""
+"""Tools that report which packages are installed, and install more."""
 
 import asyncio
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ class PackageReport(Model):
 
 
 class PackageTools:
-    """Packages of the default environment and of the caller's sessions."""
+    """The package tools, over the default environment and the caller's sessions."""
 
     def __init__(self, starter: KernelStarter, sessions: Registry, settings: Settings) -> None:
         self._starter = starter
@@ -63,7 +63,7 @@ class PackageTools:
             with session.held():
                 installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
         except BelljarError:
-            if session.id != session_id:  # made for this call, and nobody was told of it
+            if session.id != session_id:  # made for this call, and the caller does not know it
                 await self._sessions.clear(session.id, session.principal)
             raise
         lines = [_line(outcome) for outcome in installation.outcomes]

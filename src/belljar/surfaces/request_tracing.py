@@ -1,6 +1,6 @@
-"""Every request as operators see it: a span, a place in the histogram of tool calls, and ids for log lines.
+"""Middleware that records every request for operators: a span, its time in a histogram, and ids for log lines.
 
-In place of the SDK's own span, which would hold what errors say: names of files, for instance.
+It replaces the SDK's own span, which would hold the text of errors: names of files, for instance.
 """
 
 import time
@@ -20,13 +20,13 @@ _UNKNOWN: Final = "unknown"
 
 
 class RequestTracing(ServerMiddleware[Any]):
-    """Around each request to a server with these tools."""
+    """Middleware around each request to a server with these tools."""
 
     def __init__(self, tools: frozenset[str]) -> None:
         self._tools = tools
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-        """Let it through, and keep what became of it."""
+        """Pass the request on, and record how it ended."""
         if ctx.request_id is None:  # a notification
             return await call_next(ctx)
         tool = self._tool(ctx)
@@ -45,7 +45,7 @@ class RequestTracing(ServerMiddleware[Any]):
                     measures.tool_calls.observe(time.perf_counter() - began_at, tool, outcome)
 
     def _tool(self, ctx: ServerRequestContext[Any, Any]) -> str | None:
-        """The tool that is called, if it is one of ours: what a caller makes up is not repeated."""
+        """Return the tool that is called, or `_UNKNOWN`: names that a caller makes up are not recorded."""
         if ctx.method != _CALL:
             return None
         name = ctx.params.get("name") if ctx.params else None
@@ -53,24 +53,24 @@ class RequestTracing(ServerMiddleware[Any]):
 
 
 def _is_error(answer: HandlerResult) -> bool:
-    """Whether a tool refused or failed; answers are in the form that they are sent in by now."""
+    """Return whether a tool refused or failed; by now answers have the form in which they are sent."""
     return isinstance(answer, dict) and answer.get("isError") is True
 
 
 def in_place_of_sdk_spans(middleware: list[ServerMiddleware[Any]], calls: RequestTracing) -> None:
-    """Put ours where the SDK's is: outermost."""
+    """Replace the SDK's tracing middleware by ours, as the outermost."""
     middleware[:] = [calls, *(each for each in middleware if not isinstance(each, OpenTelemetryMiddleware))]
 
 
 def _carriers(ctx: ServerRequestContext[Any, Any]) -> tuple[Mapping[str, object], ...]:
-    """Where a caller's trace may be told: in the message, which is nearer to the call, or in the HTTP headers."""
+    """Return where a caller's trace may be: in the message, which is nearer to the call, or in the HTTP headers."""
     meta = cast("Mapping[str, object]", ctx.meta or {})
     request: object = ctx.request
     return (meta, cast("Request[Any]", request).headers) if isinstance(request, Request) else (meta,)
 
 
 def note_refusal(error: BelljarError) -> None:
-    """The current request is refused."""
+    """Record that the current request is refused."""
     spans.note_failure(error.code)
     if isinstance(error, Busy):
         measures.refusals.add("admission")

@@ -1,6 +1,6 @@
 """Resource templates of the interpreter surface: files, displays, whole outputs, the notebook of a session.
 
-Artifacts are reached by template only, never listed: some clients read every listed resource at every turn.
+Resources are reached by template only and never listed, because some clients read every listed resource at every turn.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from belljar.surfaces.auth import current_principal
 READ_LIMIT_BYTES = 64 * 1024 * 1024
 NOTEBOOK = "application/x-ipynb+json"
 OF_ANY_TYPE = ("file", "display")
-"""Templates whose resources have types of their own."""
+"""Templates whose resources each have their own media type."""
 
 
 class InterpreterResources:
-    """Resources of the caller's sessions and executions."""
+    """The resources of the caller's sessions and executions."""
 
     def __init__(self, sessions: Registry) -> None:
         self._sessions = sessions
@@ -47,7 +47,7 @@ class InterpreterResources:
         )(self.notebook)
 
     async def file(self, session_id: str, path: str) -> str | bytes:
-        """A file's content: text for text, JSON and XML, else bytes."""
+        """Return a file's content: text for text, JSON and XML, else bytes."""
         try:
             session = await self._sessions.reach(session_id, current_principal())
             content = await asyncio.to_thread(session.workspace.read, path, READ_LIMIT_BYTES)
@@ -56,7 +56,7 @@ class InterpreterResources:
         return decoded(content, mime_type_of(path))
 
     async def display(self, execution_id: str, name: str) -> str | bytes:
-        """One of an execution's displays."""
+        """Return one of an execution's displays."""
         try:
             content = self._sessions.executions.display(execution_id, name, current_principal())
         except BelljarError as error:
@@ -64,7 +64,7 @@ class InterpreterResources:
         return decoded(content, mime_type_of(name))
 
     async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
-        """All stream text, in order; a last line says where it goes on if it is too long for one answer."""
+        """Return all stream text, in order; if it is too long for one answer, its last line says where it goes on."""
         try:
             executions = self._sessions.executions
             return await executions.whole_output(execution_id, current_principal(), max(offset, 0), max(limit, 0))
@@ -72,7 +72,7 @@ class InterpreterResources:
             raise _as_resource_error(error) from error
 
     async def notebook(self, session_id: str) -> str:
-        """The session as a notebook."""
+        """Return the session as a notebook."""
         try:
             session = await self._sessions.reach(session_id, current_principal())
             return await self._sessions.executions.notebook(session)
@@ -81,7 +81,7 @@ class InterpreterResources:
 
 
 def resource_mime_type(uri: str, registered: str) -> str:
-    """The type of what stands behind a URI: a template has one type for all, files have their own."""
+    """Return the media type of a URI's resource: a template has one type for all, but files have their own."""
     if uri.startswith("kernel://") or "/displays/" in uri:
         return mime_type_of(unquote(uri.rsplit("/", 1)[-1]))
     return registered

@@ -1,8 +1,8 @@
-"""Streams of 2025's streamable HTTP that a client can go on with after its connection broke, and requests told apart.
+"""Streams of 2025's streamable HTTP that a client can resume after its connection broke.
 
 What was sent is kept in memory, for each caller within a budget, as long as the MCP session lives: a client that comes
 back with the id of the last event it has gets what followed, without a gap, or is told that this is not possible.
-Protocol 2026-07-28 has no such streams.
+Requests with the id of one that is not answered yet are refused. Protocol 2026-07-28 has no such streams.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from starlette.types import Receive, Scope, Send
 from belljar.surfaces.jsonrpc import id_in_use, read_message
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
-"""What is kept for one caller, in all its MCP sessions together; then the oldest is forgotten."""
+"""Bytes kept for one caller, in all its MCP sessions together; beyond them the oldest events are forgotten."""
 LARGE_BYTES: Final = 1024 * 1024
 SESSIONS: Final = 1_000
 """MCP sessions that one caller may have open, of the ten thousand that there may be."""
 EVENT_BYTES: Final = 512
-"""What an event takes beside its message."""
+"""Bytes that an event takes beside its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Event:
 
 
 class EventBudgetBytes:
-    """What is kept for one caller."""
+    """The events kept for one caller, and the limit on their size."""
 
     def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
         self._limit = limit_bytes
@@ -62,7 +62,7 @@ class EventBudgetBytes:
         self._kept: OrderedDict[tuple[Events, int], int] = OrderedDict()
 
     def add(self, events: "Events", number: int, size_bytes: int) -> None:
-        """Count one more event, and have the oldest forgotten that no longer fit."""
+        """Count one more event, and make their MCP sessions forget the oldest ones, which no longer fit."""
         self._kept[events, number] = size_bytes
         self._total += size_bytes
         while self._total > self._limit:
@@ -71,13 +71,13 @@ class EventBudgetBytes:
             owner.forget(oldest)
 
     def drop(self, events: "Events", numbers: Iterator[int]) -> None:
-        """Stop counting events of a session that has ended."""
+        """Stop counting events of an MCP session that has ended."""
         for number in numbers:
             self._total -= self._kept.pop((events, number), 0)
 
 
 class Events(EventStore):
-    """Events of one MCP session, numbered; their ids mean nothing to another session."""
+    """The events of one MCP session, numbered; their ids mean nothing to another session."""
 
     def __init__(self, budget: EventBudgetBytes) -> None:
         self._budget = budget
@@ -85,8 +85,8 @@ class Events(EventStore):
         self._events: dict[int, _Event] = {}
         self._count = 0
         self._forgotten = 0
-        """The number of the latest event that no longer fitted."""
-        self._news = asyncio.Event()
+        """The number of the latest event that was forgotten because it no longer fitted."""
+        self._has_changed = asyncio.Event()
         self._is_closed = False
         self.open_requests: set[str] = set()
         """Ids of requests that are not answered yet, whether anybody still listens or not."""
@@ -100,12 +100,12 @@ class Events(EventStore):
         self._budget.add(self, event.number, size + EVENT_BYTES)
         if event.is_answer:
             self.open_requests.discard(stream_id)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._has_changed.set()
+        self._has_changed = asyncio.Event()
         return self.id_of(event)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Never called: `Transport` reads `following`, which leaves no gap before what comes live."""
+        """Raise: never called, because `Transport` reads `following`, which leaves no gap before live events."""
         raise NotImplementedError
 
     def id_of(self, event: _Event) -> str:
@@ -113,44 +113,44 @@ class Events(EventStore):
         return f"{self._prefix}-{event.number}"
 
     def find(self, event_id: str) -> _Event | None:
-        """Return the event with this id, if it is kept: then all that followed it is, too."""
+        """Return the event with this id, if it is kept; then all that followed it is kept, too."""
         prefix, _, number = event_id.partition("-")
         is_ours = prefix == self._prefix and number.isascii() and number.isdigit() and len(number) < 19
         return self._events.get(int(number)) if is_ours else None
 
     async def following(self, event: _Event) -> AsyncGenerator[_Event]:
-        """Yield what follows an event on its stream, also what is still to come, up to the answer."""
+        """Yield the events that follow one on its stream, including those still to come, up to the answer."""
         last = event
         while not last.is_answer:
             if self._is_closed:
                 return
-            news = self._news
+            has_changed = self._has_changed
             later = [each for each in self._events.values() if each.number > last.number]
             if last.number < self._forgotten:
-                return  # what came next may be forgotten as well: better no answer than one with a gap
+                return  # the next event may be forgotten as well, and no answer is better than one with a gap
             for each in later:
                 if each.stream_id == event.stream_id:
                     last = each
                     yield each
                     if each.is_answer:
                         return
-            await news.wait()
+            await has_changed.wait()
 
     def forget(self, number: int) -> None:
-        """Drop an event that no longer fits."""
+        """Drop an event that no longer fits into the budget."""
         self._events.pop(number, None)
         self._forgotten = number
 
     def close(self) -> None:
-        """Forget everything: the MCP session has ended."""
+        """Forget all events, because the MCP session has ended."""
         self._budget.drop(self, iter([*self._events]))
         self._events.clear()
         self._is_closed = True
-        self._news.set()
+        self._has_changed.set()
 
 
 class Transport(StreamableHTTPServerTransport):
-    """The SDK's, with one request for an id at a time, answers to what cannot be read, and streams without gaps."""
+    """The SDK's transport, with one request an id at a time, errors for invalid messages, and streams without gaps."""
 
     def __init__(self, events: Events, **options: Any) -> None:
         super().__init__(event_store=events, **options)
@@ -158,7 +158,7 @@ class Transport(StreamableHTTPServerTransport):
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
         body = await request.body()
-        # An upload of a hundred megabytes takes a while to read, and others are served meanwhile.
+        # Large messages are parsed in a thread, because an upload of a hundred megabytes takes a while.
         message = await anyio.to_thread.run_sync(read_message, body) if len(body) > LARGE_BYTES else read_message(body)
         if isinstance(message, JSONRPCRequest) and str(message.id) in self._events.open_requests:
             message = [id_in_use(message)]
@@ -184,7 +184,7 @@ class Transport(StreamableHTTPServerTransport):
             )
             await self._create_error_response(why, HTTPStatus.NOT_FOUND)(request.scope, request.receive, send)
             return
-        # Whoever listened to it before has gone, even if the network has not said so yet.
+        # The client has left its earlier connection, even if the network has not reported that yet.
         self.close_sse_stream(last.stream_id)
         events = self._events.following(last)
 
@@ -197,13 +197,13 @@ class Transport(StreamableHTTPServerTransport):
         await EventSourceResponse(content=lines(), headers=headers)(request.scope, request.receive, send)
 
     async def terminate(self) -> None:
-        """As the SDK does; nothing of it can be gone on with."""
+        """End the MCP session as the SDK does, and its streams, which cannot be resumed any more."""
         self._events.close()
         await super().terminate()
 
 
 class SessionManager(StreamableHTTPSessionManager):
-    """The SDK's, with our transport for each MCP session."""
+    """The SDK's session manager, with our transport for each MCP session."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""MCP servers over one runtime: which surfaces a client sees, and over stdio or HTTP."""
+"""MCP servers over one runtime: which surfaces a client sees, and at which HTTP path."""
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.runtime import Runtime
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
-from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, told_refusal
+from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
@@ -36,26 +36,26 @@ INSTRUCTIONS = (
 
 
 class BelljarServer(MCPServer[Any]):
-    """The SDK's server with the right media type for each file, and no structured content where none is wanted."""
+    """The SDK's server, with the right media type for each file, and no structured content where none is wanted."""
 
     structured: Structured = "auto"
     own_refusal: Callable[[BelljarError], CallToolResult] | None = None
-    """How a surface tells of arguments that are wrong, if its clients parse every answer."""
+    """How a surface reports wrong arguments, if its clients parse every answer; None for our usual form."""
 
     def watch_calls(self) -> None:
-        """Let operators see each call. After the last tool was added: their names are what may be shown."""
+        """Trace and count each call. Call it after the last tool is added: only the names of these are recorded."""
         in_place_of_sdk_spans(
             self.middleware, RequestTracing(frozenset(tool.name for tool in self._tool_manager.list_tools()))
         )
 
     async def run_on(self, read: ReadStream[SessionMessage | Exception], write: WriteStream[SessionMessage]) -> None:
-        """Serve one client over streams of ours."""
+        """Serve one client over the given streams."""
         await self._lowlevel_server.run(read, write, self._lowlevel_server.create_initialization_options())
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """As the SDK does, in the form that the caller or the settings ask for."""
+        """Call a tool as the SDK does, and answer in the form that the caller or the settings ask for."""
         tool = self._tool_manager.get_tool(name)
         if tool is None:
             name = name[:NAME_LIMIT_CHARS]  # the answer quotes it
@@ -77,7 +77,7 @@ class BelljarServer(MCPServer[Any]):
         return answer
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
-        """As the SDK does, without a type where files of every type stand behind one template."""
+        """List the templates as the SDK does, without a media type where one template is for files of every type."""
         templates = await super().list_resource_templates()
         for template in templates:
             if template.name in OF_ANY_TYPE:
@@ -87,7 +87,7 @@ class BelljarServer(MCPServer[Any]):
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
-        """As the SDK does, with the type told by the name instead of the template."""
+        """Read a resource as the SDK does, with the media type of its name instead of the template's."""
         if len(str(uri)) > URI_LIMIT_CHARS:  # the answer would quote it, twice
             raise MCPError(INVALID_PARAMS, f"Unknown resource: its URI has {len(str(uri)):,} characters")
         contents = await super().read_resource(uri, context)
@@ -112,7 +112,7 @@ def _instructions(surfaces: Sequence[str]) -> str:
 
 
 def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
-    """One MCP server with the given surfaces; beside the interpreter, tools that are there can be found."""
+    """Return one MCP server with the given surfaces; the interpreter gets the toolbox too, if there is one."""
     if runtime.toolbox is not None and "interpreter" in surfaces and "toolbox" not in surfaces:
         surfaces = [*surfaces, "toolbox"]
     server = BelljarServer(
@@ -127,7 +127,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         InterpreterSurface(runtime).register(server)
     if "executor" in surfaces:
         ExecutorSurface(runtime).register(server)
-        server.own_refusal = told_refusal
+        server.own_refusal = refusal_as_json
     if "toolbox" in surfaces:
         ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
     server.watch_calls()
@@ -135,7 +135,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
 
 
 def build_http_app(runtime: Runtime) -> Starlette:
-    """The chosen surfaces at /mcp, and each alone at /mcp/NAME. The runtime is open already."""
+    """Return an app with the chosen surfaces at /mcp, and each alone at /mcp/NAME; the runtime is open already."""
     settings = runtime.settings
     servers = {"/mcp": build_server(runtime, settings.surfaces)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}

@@ -1,4 +1,4 @@
-"""Tools over a session's states: a second session that goes on from one, and the way back to an earlier one."""
+"""Tools over a session's states: forking a session, and rewinding it to an earlier state."""
 
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ To = Annotated[
 
 
 class StateTools:
-    """Tools over the sessions of one runtime."""
+    """The state tools, over the sessions of one runtime."""
 
     def __init__(self, sessions: Registry) -> None:
         self._sessions = sessions

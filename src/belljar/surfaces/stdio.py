@@ -1,9 +1,9 @@
-"""The stdio side: MCP over descriptors 0 and 1, read and written on the event loop's own thread.
+"""The stdio transport: MCP over descriptors 0 and 1, read and written on the event loop's own thread.
 
 The SDK's own streams go through a worker thread for every line in and twice for every line out: 0.6 ms of a call.
-While it serves, descriptor 0 is empty and descriptor 1 is stderr, so that nothing stray gets between the messages.
+While we serve, descriptor 0 is /dev/null and descriptor 1 is stderr, so that no stray output gets between messages.
 
-A client that has gone, on either side, and an operator's signal are the same: the end of the input.
+A client that closes either pipe and an operator's signal have the same effect: the input ends.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from belljar.surfaces.jsonrpc import SCANNED_BYTES, find_id, id_in_use, read_mes
 from belljar.surfaces.server import BelljarServer
 
 PIPE_BYTES: Final = 262_144
-# What poll promises of a pipe that can be written to: so much fits without blocking.
+# poll() promises that so much fits into a writable pipe without blocking.
 ATOMIC_BYTES: Final = select.PIPE_BUF
-# A client that stopped reading keeps nobody from ending for longer than this.
+# A client that stopped reading delays the end for no longer than this.
 DRAIN_S: Final = 3.0
 POLL_MS: Final = 100
 
 
 @contextmanager
 def claimed() -> Generator[tuple[int, int]]:
-    """Private descriptors for the wire; the standard ones are put back at the end."""
+    """Yield private descriptors for the messages; the standard ones are put back at the end."""
     wire_in, wire_out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -57,7 +57,7 @@ def claimed() -> Generator[tuple[int, int]]:
 
 
 class StdinLines:
-    """The requests, a line each. Of a line that is too long, the beginning is kept."""
+    """The request lines from the client. Of a line that is too long, the beginning is kept."""
 
     def __init__(self, descriptor: int, limit_bytes: int) -> None:
         self._descriptor = descriptor
@@ -106,7 +106,7 @@ class StdinLines:
 
 
 class Writer:
-    """The answers; `gone` is set when there is nobody to read them any more."""
+    """The writer of answers; it sets `gone` when there is nobody to read them any more."""
 
     def __init__(self, descriptor: int, gone: asyncio.Event) -> None:
         self._descriptor = descriptor
@@ -117,7 +117,7 @@ class Writer:
         self._poll.register(descriptor, select.POLLOUT)
 
     async def write(self, line: str) -> None:
-        """Write all of it; a client that does not read makes only its own connection wait."""
+        """Write the whole line; a client that does not read makes only its own connection wait."""
         data = f"{line}\n".encode()
         async with self._turn:
             if self._is_closed:
@@ -132,7 +132,7 @@ class Writer:
                 self._gone.set()
 
     def close(self) -> None:
-        """Write nothing any more, not even the rest of a line whose reader has stopped reading."""
+        """Stop writing, even in the middle of a line whose reader has stopped reading."""
         self._is_closed = True
 
     def _write_all(self, data: bytes) -> None:
@@ -143,17 +143,17 @@ class Writer:
 
 
 class OpenRequests:
-    """Ids of requests that are under way. The SDK takes a second one with the same id for the first one's successor."""
+    """Ids of requests under way, kept because the SDK lets a second request with the same id replace the first."""
 
     def __init__(self) -> None:
         self._ids: set[RequestId] = set()
 
     def has(self, request: JSONRPCRequest) -> bool:
-        """Return whether its id belongs to another request."""
+        """Return whether the request's id belongs to another request under way."""
         return coerce_request_id(request.id) in self._ids
 
     def opened(self, request: JSONRPCRequest) -> ServerMessageMetadata:
-        """Keep its id until it is answered, or until it is over without an answer because its client cancelled it."""
+        """Keep the request's id until it is answered, or is over without an answer because its client cancelled it."""
         key = coerce_request_id(request.id)
         self._ids.add(key)
 
@@ -169,7 +169,7 @@ class OpenRequests:
 
 
 async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes: int) -> None:
-    """Serve one client until it closes its end or `stop` is set; requests under way are answered with an error then."""
+    """Serve one client until it closes its end or `stop` is set; then requests under way are answered with an error."""
     with claimed() as (wire_in, wire_out):
         lines, writer, under_way = StdinLines(wire_in, line_bytes), Writer(wire_out, stop), OpenRequests()
         requests, read_stream = create_context_streams[SessionMessage | Exception](0)

@@ -1,7 +1,7 @@
-"""The toolbox surface: find the tools of other MCP servers, and write Python that calls them.
+"""The toolbox surface: search the tools of other MCP servers, and run Python that calls them.
 
-A few hundred tokens for any number of tools: what there is, is found by looking. Beside the interpreter surface it adds
-the search alone.
+It costs a client a few hundred tokens for any number of tools, because tools are searched and not listed. Beside the
+interpreter surface it adds the search alone.
 """
 
 from typing import Annotated, Any
@@ -34,14 +34,14 @@ class FoundTools(Model):
 
 
 class ToolboxSurface:
-    """Over one runtime."""
+    """The tools of the surface, over one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._toolbox = runtime.toolbox
         self._interpreter = InterpreterSurface(runtime)
 
     def register(self, server: MCPServer[Any], *, has_interpreter: bool) -> None:
-        """Add the tools to a server, but for those that it has already."""
+        """Add the tools to a server, except those that it has already."""
         if not has_interpreter:
             add_tools(server, (self.execute_code, ENDS), (self.get_execution, READS))
         add_tools(server, (self.search_tools, READS))

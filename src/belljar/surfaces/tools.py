@@ -1,4 +1,4 @@
-"""What the tools of all surfaces share: how they are added, which arguments recur, how refusals are told."""
+"""What the tools of all surfaces share: how they are added, which arguments recur, how refusals become results."""
 
 import inspect
 import itertools
@@ -25,7 +25,7 @@ READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 REPLACES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True)
-"""Brings something from elsewhere, in place of what has the same name."""
+"""For tools that bring something from elsewhere, which replaces what has the same name."""
 
 STAGE_CHARS = 200
 SHOWN_NAMES, SHOWN_NAME_CHARS = 5, 64
@@ -36,7 +36,7 @@ Tool = Callable[..., Coroutine[Any, Any, Answer]]
 
 
 def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> None:
-    """Add tools that shape their own answers: no output schema, see `content.py`."""
+    """Add tools that build their own answers and so have no output schema; see `content.py`."""
     for tool, annotations in tools:
         description = inspect.cleandoc(tool.__doc__ or "")  # the indentation of our source costs tokens
         server.add_tool(tool, description=description, annotations=annotations, structured_output=False)
@@ -48,7 +48,7 @@ def idempotent(hints: ToolAnnotations) -> ToolAnnotations:
 
 
 def stage_reporter(ctx: Ctx) -> Callable[[str], Awaitable[None]]:
-    """Tells the client what a long call is busy with."""
+    """Return a callback that tells the client what a long call is busy with."""
     counted = itertools.count(1)
 
     async def report(stage: str) -> None:
@@ -58,7 +58,7 @@ def stage_reporter(ctx: Ctx) -> Callable[[str], Awaitable[None]]:
 
 
 def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
-    """Our own errors become results a model can read; they are refusals, not crashes."""
+    """Wrap a tool: our own errors become results that a model can read, because they are refusals and not crashes."""
 
     @wraps(tool)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -72,7 +72,7 @@ def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Calla
 
 
 def known_arguments(tool: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call without those that say nothing: null stands for what has a default."""
+    """Return a call's arguments without the nulls that stand for a default; raise InvalidArgument for unknown ones."""
     known: Mapping[str, Any] = schema.get("properties", {})
     if unknown := [name for name in arguments if name not in known]:
         named = ", ".join(repr(name[:SHOWN_NAME_CHARS]) for name in unknown[:SHOWN_NAMES])
@@ -82,7 +82,7 @@ def known_arguments(tool: str, schema: Mapping[str, Any], arguments: Mapping[str
 
 
 async def chosen_session(sessions: Registry, session_id: str) -> Session:
-    """The caller's session; an empty id (or "0", which older clients send) makes a new one."""
+    """Return the caller's session; an empty id (or "0", which older clients send) makes a new one."""
     if session_id in ("", "0"):
         await sessions.make_room(current_principal())
         return sessions.create(current_principal())

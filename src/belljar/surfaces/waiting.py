@@ -1,7 +1,7 @@
-"""Waiting for an execution on behalf of one request: progress while it speaks, questions while it asks.
+"""Waiting for an execution on behalf of one request: reports of progress, questions to the person, and cancellation.
 
-The request may end at any time; the execution does not notice. A question goes to the person in the form the client's
-protocol era has: a request of ours in the middle of the call, or an answer that the client completes and sends again.
+The request may end at any time without the execution noticing. A question goes to the person in the form that the
+client's protocol version has: a request of ours during the call, or an answer that the client completes and repeats.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ PROGRESS_CHARS = 200
 ANSWER_KEY = "input"
 STATE_MARK = "#"
 CONSENT: dict[str, Any] = {"type": "object", "properties": {}}
-"""The form of a question that is answered by accepting it."""
+"""The schema of a question that is answered by accepting it."""
 
 
 def can_ask(ctx: Context[Any, Any]) -> bool:
-    """Whether the client can put a question to a person."""
+    """Return whether the client can put a question to a person."""
     capabilities = ctx.client_capabilities
     return capabilities is not None and capabilities.elicitation is not None
 
@@ -42,12 +42,12 @@ def can_ask(ctx: Context[Any, Any]) -> bool:
 async def follow(
     execution: Execution, ctx: Context[Any, Any], wait_s: float, *, is_streaming: bool = False
 ) -> InputRequiredResult | None:
-    """Wait until it has finished or `wait_s` have passed; a modern client gets its question to answer instead.
+    """Wait until the execution has finished or `wait_s` have passed; for a modern client, return its question instead.
 
-    A client that streams is answered as soon as there is something new.
+    With `is_streaming`, return as soon as there is something new.
     """
     deadline = time.monotonic() + wait_s
-    sent, told = 0, execution.sequence
+    sent, reported = 0, execution.sequence
     while not execution.is_finished:
         if execution.question is not None and can_ask(ctx):
             if (ctx.protocol_version or "") >= MODERN:
@@ -58,19 +58,19 @@ async def follow(
         left = deadline - time.monotonic()
         if left <= 0:
             return None
-        # What it said while we let it settle is news too.
-        is_news = told < execution.sequence or await execution.wait_for_change(min(left, 15))
+        # Output of the pause at the end of the last round is new too.
+        is_news = reported < execution.sequence or await execution.wait_for_change(min(left, 15))
         if is_news and not execution.is_finished:
             if is_streaming and execution.question is None:
                 return None
-            sent, told = sent + 1, execution.sequence
+            sent, reported = sent + 1, execution.sequence
             await ctx.report_progress(sent, None, " ".join(execution.latest_text()[-PROGRESS_CHARS:].split()))
             await execution.wait(min(PROGRESS_INTERVAL_S, max(left, 0)))
     return None
 
 
 def resume(execution: Execution, ctx: Context[Any, Any]) -> None:
-    """A modern client came back with the person's answer."""
+    """Pass on the person's answer, with which a modern client has come back."""
     response = (ctx.input_responses or {}).get(ANSWER_KEY)
     _, _, number = (ctx.request_state or "").partition(STATE_MARK)
     execution.reply(
@@ -79,7 +79,7 @@ def resume(execution: Execution, ctx: Context[Any, Any]) -> None:
 
 
 def asked_execution(ctx: Context[Any, Any]) -> str:
-    """The id of the execution that a modern client's answer is for."""
+    """Return the id of the execution that a modern client's answer is for."""
     return (ctx.request_state or "").partition(STATE_MARK)[0]
 
 
@@ -101,14 +101,14 @@ async def _ask_now(execution: Execution, question: Question, ctx: Context[Any, A
 
 
 def _params(question: Question, ctx: Context[Any, Any]) -> ElicitRequestFormParams | ElicitRequestURLParams:
-    """A form, or an address for a client that can open some; others are told it in the question."""
-    if question.url and _opens_addresses(ctx):
+    """Return a form, or a URL for a client that can open URLs; for others the message has the URL."""
+    if question.url and _opens_urls(ctx):
         return ElicitRequestURLParams(message=question.message, url=question.url)
     message = f"{question.message}\nOpen {question.url} first." if question.url else question.message
     return ElicitRequestFormParams(message=message, requested_schema=question.schema or CONSENT)
 
 
-def _opens_addresses(ctx: Context[Any, Any]) -> bool:
+def _opens_urls(ctx: Context[Any, Any]) -> bool:
     capabilities = ctx.client_capabilities
     elicitation = capabilities.elicitation if capabilities is not None else None
     return elicitation is not None and elicitation.url is not None
@@ -118,9 +118,9 @@ def _reply(response: ElicitResult) -> QuestionReply:
     return QuestionReply(response.action, dict(response.content or {}) if response.action == "accept" else {})
 
 
-# Calls that their client gives up: whether the code that they run is stopped, or only the waiting for it.
-# A client that cancels says so (`notifications/cancelled`). An HTTP client of protocol 2026-07-28 closes the response
-# instead, which looks like a connection that was lost: the setting decides what that means.
+# Calls that the client gives up: whether their code is stopped, or only the waiting for it. A client that cancels says
+# so (`notifications/cancelled`). An HTTP client of protocol 2026-07-28 closes the response instead, which looks like a
+# lost connection: the setting `interrupt_on` decides what that means.
 
 InterruptOn = Literal["cancel", "disconnect", "nothing"]
 CANCELLED = "by its client, which cancelled the call"
@@ -131,7 +131,7 @@ LEFT = "because its client went away"
 async def stopping_when_cancelled(
     ctx: Context[Any, Any], interrupt_on: InterruptOn, stop: Callable[[str], None]
 ) -> AsyncGenerator[None]:
-    """Call `stop` with who asked for it when the client gives up the call that is waited for inside."""
+    """Call `stop`, with who asked for it, if the client gives up the call while the block waits."""
     request: object = ctx.request_context.request
     watching = None
     if interrupt_on == "disconnect" and isinstance(request, Request):
@@ -139,7 +139,7 @@ async def stopping_when_cancelled(
     try:
         yield
     except asyncio.CancelledError:
-        # The server that ends cancels its calls too; then sessions are left as they are.
+        # A server that ends cancels its calls too; then sessions are left as they are.
         if interrupt_on != "nothing" and _is_cancelled(ctx):
             stop(CANCELLED)
         raise
@@ -149,13 +149,13 @@ async def stopping_when_cancelled(
 
 
 def _is_cancelled(ctx: Context[Any, Any]) -> bool:
-    # The SDK has told the two apart, but keeps it from handlers.
+    # The SDK knows whether the client cancelled or the server ends, but does not tell handlers.
     outbound = ctx.request_context.session._request_outbound  # pyright: ignore[reportPrivateUsage]
     return outbound.cancel_requested.is_set()
 
 
 async def _stop_on_disconnect(request: Request[Any], stop: Callable[[str], None]) -> None:
-    # In a task of its own: the SDK cancels the call itself in the same moment, or, in older eras, never.
+    # Runs in its own task, because the SDK cancels the call in the same moment or, in older protocols, never.
     while (await request.receive())["type"] != "http.disconnect":
         pass
     stop(LEFT)

@@ -1,1 +1,1 @@
-"""Other MCP servers as Python inside sessions: connected here, described there, called through the session's socket."""
+"""Other MCP servers as Python functions in sessions: the host connects to them, cells call them through a socket."""

@@ -1,4 +1,7 @@
-"""What servers say, in our own words: tools and answers, checked for form and size. Foreign types end here."""
+"""Converts what servers send (tools, answers, errors) into belljar's own types, checked for form and size.
+
+No module above this one sees the SDK's types of tools and answers.
+"""
 
 import base64
 import binascii
@@ -34,7 +37,7 @@ _INSTRUCTIONS_CHARACTERS: Final = 20_000
 
 
 def definition(server: str, tool: Tool) -> ToolDefinition | None:
-    """A tool as the house knows it; None, with a line in the log, for one that nobody could want."""
+    """Return a tool as belljar's own type; None, with a line in the log, if it cannot be used."""
     if not tool.name.isprintable() or not 0 < len(tool.name) <= _NAME_CHARACTERS:
         log.warning("MCP server %s has a tool whose name cannot be used; it is left out", server)
         return None
@@ -53,23 +56,23 @@ def definition(server: str, tool: Tool) -> ToolDefinition | None:
 
 
 def weight(tool: ToolDefinition) -> int:
-    """How many characters a tool is made of."""
+    """Return how many characters a tool's description and schemas have."""
     return len(tool.description) + len(_dumped(tool.input_schema)) + len(_dumped(tool.output_schema))
 
 
 def instructions(text: str | None) -> str:
-    """What a server says of itself."""
+    """Return a server's instructions, cut to the limit."""
     return _text(text, _INSTRUCTIONS_CHARACTERS)
 
 
 def read_answer(server: str, result: CallToolResult, release: Callable[[], None] | None = None) -> ToolAnswer:
-    """What a call gave; `release` is called when it has been passed on."""
+    """Return the answer of a call; `release` is called when it has been passed on."""
     blocks = tuple([_decoded(server, block) for block in result.content])
     return ToolAnswer(blocks, result.structured_content, bool(result.is_error), release)
 
 
 def refusal(message: str) -> ToolAnswer:
-    """A server's error for one call, which is the call's and not the connection's."""
+    """Return a server's error as the answer of one call; it does not concern the connection."""
     return ToolAnswer((Block("text", text=message),), is_error=True)
 
 
@@ -106,7 +109,7 @@ def _block(block: ContentBlock) -> Block:
 
 
 def _decoded(server: str, block: ContentBlock) -> Block:
-    """A block, or a text in its place where its data cannot be read."""
+    """Return a block, or a text in its place if its data cannot be read."""
     try:
         return _block(block)
     except (binascii.Error, ValueError) as error:
@@ -133,26 +136,26 @@ def _dumped(schema: Any) -> str:
     return json.dumps(schema)
 
 
-# What can go wrong on the way to a server, as codes that travel through the SDK like a server's own errors do.
-# JSON-RPC leaves -32000 to -32099 to implementations; a server that used ours would only say that it failed.
+# Transport errors, as codes that pass through the SDK like a server's own errors. JSON-RPC leaves -32000 to -32099 to
+# implementations; a server that used one of ours would only say that it failed.
 
 UNREACHABLE: Final = -32_096
 SESSION_GONE: Final = -32_097
 TOO_LARGE: Final = -32_098
 
 _OURS: Final = (UNREACHABLE, SESSION_GONE, TOO_LARGE)
-# Many servers use the code of a closed connection for errors of their own; these are the SDK's words for it.
+# Many servers use the code of a closed connection for errors of their own; these are the SDK's messages for it.
 _CLOSED: Final = ("Connection closed", "SSE stream ")
 _MESSAGE_CHARACTERS: Final = 2_000
 
 
 def is_on_the_way(error: MCPError) -> bool:
-    """Whether the call got lost, rather than being answered with an error."""
+    """Return whether the call got lost, rather than being answered with an error."""
     return error.code in _OURS or (error.code == CONNECTION_CLOSED and error.message.startswith(_CLOSED))
 
 
 def words(error: BaseException) -> str:
-    """What an error says, bounded and on one line: some of it is a server's."""
+    """Return an error's message, bounded and on one line, because a server may have written it."""
     error = _innermost(error)
     text = error.message if isinstance(error, MCPError) else str(error) or type(error).__name__
     shown = "".join(character if character.isprintable() else " " for character in text[:_MESSAGE_CHARACTERS])
@@ -160,20 +163,20 @@ def words(error: BaseException) -> str:
 
 
 def detail(error: BaseException) -> str:
-    """What only the operator should read of an error of ours."""
+    """Return the part of one of belljar's own errors that only the operator should read."""
     error = _innermost(error)
-    said: object = error.data if isinstance(error, MCPError) and error.code in _OURS else ""
-    return said[:_MESSAGE_CHARACTERS] if isinstance(said, str) else ""
+    data: object = error.data if isinstance(error, MCPError) and error.code in _OURS else ""
+    return data[:_MESSAGE_CHARACTERS] if isinstance(data, str) else ""
 
 
 def code(error: BaseException) -> int:
-    """The protocol's code of an error; 0 where it has none."""
+    """Return the protocol's code of an error; 0 if it has none."""
     error = _innermost(error)
     return error.code if isinstance(error, MCPError) else 0
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first of those that a group of tasks raised."""
+    """Return the first error within nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

@@ -1,7 +1,7 @@
-"""The arguments of a call against what its tool declares, before anything goes out.
+"""Checks the arguments of a call against the tool's schema before the call goes out.
 
-Names, presence and plain types at the first level; what is deeper, and patterns above all, is the server's own to
-check: its patterns on a session's text would run here, and take as long as the two of them like.
+It checks names, presence and plain types at the first level. The server checks deeper levels and patterns, because
+a server's pattern on a session's text could take any amount of time here.
 """
 
 import json
@@ -34,11 +34,11 @@ _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
 class BadArguments(Exception):
-    """Why they cannot be the tool's."""
+    """The arguments do not fit the tool. The message says why."""
 
 
 class Parameters:
-    """What one tool takes, read from its schema once."""
+    """The parameters of one tool, read from its schema once."""
 
     def __init__(self, tool: ToolDefinition) -> None:
         self.tool = tool
@@ -48,14 +48,14 @@ class Parameters:
         required = required_of(schema)
         defaults = defaults_of(schema, root)
         self._filled = {name: defaults[name] for name in required if name in defaults}
-        """What is sent where nothing is passed: the server has a default for it, and demands it all the same."""
+        """Values to send for parameters that are not passed: required ones for which the server declares a default."""
         self._required = required.difference(self._filled)
         self._takes_more = takes_more(schema)
         self._kinds = {name: _kinds(as_schema(resolved(field, root))) for name, field in fields.items()}
         self._nullable = {name for name, field in fields.items() if _may_be_null(field, root)}
 
     def checked(self, arguments: JsonObject) -> JsonObject:
-        """The arguments to send. A null where none can be meant is one that was left out."""
+        """Return the arguments to send. A null that the parameter does not accept counts as not passed."""
         try:
             _JSON.encode(arguments).encode()
         except (ValueError, RecursionError) as error:
@@ -73,7 +73,7 @@ class Parameters:
         return {**kept, **left_out} if left_out else kept
 
     def _may_be_sent(self, name: str) -> bool:
-        """Whether a null is one that is meant."""
+        """Return whether a null is sent: if the parameter is required, undeclared, or accepts null."""
         return name in self._required or name not in self._kinds or name in self._nullable
 
     def _check(self, name: str, value: Any) -> None:
@@ -81,7 +81,7 @@ class Parameters:
         if not kinds or any(_is_kind(value, kind) for kind in kinds):
             return
         if isinstance(value, str) and TOKEN.fullmatch(value):
-            return  # a token for what may be a number: the server sees which
+            return  # a privacy token may stand for a number; the server checks the value
         wanted = " or ".join(kinds)
         raise BadArguments(f"{name!r} is {_WORDS[cast('type', type(value))]}, not of type {wanted}")
 
@@ -89,7 +89,7 @@ class Parameters:
 def _may_be_null(schema: JsonObject, root: JsonObject) -> bool:
     schema = resolved(schema, root)
     if any(isinstance(schema.get(key), list) for key in ("anyOf", "oneOf", "allOf")):
-        return True  # as it may be; the server will say
+        return True  # possibly; the server checks it
     if "enum" in schema:
         return isinstance(schema["enum"], list) and None in schema["enum"]
     kinds = _kinds(schema)

@@ -1,7 +1,7 @@
-"""What the rooms of the toolbox tell each other: tools, catalogues, calls and their outcomes.
+"""The types that the modules of the toolbox share: tools, catalogues, answers, questions, call records.
 
-Whatever an upstream server says is untrusted text, and so is whatever a session asks: names and arguments are looked
-up and checked by the host, never followed.
+Everything that an upstream server says is untrusted, and so is everything that a session asks: the host looks up and
+checks names and arguments before it uses them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import Any, Literal, Protocol
 JsonObject = dict[str, Any]
 
 AWAY = "It is tried again when cells name it; where it stays away, only the operator can mend it"
-"""Said of a server that was never reached."""
+"""Added to the error of a server that was never reached."""
 LATER = "Go on without it and try again in a while; other servers are not affected"
-"""Said of a server that is still connecting."""
+"""Added to the error of a server that is still connecting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What a server claims of a tool; hints, with the protocol's own defaults."""
+    """What a server claims about a tool. These are hints, with the protocol's own defaults."""
 
     read_only: bool = False
     destructive: bool = True
@@ -28,7 +28,7 @@ class Annotations:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """One tool of one server, under the names that are used on the wire."""
+    """One tool of one server, under the names that the protocol's messages use."""
 
     server: str
     name: str
@@ -48,9 +48,9 @@ class ServerCatalogue:
     instructions: str = ""
     error: str = ""
     detail: str = field(default="", compare=False)
-    """What the operator should know of the error, and sessions should not."""
+    """More about the error, for the operator only, never for sessions."""
     is_connecting: bool = False
-    """Whether the error is only that it is not there yet."""
+    """Whether the error is only that the server is still connecting."""
     by_name: Mapping[str, ToolDefinition] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,18 +64,18 @@ class Catalogue:
     servers: Mapping[str, ServerCatalogue] = field(default_factory=dict[str, ServerCatalogue])
 
     def find(self, server: str, tool: str) -> ToolDefinition | None:
-        """A tool by its names on the wire."""
+        """Return a tool by the names that the protocol's messages use."""
         known = self.servers.get(server)
         return known.by_name.get(tool) if known else None
 
     def tools(self) -> list[ToolDefinition]:
-        """All of them."""
+        """Return the tools of all servers."""
         return [tool for server in self.servers.values() for tool in server.tools]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One piece of what a tool answered."""
+    """One content block of a tool's answer."""
 
     kind: Literal["text", "image", "audio", "resource", "link"]
     text: str = ""
@@ -87,72 +87,75 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a server answered to a call."""
+    """A server's answer to a call."""
 
     blocks: tuple[Block, ...] = ()
     structured: Any = None
     is_error: bool = False
     release: Callable[[], None] | None = field(default=None, compare=False, repr=False)
-    """For one that is so large that others wait until it is passed on."""
+    """Gives back the memory that a large answer takes, for which others wait."""
 
     def drop(self) -> None:
-        """Nothing of it is needed any more; may be called twice."""
+        """Give back the memory of the answer, which is not needed any more; may be called twice."""
         if self.release is not None:
             self.release()
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something only the person can answer: an upstream's elicitation, or the policy's `ask`."""
+    """A question that only the person can answer: an upstream's elicitation, or the policy's `ask`."""
 
     message: str
     schema: JsonObject = field(default_factory=dict[str, Any])
-    """A flat JSON Schema of the answer, as elicitation has it; empty for plain consent."""
+    """A flat JSON Schema of the answer, as elicitation defines it; empty for plain consent."""
     url: str = ""
-    """An address the person should open instead of filling in a form."""
+    """An address that the person should open instead of filling in a form."""
     is_ours: bool = False
-    """Whether the words are ours and the session's, so that tokens in them are tokens; a server's may only look so."""
+    """Whether belljar and the session wrote the text, so that privacy tokens in it are real.
+
+    What looks like a token in a server's text may be none.
+    """
     is_password: bool = False
-    """Whether what is typed must not be seen."""
+    """Whether the answer must not be shown while it is typed."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionReply:
-    """What the person said; values only with `accept`."""
+    """The person's reply. There are values only with `accept`."""
 
     action: Literal["accept", "decline", "cancel"]
     values: JsonObject = field(default_factory=dict[str, Any])
 
 
 Ask = Callable[[Question], Awaitable[QuestionReply]]
-"""Asks the person who is responsible for the execution; the execution's clock stands still meanwhile."""
+"""Asks the person who is responsible for the execution; the execution's time limit is paused meanwhile."""
 
 OnProgress = Callable[[float, float | None, str], None]
-"""Progress, total where it is known, and the server's message."""
+"""Called with the progress, the total if it is known, and the server's message."""
 
 
 class Upstreams(Protocol):
-    """The connections to every configured server: one each, opened when first needed, kept by the host."""
+    """The host's connections to the configured servers: one for each, opened when first needed."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The configured servers."""
+        """Return the names of the configured servers."""
         ...
 
     def known(self) -> Catalogue:
-        """What they are known to offer now; those that were never tried, or are due again, are connected meanwhile."""
+        """Return what is known now, and start connecting to servers that were never tried or are due for a retry."""
         ...
 
     async def catalogue(self, within_s: float | None = None) -> Catalogue:
-        """What they offer, once each has answered or failed, or the time is over."""
+        """Return what the servers offer once each has answered or failed, or once the time is over."""
         ...
 
     async def wait_for(self, server: str) -> None:
-        """Wait for one server that is still connecting, within a bound."""
+        """Wait for one server that is still connecting, for a bounded time."""
         ...
 
     def still_connecting(self, server: str) -> str:
-        """How long a server has been connecting, and what it waits for; empty where it is not."""
+        """Return how long a server has been connecting and what it waits for; empty if it is not connecting."""
         ...
 
     async def call(
@@ -162,13 +165,13 @@ class Upstreams(Protocol):
         ...
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call this when a catalogue was read anew and is another one."""
+        """Have `changed` called whenever a catalogue was read again and differs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A line of the ledger: what a cell asked for and how it went. Arguments and results are not in it."""
+    """A line of the call log: which tool a cell called and how the call ended, without arguments and results."""
 
     server: str
     tool: str

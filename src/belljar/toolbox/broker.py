@@ -1,7 +1,7 @@
-"""One session's calls: looked up, checked, judged, asked about, revealed, made, hidden, and told as an outcome.
+"""One session's tool calls: looked up, checked, judged by the policy, approved by the person, made, and redacted.
 
-A session says which server, which tool, and with what; everything else is decided here. Read `_call` from top to
-bottom. Knows nothing of sockets.
+The session says which server, which tool and which arguments; everything else is decided here. `_call` has the steps
+in order. This module knows nothing about sockets.
 """
 
 import asyncio
@@ -35,61 +35,61 @@ from belljar.toolbox.large_results import Keep, spilled
 from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
 
-# One execution as its calls see it: who can be asked and told, what is under way, and what a server asks meanwhile.
+# The execution that calls belong to, and the questions that servers ask during its calls.
 
 QUESTION_CHARS = 2_000
 
 
 class Caller(Protocol):
-    """The execution that is under way, as far as its calls concern it."""
+    """What a call needs of the execution that is running."""
 
     async def ask(self, question: Question) -> QuestionReply | None:
-        """Ask the person; None when nobody can be asked."""
+        """Ask the person; return None if nobody can be asked."""
         ...
 
     def note_progress(self, text: str) -> None:
-        """A call says how far it is."""
+        """Show the progress of a call."""
         ...
 
 
 @dataclass(slots=True)
 class ExecutionCalls:
-    """The execution that calls belong to."""
+    """The calls of one execution that are in flight."""
 
     caller: Caller | None
-    """None for what runs on between two executions."""
+    """None for calls of code that still runs between two executions."""
     ledger: CallLog
     trace: Context = field(default_factory=Context)
-    """The execution's, because calls come in over a socket, where the current span is that of the session's start."""
+    """The execution's trace. Calls come in over a socket, where the current span is that of the session's start."""
     calls: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     stopped: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
-    """Those of them that end because their execution does."""
+    """The calls that were cancelled because their execution is being stopped."""
 
 
 class TurnQuestions:
-    """What a server asks in the middle of a call."""
+    """Passes a server's questions during a call on to the person of the execution."""
 
-    def __init__(self, turn: ExecutionCalls, server: str, hidden: Callable[[str, int], str]) -> None:
+    def __init__(self, turn: ExecutionCalls, server: str, redacted: Callable[[str, int], str]) -> None:
         self._turn = turn
-        self._hidden = hidden
+        self._redacted = redacted
         self._server = server
         self.unasked = ""
-        """Said beside an error: the server takes what nobody answered for a no."""
+        """Added to an error if nobody could be asked, because the server takes that for a refusal."""
 
     def __eq__(self, other: object) -> bool:
-        """Calls of one execution ask one person."""
+        """Return whether both ask the same person: calls of one execution do."""
         return self is other or (isinstance(other, TurnQuestions) and self._turn is other._turn)
 
     def __hash__(self) -> int:
         return hash(id(self._turn))
 
     async def __call__(self, question: Question) -> QuestionReply:
-        """Put it to the person, who is told whose it is."""
+        """Ask the person, and say which server asks."""
         message = visible(question.message, QUESTION_CHARS)
-        told = Question(f"{one_line(self._server, 100)} asks: {message}", question.schema, question.url)
-        reply = await self._turn.caller.ask(told) if self._turn.caller else None
+        named = Question(f"{one_line(self._server, 100)} asks: {message}", question.schema, question.url)
+        reply = await self._turn.caller.ask(named) if self._turn.caller else None
         if reply is None:
-            asked = one_line(self._hidden(message, QUESTION_CHARS), 300)
+            asked = one_line(self._redacted(message, QUESTION_CHARS), 300)
             self.unasked = f" (it asked a person: {asked!r}, and nobody can be asked here)"
             return QuestionReply("cancel")
         return reply
@@ -98,36 +98,36 @@ class TurnQuestions:
 MOST_AT_ONCE = 32
 _ERROR_CHARS = 8_000
 _PROGRESS_CHARS = 200
-# A token is that much shorter, at most, than what it stands for.
-_HIDDEN_AHEAD = 32
+# A privacy token is at most this many times shorter than the value it stands for.
+_REDACTED_AHEAD = 32
 _SMALL_CHARS = 16_384
 _PLAIN_CHARS = 262_144
-"""Where nothing has to be looked for in it."""
+"""The size up to which an answer is handled without a thread if the session has no redaction."""
 
 
 class ToolCatalogue(Protocol):
-    """What all sessions share."""
+    """What the brokers of all sessions share: the catalogue, the connections, learned result shapes."""
 
     @property
     def upstreams(self) -> Upstreams:
-        """Where calls go."""
+        """Return the connections that calls go over."""
         ...
 
     async def catalogue(self, server: str, tool: str) -> Catalogue:
-        """What there is, read anew if need be when that is not in it."""
+        """Return the catalogue, updated first if the tool is not in it."""
         ...
 
     def learn(self, owner: str, tool: ToolDefinition, value: Any) -> None:
-        """A tool answered an owner with this."""
+        """Learn the shape of a result that a tool gave to an owner."""
         ...
 
     async def join(self, server: str) -> str:
-        """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
+        """Wait, for a bounded time, until sessions can import a server; return why they cannot, or an empty text."""
         ...
 
 
 class CallRefused(Exception):
-    """A call that ends before it went out, or without a result."""
+    """A call was refused before it went out, or ended without a result."""
 
     def __init__(self, kind: str, message: str, end: End = "refused") -> None:
         super().__init__(message)
@@ -137,52 +137,52 @@ class CallRefused(Exception):
 
 
 class Broker:
-    """Made with a session's first kernel; `attach` makes it the session's own."""
+    """Makes the tool calls of one session. It is made with the first kernel; `attach` gives it an owner and guards."""
 
-    def __init__(self, session_id: str, desk: ToolCatalogue, *, limit_bytes: int) -> None:
+    def __init__(self, session_id: str, catalogue: ToolCatalogue, *, limit_bytes: int) -> None:
         self.session_id = session_id
         self.owner = ""
-        """Whose the session is; empty while it is nobody's."""
-        self._desk = desk
+        """The session's owner; empty while the session is pooled."""
+        self._catalogue = catalogue
         self._limit_bytes = limit_bytes
         self._guard: CallGuard = AllowAll()
-        self._veil: Redactor = NoRedaction()
+        self._redactor: Redactor = NoRedaction()
         self._keep: Keep | None = None
         self._turn: ExecutionCalls | None = None
-        self._room = asyncio.Semaphore(MOST_AT_ONCE)
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._parameters: dict[tuple[str, str], Parameters] = {}
         self._is_open = asyncio.Event()
         self._is_open.set()
 
     def attach(self, *, owner: str, guard: CallGuard | None = None, veil: Redactor | None = None, keep: Keep) -> None:
-        """Make it someone's session, with guards and a way for files into its folder. Before that nothing goes out."""
+        """Give the broker an owner, guards and a way to write files into the session folder; before that calls fail."""
         self.owner = owner
         self._guard = guard or self._guard
-        self._veil = veil or self._veil
+        self._redactor = veil or self._redactor
         self._keep = keep
 
     async def ready_for(self, code: str) -> None:
-        """Have servers tried again that were not reached, for code that may want them; nobody is waited for."""
+        """Start connecting again to servers that were not reached, if the code may use them; do not wait."""
         if "servers" in code or "toolbox" in code:
-            self._desk.upstreams.known()
+            self._catalogue.upstreams.known()
 
     async def join(self, server: str) -> JsonObject:
-        """Wait for a server that a cell imports while it is still connecting: for that one, and within a bound."""
-        if why := await self._desk.join(server):
+        """Wait, for a bounded time, for a server that a cell imports while it is still connecting."""
+        if why := await self._catalogue.join(server):
             return {"outcome": "error", "kind": "unknown", "server": server[:200], "message": why}
         return {"outcome": "joined"}
 
     def pause(self) -> None:
-        """Let calls wait: the session is being taken over from an earlier server."""
+        """Let calls wait while the session is taken over from an earlier belljar server."""
         self._is_open.clear()
 
     def resume(self) -> None:
-        """It is taken over."""
+        """Let calls go on, because the session is taken over."""
         self._is_open.set()
 
     @contextmanager
     def serving(self, caller: Caller, ledger: CallLog | None = None) -> Generator[CallLog]:
-        """While an execution runs: calls that begin now are its own."""
+        """Attribute the calls that start within the block to this execution."""
         self._turn = turn = ExecutionCalls(caller, ledger or CallLog(), spans.current_trace())
         self.resume()
         try:
@@ -191,19 +191,22 @@ class Broker:
             self._turn = None
 
     def cancel(self) -> None:
-        """The execution is being stopped, and its calls with it."""
+        """Cancel the calls of the execution, because it is being stopped."""
         if (turn := self._turn) is not None:
             turn.stopped |= turn.calls
             for task in turn.calls:
                 task.cancel()
 
     async def call(self, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
-        """The outcome of a call; `folder` is where the session sees its own. Cancelling the task cancels the call."""
+        """Make a call and return its outcome. Cancelling the task cancels the call.
+
+        `folder` is the path of the session folder as the session sees it.
+        """
         await self._is_open.wait()
         turn = self._turn or ExecutionCalls(None, CallLog())
         ledger = turn.ledger
         number = ledger.start(one_line(server, 100), one_line(tool, 100))
-        task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine runs in one
+        task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine always runs in a task
         turn.calls.add(task)
         try:
             outcome = await self._call(turn, server, tool, arguments, folder)
@@ -212,14 +215,14 @@ class Broker:
             return await self._error_for_author(refusal, server, tool)
         except asyncio.CancelledError:
             ledger.finish(number, "cancelled")
-            # One that is wanted by nobody any more is cancelled by more than its execution's end.
+            # A task that was cancelled a second time, besides by its execution's end, is wanted by nobody: re-raise.
             if task not in turn.stopped or task.uncancel():
                 raise
             return await self._error_for_author(
                 CallRefused("cancelled", "cancelled, because its cell was stopped"), server, tool
             )
         except BaseException:
-            # A fault of ours: what became of the call is not known, but it is under way no longer.
+            # A fault in belljar: what became of the call is not known, but it is no longer in flight.
             ledger.finish(number, "failed")
             raise
         finally:
@@ -236,7 +239,7 @@ class Broker:
         definition = await self._look_up(server, tool)
         arguments = self._checked(definition, arguments)
         is_approved = await self._judge(turn, definition, arguments)
-        async with self._room:
+        async with self._slots:
             arguments = self._revealed(definition, arguments, is_approved=is_approved)
             answer = await self._answered(turn, definition, arguments)
             try:
@@ -247,7 +250,7 @@ class Broker:
     async def _outcome(self, answer: ToolAnswer, tool: ToolDefinition, keep: Keep, folder: str) -> JsonObject:
         value = await self._value(answer, tool)
         if value.learnable and not tool.output_schema:
-            self._desk.learn(self.owner, tool, value.value)
+            self._catalogue.learn(self.owner, tool, value.value)
         try:
             return await spilled(value, keep, folder, tool, limit_bytes=self._limit_bytes)
         except BelljarError as error:
@@ -256,14 +259,14 @@ class Broker:
             raise CallRefused("limit", "the answer is too deep, or has too long a number", "failed") from error
 
     async def _look_up(self, server: str, tool: str) -> ToolDefinition:
-        catalogue = await self._desk.catalogue(server, tool)
+        catalogue = await self._catalogue.catalogue(server, tool)
         if (found := catalogue.find(server, tool)) is not None:
             return found
         known = catalogue.servers.get(server)
         if known is None:
             raise CallRefused("unknown", f"there is no such server{meant(server, catalogue.servers)}")
         if known.is_connecting:
-            still = self._desk.upstreams.still_connecting(server)
+            still = self._catalogue.upstreams.still_connecting(server)
             raise CallRefused("upstream", f"the server {still or 'is still connecting'}. {LATER}", "failed")
         if known.error:
             raise CallRefused("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
@@ -279,7 +282,7 @@ class Broker:
             raise CallRefused("arguments", str(error)) from error
 
     async def _judge(self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> bool:
-        """Refuse what may not be called; tells whether a person allowed it."""
+        """Raise `CallRefused` if the call is not allowed; return whether a person approved it."""
         verdict = self._guard.judge(
             tool.server,
             tool.name,
@@ -300,7 +303,7 @@ class Broker:
     async def _approved(
         self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject, why: str
     ) -> tuple[str, str]:
-        """The person's word, as the guard keeps it, and what the code is told when it is a no."""
+        """Ask the person; return the outcome for the guard's log, and the reason for the code if it is a refusal."""
         shown = plain_arguments(arguments, QUESTION_CHARS)
         message = f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
         question = Question(f"{message}\n{why}".strip(), is_ours=True)
@@ -314,7 +317,7 @@ class Broker:
 
     def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
         try:
-            revealed = self._veil.fill_in(arguments, server=tool.server, tool=tool.name)
+            revealed = self._redactor.fill_in(arguments, server=tool.server, tool=tool.name)
         except BelljarError as error:
             raise CallRefused("refused", str(error)) from error
         claims = tool.annotations
@@ -326,7 +329,7 @@ class Broker:
             destructive=claims.destructive,
             is_approved=is_approved,
         ):
-            # Without the rule's words, which could tell something of the values.
+            # Do not repeat the rule's reason, because it could tell the code something about the values.
             self._guard.decided(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
             raise CallRefused(
                 "refused",
@@ -336,47 +339,47 @@ class Broker:
         return revealed
 
     async def _answered(self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
-        questions = TurnQuestions(turn, tool.server, self._hidden)
+        questions = TurnQuestions(turn, tool.server, self._redacted)
         try:
             with spans.within_trace(turn.trace):
-                answer = await self._desk.upstreams.call(
+                answer = await self._catalogue.upstreams.call(
                     tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
                 )
         except BelljarError as error:
-            said = self._veil.redact_text(_of_server(str(error), tool.server))
-            raise CallRefused("upstream", f"{said}{questions.unasked}", "failed") from error
+            message = self._redactor.redact_text(_of_server(str(error), tool.server))
+            raise CallRefused("upstream", f"{message}{questions.unasked}", "failed") from error
         if answer.is_error:
             answer.drop()
-            said = self._hidden(error_text(answer), _ERROR_CHARS) or "it failed and said nothing"
-            raise CallRefused("tool", f"{said}{questions.unasked}", "failed")
+            message = self._redacted(error_text(answer), _ERROR_CHARS) or "it failed and said nothing"
+            raise CallRefused("tool", f"{message}{questions.unasked}", "failed")
         return answer
 
     async def _value(self, answer: ToolAnswer, tool: ToolDefinition) -> ToolValue:
-        """What a call returns. Looking through a million characters takes a second, so large ones have a thread."""
+        """Return the value of an answer; large ones in a thread, because searching a million characters takes 1 s."""
         size = sum(len(block.text) for block in answer.blocks)
-        most = _PLAIN_CHARS if isinstance(self._veil, NoRedaction) else _SMALL_CHARS
+        most = _PLAIN_CHARS if isinstance(self._redactor, NoRedaction) else _SMALL_CHARS
         if size <= most and (answer.blocks or answer.structured is None):
-            return value_of(answer, tool.output_schema, self._veil.redact)
-        return await asyncio.to_thread(value_of, answer, tool.output_schema, self._veil.redact)
+            return value_of(answer, tool.output_schema, self._redactor.redact)
+        return await asyncio.to_thread(value_of, answer, tool.output_schema, self._redactor.redact)
 
-    def _hidden(self, text: str, limit: int) -> str:
-        """A server's words, cut after they were hidden: of a value that is cut in two, the first half is no value."""
-        return visible(self._veil.redact(visible(text, _HIDDEN_AHEAD * limit)), limit)
+    def _redacted(self, text: str, limit: int) -> str:
+        """Return a server's text, redacted before it is cut, because half of a sensitive value would not be found."""
+        return visible(self._redactor.redact(visible(text, _REDACTED_AHEAD * limit)), limit)
 
     def _progress(self, turn: ExecutionCalls, tool: ToolDefinition) -> OnProgress:
         def note(done: float, total: float | None, message: str) -> None:
             if turn.caller is not None:
                 share = f"{done:g}/{total:g}" if total else f"{done:g}"
-                said = self._hidden(message, _PROGRESS_CHARS)
-                turn.caller.note_progress(one_line(f"{tool.server}.{tool.name}: {share} {said}", _PROGRESS_CHARS))
+                shown = self._redacted(message, _PROGRESS_CHARS)
+                turn.caller.note_progress(one_line(f"{tool.server}.{tool.name}: {share} {shown}", _PROGRESS_CHARS))
 
         return note
 
     async def _error_for_author(self, refusal: CallRefused, server: str, tool: str) -> JsonObject:
-        """An error for the author of the code: whose it is, and what the tool takes."""
+        """Return an error for the author of the code: which call failed, and which parameters the tool takes."""
         takes: list[str] = []
         if refusal.kind in ("arguments", "tool"):
-            found = (await self._desk.catalogue(server, tool)).find(server, tool)
+            found = (await self._catalogue.catalogue(server, tool)).find(server, tool)
             takes = parameters(found) if found else []
         return {
             "outcome": "error",
@@ -389,5 +392,5 @@ class Broker:
 
 
 def _of_server(message: str, server: str) -> str:
-    """Whoever reads it is told beside it whose call it was."""
+    """Return the message without the server's name, which is shown beside it."""
     return message.replace(f"MCP server {server} ", "the server ", 1)

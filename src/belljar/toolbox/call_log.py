@@ -1,4 +1,4 @@
-"""The calls of one execution, in the order they were started, and how each went. Arguments and results are not kept."""
+"""The log of one execution's calls, in the order they started, and how each ended, without arguments and results."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +11,15 @@ MOST_RECORDS = 1_000
 
 End = Literal["returned", "failed", "refused", "cancelled"]
 _Started = tuple[str, str, float]
-"""Server, tool, and when."""
+"""The server, the tool and the start time of a call in flight."""
 OnChange = Callable[[int, CallRecord], None]
-"""Told the number of a call, and what is known of it now."""
+"""Called with the number of a call and its current record."""
 
 CUT_OFF = "its server ended meanwhile; whether the tool did it is not known"
 
 
 class CallLog:
-    """Keeps every call that is under way, and the latest of those that are not."""
+    """Keeps every call in flight, and the latest of those that have ended."""
 
     def __init__(self, *, earlier: Sequence[CallRecord] = (), on_change: OnChange | None = None) -> None:
         self._records: dict[int, CallRecord | _Started] = {}
@@ -31,7 +31,7 @@ class CallLog:
             self._set(self._count, replace(record, state="failed", reason=CUT_OFF) if is_cut_off else record)
 
     def start(self, server: str, tool: str) -> int:
-        """A call begins; returns its number, for `end`."""
+        """Record the start of a call; return its number, for `finish`."""
         self._count += 1
         self._records[self._count] = (server, tool, time.monotonic())
         if self._on_change is not None:
@@ -39,7 +39,7 @@ class CallLog:
         return self._count
 
     def finish(self, number: int, state: End, reason: str = "") -> None:
-        """How it went."""
+        """Record how a call ended."""
         started = self._records[number]
         if isinstance(started, CallRecord):
             return
@@ -54,7 +54,7 @@ class CallLog:
             self._on_change(number, record)
 
     def records(self) -> list[CallRecord]:
-        """What is known now; a call that is under way is `started`."""
+        """Return the records; a call in flight has the state `started`."""
         return [
             record if isinstance(record, CallRecord) else CallRecord(record[0], record[1], "started")
             for record in self._records.values()
@@ -62,6 +62,6 @@ class CallLog:
 
 
 def most_telling(records: Sequence[CallRecord], most: int) -> list[CallRecord]:
-    """Some of them, in order: those that did not return before those that did, and late ones before early ones."""
+    """Return the `most` important records in their order: calls that did not return first, then the latest."""
     ranked = sorted(range(len(records)), key=lambda place: (records[place].state == "returned", -place))
     return [records[place] for place in sorted(ranked[:most])]

@@ -1,7 +1,7 @@
-"""The tree that sessions import and read: `servers/<server>/__init__.py` with a line a tool, and a file for each tool.
+"""Generates the Python tree that sessions import: `servers/<server>/__init__.py`, and a file for each tool.
 
-The same catalogue gives the same bytes. Everything a server says is data in here: text in docstrings and comments,
-names as string literals. Knows nothing of disks.
+The same catalogue gives the same bytes. Everything a server says becomes data: texts in docstrings and comments, names
+as string literals. This module writes no files.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from belljar.toolbox.texts import docstring, first_sentence, one_line, visible
 from belljar.toolbox.values import result_schema
 
 ShapeOf = Callable[[str, str], JsonObject | None]
-"""What a tool without an output schema was seen to answer with: a schema of names and types."""
+"""Returns the learned shape of a tool's results, a schema of names and types, for tools without an output schema."""
 
 _DESCRIPTION_CHARS = 4_000
 _LINE_CHARS = 100
@@ -24,7 +24,7 @@ _INDENT = "    "
 
 
 def generate(catalogue: Catalogue, shape_of: ShapeOf) -> dict[str, str]:
-    """Every file of the tree by its path, `servers/…`."""
+    """Return the text of every file of the tree by its path, `servers/…`."""
     names = names_of(catalogue)
     files = {"servers/__init__.py": _root(catalogue, names)}
     for server in catalogue.servers.values():
@@ -40,7 +40,7 @@ def generate(catalogue: Catalogue, shape_of: ShapeOf) -> dict[str, str]:
 def _root(catalogue: Catalogue, names: PythonNames) -> str:
     lines = ["Tools of other servers as functions: `from servers.SERVER import TOOL`, then `TOOL(…)`."]
     listed = [_server_line(server, names.package(server.server)) for server in catalogue.servers.values()]
-    # Whoever imports it has to be told of servers and tools that are not there.
+    # Importing `toolbox` installs the finder that explains imports of servers and tools that are not there.
     about = docstring("\n".join([*lines, *(["", *listed] if listed else [])]), "")
     return f"{about}\n# pyright: reportUnusedImport=false\n\nfrom toolbox import ToolMissing\n"
 
@@ -55,15 +55,15 @@ def _server_line(server: ServerCatalogue, package: str) -> str:
 
 
 def _package(server: ServerCatalogue, names: PythonNames) -> str:
-    """Sorted, so that a server that lists its tools in another order is the same server."""
+    """Return a server's `__init__.py`, with its tools sorted, so that their order at the server does not matter."""
     if server.is_connecting:
-        said = f"{one_line(server.server, _LINE_CHARS)}: still connecting; importing it waits for it, for a while"
-        return f"{docstring(said, '')}\n\nfrom toolbox import connect\n\nconnect({server.server!r}, __name__)\n"
+        text = f"{one_line(server.server, _LINE_CHARS)}: still connecting; importing it waits for it, for a while"
+        return f"{docstring(text, '')}\n\nfrom toolbox import connect\n\nconnect({server.server!r}, __name__)\n"
     about = visible(server.instructions, _DESCRIPTION_CHARS)
     if server.error:
         about = f"not reachable: {_why(server)}"
-    said = one_line(server.server, _LINE_CHARS)
-    lines = [docstring(f"{said}: {about}" if about else said, "")]
+    title = one_line(server.server, _LINE_CHARS)
+    lines = [docstring(f"{title}: {about}" if about else title, "")]
     if server.error:
         lines += ["", f"UNREACHABLE = {_why(server)!r}"]
     tools = sorted(server.tools, key=lambda tool: names.function(server.server, tool.name))
@@ -77,17 +77,17 @@ def _package(server: ServerCatalogue, names: PythonNames) -> str:
 
 
 def _why(server: ServerCatalogue) -> str:
-    """For code that asks for its tools."""
+    """Return why a server is not reachable, for code that asks for its tools."""
     return f"the server {one_line(_without_name(server), _PARAMETER_CHARS)}. {AWAY}"
 
 
 def _without_name(server: ServerCatalogue) -> str:
-    """Whose error it is stands beside it."""
+    """Return a server's error without the server's name, which is shown beside it."""
     return server.error.removeprefix(f"MCP server {server.server} ")
 
 
 def source(tool: ToolDefinition, shape: JsonObject | None, function: str) -> str:
-    """The file of one tool."""
+    """Return the text of one tool's file."""
     writer = TypeWriter(taken=(function, "tool"))
     signature = _Signature(tool, writer, camel(function))
     returned = _returned(tool, shape, writer, f"{camel(function)}Result")
@@ -110,7 +110,7 @@ def _head(function: str, parameters: list[str], returned: str) -> str:
 
 
 def signature(tool: ToolDefinition, shape: JsonObject | None, function: str) -> str:
-    """One line: what it takes, and the fields of what it answers with."""
+    """Return a tool's parameters and the fields of its result in one line."""
     writer = TypeWriter(taken=(function, "tool"))
     parameters = ", ".join(_Signature(tool, writer, "").briefly())
     schema = result_schema(tool.output_schema) or as_schema(shape)
@@ -118,18 +118,18 @@ def signature(tool: ToolDefinition, shape: JsonObject | None, function: str) -> 
 
 
 def parameters(tool: ToolDefinition) -> list[str]:
-    """What a tool takes, for who called it wrongly."""
+    """Return a tool's parameters in short, for the error message of a wrong call."""
     return _Signature(tool, TypeWriter(), "").briefly()
 
 
 class _Signature:
-    """The parameters of a tool: those that it must have first, in the server's order."""
+    """The parameters of a tool in the server's order, required ones first."""
 
     def __init__(self, tool: ToolDefinition, writer: TypeWriter, prefix: str) -> None:
         self._root = root = tool.input_schema
         schema = resolved(root, root)
         self.fields = properties_of(schema)
-        # What has a default need not be passed, even where a server also says that it is required.
+        # A parameter with a default need not be passed, even if the server also says that it is required.
         required = required_of(schema).difference(defaults_of(schema, root))
         self._given = parameter_names(self.fields)
         self.renamed = {given: wire for wire, given in self._given.items() if given != wire}
@@ -153,7 +153,7 @@ class _Signature:
         return [*parameter_names([*self._given.values(), "more "]).values()][-1]
 
     def name(self, wire: str) -> str:
-        """What an argument is called in Python."""
+        """Return the Python name of a parameter."""
         return self._given[wire]
 
     def _type(self, wire: str) -> str:
@@ -168,7 +168,7 @@ class _Signature:
         return f"{self.name(wire)}: {written if is_whole else f'{written} | None'} = None"
 
     def briefly(self) -> list[str]:
-        """The parameters with types in short."""
+        """Return the parameters with their types in short."""
         writer = TypeWriter()
         needed = [f"{self.name(wire)}: {brief(self.fields[wire], self._root, writer)}" for wire in self.required]
         choices = [f"{self.name(wire)}?: {brief(self.fields[wire], self._root, writer)}" for wire in self.optional]
@@ -176,13 +176,13 @@ class _Signature:
 
 
 def takes_more(schema: Mapping[str, Any]) -> bool:
-    """Whether arguments that are not named may be passed: said so, or none are named at all and it is not denied."""
+    """Return whether undeclared arguments may be passed: if the schema allows them, or declares none and is silent."""
     more = schema.get("additionalProperties")
     return bool(more) or isinstance(more, dict) or (more is None and "properties" not in schema)
 
 
 def _default(schema: JsonObject, written: str) -> str | None:
-    """What the server takes when nothing is passed, as far as it can be shown; it is never sent."""
+    """Return the server's default as Python source if it is short and of the right type; it is only shown, not sent."""
     default = schema.get("default")
     kinds: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
     text = repr(default)
@@ -195,7 +195,7 @@ def _default(schema: JsonObject, written: str) -> str | None:
 
 def _returned(tool: ToolDefinition, shape: JsonObject | None, writer: TypeWriter, name: str) -> str:
     schema = result_schema(tool.output_schema) or as_schema(shape)
-    # A reference leads from the root of the schema it stands in.
+    # A reference is resolved from the root of the schema that contains it.
     return writer.write(schema, tool.output_schema or schema, name)
 
 
@@ -214,9 +214,9 @@ def _imports(used: set[str]) -> str:
 
 def _about(tool: ToolDefinition, shape: JsonObject | None, signature: _Signature) -> str:
     lines = [visible(tool.description or tool.title, _DESCRIPTION_CHARS) or one_line(tool.name, _LINE_CHARS)]
-    told = [line for wire in (*signature.required, *signature.optional) if (line := _told(wire, signature))]
-    if told:
-        lines += ["", *told]
+    listed = [line for wire in (*signature.required, *signature.optional) if (line := _parameter_line(wire, signature))]
+    if listed:
+        lines += ["", *listed]
     if tool.annotations.read_only:
         lines += ["", "Only reads."]
     if not tool.output_schema:
@@ -224,7 +224,7 @@ def _about(tool: ToolDefinition, shape: JsonObject | None, signature: _Signature
     return "\n".join(lines)
 
 
-def _told(wire: str, signature: _Signature) -> str:
+def _parameter_line(wire: str, signature: _Signature) -> str:
     about = one_line(signature.fields[wire].get("description"), _PARAMETER_CHARS)
     name = signature.name(wire)
     sent = f" (sent as {wire!r})" if name != wire else ""
@@ -232,7 +232,7 @@ def _told(wire: str, signature: _Signature) -> str:
 
 
 def brief(schema: JsonObject, root: JsonObject, writer: TypeWriter | None = None, depth: int = 0) -> str:
-    """A schema in a few characters: `{name: str, tags: [str]}`; `?` marks fields that may be missing."""
+    """Return a schema in a few characters: `{name: str, tags: [str]}`; `?` marks fields that may be missing."""
     schema = resolved(schema, root)
     writer = writer or TypeWriter()
     writer.steps_left -= 1

@@ -1,7 +1,7 @@
-"""One open connection to a server, in a task of its own: connect, list the tools, call them, hear of changes.
+"""One open connection to an MCP server, in a task of its own: connect, list the tools, call them, notice changes.
 
-Whoever calls may be cancelled or slow; the connection goes on for the others. It ends when its server does, or when it
-is closed, and is then never opened again: that is `upstreams.py`.
+A caller may be cancelled or slow; the connection goes on for the others. It ends when its server ends or when it is
+closed. It is never opened again: `upstreams.py` makes a new one.
 """
 
 import asyncio
@@ -47,9 +47,8 @@ from belljar.toolbox.server_config import Connectable, StdioServer
 from belljar.toolbox.server_process import LifeSigns, open_process
 from belljar.toolbox.upstream_questions import CallInFlight, CallsInFlight
 
-# What one call of a tool comes to, in both eras and either way: checked, asked about, and in our own words.
-# Over pipes a call takes the shortcut, and goes on with the SDK only where its server needs more input. Over HTTP it
-# is the SDK's from the beginning.
+# Results of calls, for both versions of the protocol and both transports. Over pipes a call goes through `DirectCalls`,
+# and goes on with the SDK only if its server needs more input. Over HTTP the SDK makes the whole call.
 
 _KIND: Final = "resultType"
 _NEEDS_INPUT: Final = "input_required"
@@ -57,20 +56,20 @@ _STATE_ONLY_S: Final = 0.05
 
 
 class CallResults:
-    """Those of one connection."""
+    """Makes the calls of one connection and reads their results."""
 
-    def __init__(self, client: Client, server: str, shortcut: DirectCalls | None, *, is_legacy: bool) -> None:
+    def __init__(self, client: Client, server: str, direct_calls: DirectCalls | None, *, is_legacy: bool) -> None:
         self._client = client
         self._server = server
-        self._shortcut = shortcut
+        self._direct_calls = direct_calls
         self._is_legacy = is_legacy
 
     async def answer(self, tool: str, arguments: JsonObject, call: CallInFlight) -> ToolAnswer:
-        "CallInFlight it. Raises what the SDK raises."
-        if self._shortcut is None:
+        """Call a tool and return its answer. Raises what the SDK raises."""
+        if self._direct_calls is None:
             result = await self._client.call_tool(tool, arguments, progress_callback=call.progress)
             return answers.read_answer(self._server, result)
-        raw = await self._shortcut.call(tool, arguments, call.on_progress)
+        raw = await self._direct_calls.call(tool, arguments, call.on_progress)
         try:
             return await self._read(raw, tool, arguments, call)
         except BaseException:
@@ -95,7 +94,7 @@ class CallResults:
     async def _with_input(
         self, needed: InputRequiredResult, tool: str, arguments: JsonObject, call: CallInFlight
     ) -> CallToolResult:
-        """What it needs is asked for all at once; whatever it needs after that is the SDK's to ask for."""
+        """Ask for everything that the server needs at once, and call again; the SDK asks for whatever it needs then."""
         responses: InputResponses = {}
         refused: list[ErrorData] = []
 
@@ -115,7 +114,7 @@ class CallResults:
         if refused:
             raise MCPError.from_error_data(refused[0])
         if not needed.input_requests:
-            await anyio.sleep(_STATE_ONLY_S)  # it only wants to be asked again
+            await anyio.sleep(_STATE_ONLY_S)  # the server only wants the call to be repeated
         return await self._client.call_tool(
             tool,
             arguments,
@@ -126,7 +125,7 @@ class CallResults:
 
 
 def _result(fields: JsonObject) -> CallToolResult:
-    """What the fields say; a block that cannot be read costs no other."""
+    """Return the result in the fields; a block that cannot be read is replaced, and the others stay."""
     try:
         return CallToolResult.model_validate(fields, by_name=False)
     except ValidationError:
@@ -141,40 +140,40 @@ UNKNOWN_EFFECT: Final = "Whether the call took effect is not known"
 MOST_TOOLS: Final = 2_000
 MOST_PAGES: Final = 200
 MOST_CHARACTERS: Final = 16_000_000
-"""Of one server's tools with all they say of themselves: the host keeps them in memory, and sessions as files."""
+"""Of one server's tools with their schemas and descriptions, which are in the host's memory and in the tree's files."""
 _DRAIN_S: Final = 2.0
 _ROUNDS: Final = 200
-"""In which a server may want more input, also where that is only time."""
+"""How often a server may want more input in one call, even if it only wants time."""
 _RELISTEN_S: Final = 5.0
 _MEET_S: Final = 15.0
-"""In which a process that has read our first request has said something; an older one may have been silenced by it."""
+"""How long a process that has read our first request may stay silent; an older server may have hung because of it."""
 _PART_S: Final = 10.0
-"""In which a connection has ended that was told to: a server need not answer when we leave."""
-# What the SDK raises for a message that is not as the protocol has it, and for an address that cannot be one.
+"""How long closing a connection may take, because a server need not answer when we disconnect."""
+# What the SDK raises for a message that breaks the protocol, and for an invalid address.
 _FOREIGN: Final = (MCPError, ValidationError, RuntimeError, ValueError, OSError, httpx2.HTTPError, anyio.EndOfStream)
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamLimits:
-    """What a server may take: time and bytes."""
+    """The time and memory that a server may take."""
 
     start_s: float = 60.0
     wait_s: float = 30.0
-    """For which a call, or an import, waits for its server to be connected."""
+    """How long a call or an import waits for its server to be connected."""
     silence_s: float = 300.0
     message_bytes: int = 64 * 1024 * 1024
     memory_bytes: int = 256 * 1024 * 1024
-    """Of all servers together: large answers that are not yet where they belong."""
+    """Of all servers together: large answers that are not yet passed on."""
     questions: int = 20
-    """In one call: an approval, a form, an address to open."""
+    """The most questions (an approval, a form, an address to open) in one call."""
 
 
 class SessionGone(Exception):
-    """The server has forgotten us and did nothing: connect again, then call again."""
+    """The server has forgotten the session and did nothing, so it is safe to connect and call again."""
 
 
 class UpstreamConnection:
-    """One open connection; `open` connects it, once."""
+    """One connection to a server; `open` connects it, once."""
 
     def __init__(
         self, server: Connectable, limits: UpstreamLimits, memory: MessageMemory, on_tools_changed: Callable[[], None]
@@ -184,7 +183,7 @@ class UpstreamConnection:
         self._server = server
         self._limits = limits
         self._memory = memory
-        self._shortcut = DirectCalls()
+        self._direct_calls = DirectCalls()
         self._signs = LifeSigns()
         self._is_met = False
         self._is_modern_only = False
@@ -201,29 +200,29 @@ class UpstreamConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be made."""
+        """Return whether calls can be made."""
         return self._client is not None and not self._has_ended.is_set()
 
     @property
     def doing(self) -> str:
-        """What it waits for while it connects."""
+        """Return what the connection waits for while it connects."""
         return "it has not listed its tools yet" if self._is_met else "it has not answered yet"
 
     @property
     def may_be_older(self) -> bool:
-        """Whether one that failed may have done so because it does not bear the newer protocol's first request."""
+        """Return whether a failed server may have failed because of the newer protocol's first request."""
         is_process = isinstance(self._server, StdioServer)
         return is_process and not self._is_met and not self._is_modern_only and self._signs.has_read()
 
     @property
     def is_surely_legacy(self) -> bool:
-        """Whether it speaks the older protocol because it knows no other; not because it was slow to say so."""
+        """Return whether the server speaks only the older protocol, and was not merely slow to answer in the newer."""
         return self.is_legacy and not self._signs.has_answered_late
 
     async def open(self, *, is_legacy: bool) -> None:
-        """Connect and read the catalogue. Raises UpstreamFailed; what was begun is then gone."""
+        """Connect and read the catalogue. Raises UpstreamFailed after cleaning up."""
         mode = "legacy" if is_legacy else "auto"
-        # In a context of its own: the first call's ids and questions are not the connection's.
+        # In an empty context, because the connection must not inherit the ids and questions of the first call.
         self._task = asyncio.get_running_loop().create_task(self._live(mode), context=contextvars.Context())
         try:
             await self._ready_within(self._limits.start_s, gives_up_early=not is_legacy)
@@ -236,7 +235,10 @@ class UpstreamConnection:
             raise
 
     async def _ready_within(self, most_s: float, *, gives_up_early: bool) -> None:
-        """Raises TimeoutError; early, for one that has read the newer protocol's first request and says nothing."""
+        """Wait until ready, or raise TimeoutError.
+
+        `gives_up_early` shortens the wait for a server that has read the newer protocol's first request and is silent.
+        """
         early_s = min(_MEET_S, most_s / 2)
         if gives_up_early:
             await asyncio.wait([self._is_ready], timeout=early_s)
@@ -246,7 +248,7 @@ class UpstreamConnection:
             await asyncio.shield(self._is_ready)
 
     async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> ToolAnswer:
-        """Call a tool; raises UpstreamFailed when the call got lost, SessionGone when it is safe to send it again."""
+        """Call a tool. Raises UpstreamFailed if the call got lost, SessionGone if it is safe to send it again."""
         if self._results is None or not self.is_open:
             raise SessionGone
         limits = self._limits
@@ -277,7 +279,7 @@ class UpstreamConnection:
                 raise SessionGone from error
             if is_on_the_way(error):
                 if error.code == CONNECTION_CLOSED and isinstance(self._server, StdioServer):
-                    with anyio.move_on_after(_DRAIN_S):  # the end of its pipe may be heard of before its own
+                    with anyio.move_on_after(_DRAIN_S):  # the pipe may be closed before the process has ended
                         await self._has_ended.wait()
                 what = f"it {self._how_ended}" if self._how_ended else words(error)
                 raise self._failure(f"gave no answer: {what}", hint=UNKNOWN_EFFECT) from error
@@ -285,13 +287,13 @@ class UpstreamConnection:
         except InputRequiredRoundsExceededError as error:
             raise self._failure(f"wanted more input {error.max_rounds} times", hint=UNKNOWN_EFFECT) from error
         except _FOREIGN as error:
-            # What the error says may quote the answer, and answers are for the caller to veil or to drop.
+            # Do not repeat the error's text, because it may quote the answer, which only the broker can redact.
             is_schema = isinstance(error, RuntimeError)
             what = "with something else than its output schema says" if is_schema else "against the protocol"
             raise self._failure(f"answered {what}", hint="The call was made; what it gave is lost") from error
 
     async def read_catalogue(self) -> ServerCatalogue:
-        """Every page of its tools, read anew."""
+        """Read all pages of the server's tools again, and return the catalogue."""
         if self._client is None or not self.is_open:
             raise self._failure(self._how_ended or "is not connected")
         try:
@@ -305,7 +307,7 @@ class UpstreamConnection:
         return self.catalogue
 
     async def aclose(self) -> None:
-        """End it and, where it is a process, that; may be called twice."""
+        """Close the connection and end the server's process, if it is one; may be called twice."""
         self._scope.cancel()
         if self._task is None:
             return
@@ -316,10 +318,10 @@ class UpstreamConnection:
                 self._task.cancel()
                 return
         if self._is_ready.done() and not self._is_ready.cancelled():
-            self._is_ready.exception()  # looked at, so that nobody complains about it
+            self._is_ready.exception()  # retrieve it, so that asyncio does not log it
 
     async def _live(self, mode: str) -> None:
-        """From the first byte to the last."""
+        """Run the connection from connecting to its end."""
         try:
             with self._scope:
                 async with Client(
@@ -335,10 +337,12 @@ class UpstreamConnection:
         except UpstreamFailed as error:
             self._is_ready.set_exception(error)
         except (BaseExceptionGroup, *_FOREIGN) as error:
-            said = NOWHERE if self._is_nowhere(error) else words(error)
+            message = NOWHERE if self._is_nowhere(error) else words(error)
             self._is_modern_only = code(error) == UNSUPPORTED_PROTOCOL_VERSION
-            # Ours are sentences about it.
-            self._fail(said[3:] if said.startswith("it ") else f"cannot be connected to: {said}", detail(error))
+            # Messages that belljar wrote are sentences that begin with "it"; others are the server's or the SDK's.
+            self._fail(
+                message[3:] if message.startswith("it ") else f"cannot be connected to: {message}", detail(error)
+            )
         finally:
             self._client = None
             self._has_ended.set()
@@ -346,16 +350,16 @@ class UpstreamConnection:
                 self._is_ready.set_exception(self._failure(self._how_ended or "was given up while it started"))
 
     def _is_nowhere(self, error: BaseException) -> bool:
-        """Whether an address knows nothing of MCP: even the handshake is a page that it does not have."""
-        is_unknown = code(error) == METHOD_NOT_FOUND and words(error) == "Not Found"  # the SDK's words for HTTP 404
+        """Return whether there is no MCP server at the address, because even the handshake gave HTTP 404."""
+        is_unknown = code(error) == METHOD_NOT_FOUND and words(error) == "Not Found"  # the SDK's text for HTTP 404
         return is_unknown and not isinstance(self._server, StdioServer)
 
     async def _serve(self, client: Client) -> None:
         self._client = client
         self._is_met = True
         self.is_legacy = client.protocol_version < MODERN
-        shortcut = self._shortcut if isinstance(self._server, StdioServer) else None
-        self._results = CallResults(client, self._server.name, shortcut, is_legacy=self.is_legacy)
+        direct_calls = self._direct_calls if isinstance(self._server, StdioServer) else None
+        self._results = CallResults(client, self._server.name, direct_calls, is_legacy=self.is_legacy)
         await self.read_catalogue()
         self._is_ready.set_result(None)
         async with anyio.create_task_group() as tasks:
@@ -366,7 +370,7 @@ class UpstreamConnection:
 
     @asynccontextmanager
     async def _repaired(self) -> AsyncGenerator[Any]:
-        """The streams that the SDK's client wants, with what comes in put right."""
+        """Yield the streams that the SDK's client wants; incoming messages are repaired."""
         async with self._transport() as (from_server, to_server):
             yield RepairedStream(from_server, self._server.name, self._version), to_server
 
@@ -379,7 +383,7 @@ class UpstreamConnection:
                 self._server,
                 limit_bytes=self._limits.message_bytes,
                 memory=self._memory,
-                shortcut=self._shortcut,
+                direct_calls=self._direct_calls,
                 signs=self._signs,
                 on_end=self._on_end,
             )
@@ -408,7 +412,7 @@ class UpstreamConnection:
         return tuple(found.values())
 
     async def _listen(self, client: Client) -> None:
-        """The newer protocol tells of changes to whoever listens."""
+        """Subscribe to changes of the tools, as the newer protocol requires."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
@@ -419,7 +423,7 @@ class UpstreamConnection:
             except (MCPError, RuntimeError, TimeoutError) as error:
                 log.debug("MCP server %s does not tell of changes: %s", self._server.name, words(error))
                 return
-            # What changed meanwhile was told to nobody.
+            # Assume a change, because none was reported while the subscription was lost.
             await anyio.sleep(_RELISTEN_S)
             self._on_tools_changed()
 
@@ -427,8 +431,8 @@ class UpstreamConnection:
         if isinstance(message, ToolListChangedNotification):
             self._on_tools_changed()
 
-    def _on_end(self, how: str, said: str) -> None:
-        self._fail(how, said)
+    def _on_end(self, how: str, detail: str) -> None:
+        self._fail(how, detail)
         self._has_ended.set()
         if not self._is_ready.done():
             self._scope.cancel()

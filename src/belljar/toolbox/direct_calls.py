@@ -1,10 +1,10 @@
-"""Calls of tools straight over the pipes of a server, without the SDK's client.
+"""Calls tools directly over the pipes of a server, without the SDK's client.
 
 Every `tools/call` of a server on pipes goes this way, traced or not, because the host's one event loop spends 0.3 to
 0.4 ms of processor time on such a call and 0.9 to 1.3 ms on one through the SDK's client: 3.0 to 3.5 times as much,
-measured without tracing, 1,200 calls of a trivial tool a side, in either era.
-Only `tools/call`, its answer, its progress and its cancellation go this way, under numbers that the SDK never reaches.
-Everything else between the two is the SDK's. What an answer says is not looked at here.
+measured without tracing, with 1,200 calls of a trivial tool each way, in either version of the protocol. Only
+`tools/call`, its answer, its progress and its cancellation go this way, with request ids that the SDK never reaches;
+the SDK does everything else on the connection. This module does not look at what an answer says.
 """
 
 import asyncio
@@ -30,29 +30,29 @@ from belljar.toolbox.pipes import PipeWriter
 log = logging.getLogger(__name__)
 
 FIRST_NUMBER: Final = 1_000_000_001
-# Where a message has its id depends on who wrote it: the Python SDK's comes first, the TypeScript one's last.
+# The Python SDK writes a message's id first, the TypeScript SDK last.
 _ID_AT_HEAD: Final = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,18})\b')
 _ID_AT_TAIL: Final = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*$')
 _TAIL_BYTES: Final = 1_024
 _META_PREFIX: Final = "io.modelcontextprotocol/"
 
-Noted = Callable[[float, float | None, str | None], None]
-"""Progress, total where it is known, and the server's message."""
+ProgressCallback = Callable[[float, float | None, str | None], None]
+"""Called with the progress, the total if it is known, and the server's message."""
 
 
 class ProtocolViolation(ValueError):
-    """An answer that is none."""
+    """An answer breaks the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawResponse:
-    """A result as it came, and the room in memory that it takes."""
+    """A result as it came, and its share of the memory for messages."""
 
     fields: JsonObject
     share: MemoryShare | None
 
     def release(self) -> None:
-        """It is gone; may be called twice."""
+        """Give back the memory; may be called twice."""
         if self.share is not None:
             self.share.release()
 
@@ -60,11 +60,11 @@ class RawResponse:
 @dataclass(slots=True)
 class _Pending:
     answered: asyncio.Future[RawResponse]
-    noted: Noted
+    on_progress: ProgressCallback
 
 
 class DirectCalls:
-    """One connection's; usable once `open` was told where to send."""
+    """The direct calls of one connection, possible after `open`."""
 
     def __init__(self) -> None:
         self._outlet: PipeWriter | None = None
@@ -73,33 +73,37 @@ class DirectCalls:
         self._meta: JsonObject = {}
 
     def open(self, outlet: PipeWriter) -> None:
-        """Lines can be sent from now on."""
+        """Start sending lines to this pipe."""
         self._outlet = outlet
 
     def close(self) -> None:
-        """No answer will come; may be called twice."""
+        """Fail all pending calls, because no answer will come; may be called twice."""
         self._outlet = None
         for pending in self._pending.values():
             _settle(pending, _closed())
 
     def learn(self, parameters: JsonObject | None) -> None:
-        """What the SDK sends along with a request of its own: in the newer protocol, every request says who asks."""
+        """Copy the metadata of one of the SDK's requests: in the newer protocol every request names its client."""
         meta: JsonObject = (parameters or {}).get("_meta") or {}
         self._meta = {name: value for name, value in meta.items() if name.startswith(_META_PREFIX)}
 
-    async def call(self, tool: str, arguments: JsonObject, noted: Noted) -> RawResponse:
-        """The result of a call. Raises MCPError for an error; cancelling the task cancels the call at the server."""
+    async def call(self, tool: str, arguments: JsonObject, on_progress: ProgressCallback) -> RawResponse:
+        """Return the result of a call. Raises MCPError for an error; cancelling the task cancels it at the server."""
         if (outlet := self._outlet) is None:
             raise _closed()
         number = next(self._numbers)
         with spans.outgoing_span("tools/call", tool, number) as trace_context:
             meta = {**self._meta, **trace_context, "progressToken": number}
-            return await self._exchange(outlet, number, {"name": tool, "arguments": arguments, "_meta": meta}, noted)
+            return await self._exchange(
+                outlet, number, {"name": tool, "arguments": arguments, "_meta": meta}, on_progress
+            )
 
-    async def _exchange(self, outlet: PipeWriter, number: int, parameters: JsonObject, noted: Noted) -> RawResponse:
+    async def _exchange(
+        self, outlet: PipeWriter, number: int, parameters: JsonObject, on_progress: ProgressCallback
+    ) -> RawResponse:
         line = _line("tools/call", parameters, number)
         answered: asyncio.Future[RawResponse] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(answered, noted)
+        self._pending[number] = _Pending(answered, on_progress)
         try:
             await outlet.send(line)
             return await answered
@@ -114,7 +118,7 @@ class DirectCalls:
             del self._pending[number]
 
     def feed(self, line: Line, share: MemoryShare | None) -> bool:
-        """Whether a line of the server's is an answer to a call, or the progress of one."""
+        """Handle a line from the server; return False if it concerns no direct call."""
         if not self._pending:
             return False
         if isinstance(line, Overlong):
@@ -145,28 +149,28 @@ class DirectCalls:
         return True
 
     def _note(self, parameters: Any) -> bool:
-        told = cast("JsonObject", parameters) if isinstance(parameters, dict) else {}
-        pending = self._pending.get(_number(told.get("progressToken")))
-        done, total, said = told.get("progress"), told.get("total"), told.get("message")
+        fields = cast("JsonObject", parameters) if isinstance(parameters, dict) else {}
+        pending = self._pending.get(_number(fields.get("progressToken")))
+        done, total, message = fields.get("progress"), fields.get("total"), fields.get("message")
         if pending is None or not _is_number(done):
-            return not _is_number(done)  # nothing that anyone could be told; the SDK would log what it says
-        words = said if isinstance(said, str) else None
+            return not _is_number(done)  # drop a malformed one here, because the SDK would log its content
+        words = message if isinstance(message, str) else None
         try:
-            pending.noted(float(done), float(total) if _is_number(total) else None, words)
+            pending.on_progress(float(done), float(total) if _is_number(total) else None, words)
         except Exception:
-            # The line is read where no one could hear of it, and the answer is still to come.
+            # The line is read in the event loop, where no caller could catch this, and the answer is still to come.
             log.exception("the progress of a call could not be told")
         return True
 
 
 def number_of(head: bytes, tail: bytes) -> int:
-    """Whose answer a message is that cannot be read; 0 where that cannot be told."""
+    """Return the id of a message that cannot be parsed; 0 if it is not found."""
     found = _ID_AT_HEAD.match(head) or _ID_AT_TAIL.search(tail)
     return int(found[1]) if found else 0
 
 
 def too_large(line: Overlong) -> str:
-    """What is told of it."""
+    """Return the error message for an answer that was too large or too slow."""
     if line.was_given_up:
         return "it took too long over a large answer, while others waited for the room that it took"
     return f"it answered with more than {line.limit_bytes:,} bytes"
@@ -178,24 +182,24 @@ def _line(method: str, parameters: JsonObject, number: int = 0) -> bytes:
 
 
 def _number(given: Any) -> int:
-    """An id of ours; some servers send it back as text."""
+    """Return a request id as a number, because some servers send it back as text; 0 if it is none."""
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 19:
         return int(given)
     return given if isinstance(given, int) else 0
 
 
 def _is_number(given: Any) -> TypeGuard[int | float]:
-    """One that is as large as a float can be."""
+    """Return whether a value is a number that fits a float."""
     return isinstance(given, float) or (
         isinstance(given, int) and not isinstance(given, bool) and given.bit_length() <= 64
     )
 
 
 def _failure(error: Any) -> Exception:
-    said = cast("JsonObject", error) if isinstance(error, dict) else {}
-    code, words = said.get("code"), said.get("message")
+    fields = cast("JsonObject", error) if isinstance(error, dict) else {}
+    code, words = fields.get("code"), fields.get("message")
     if isinstance(code, int) and isinstance(words, str):
-        return MCPError(code, words, said.get("data"))
+        return MCPError(code, words, fields.get("data"))
     return ProtocolViolation("it is no answer")
 
 
@@ -205,7 +209,7 @@ def _settle(pending: _Pending, failure: Exception) -> None:
 
 
 def _drop(answered: asyncio.Future[RawResponse]) -> None:
-    """Nobody wants what came."""
+    """Give back the memory of an answer that came for a cancelled call."""
     if answered.done() and not answered.cancelled() and answered.exception() is None:
         answered.result().release()
 

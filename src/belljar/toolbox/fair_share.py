@@ -1,10 +1,10 @@
-"""How much of the server's event loop an owner's sessions may take with what they ask of the toolbox.
+"""Limits how much of the server's event loop the sessions of one owner may take with toolbox requests.
 
 All sessions share one event loop. A cell can write thousands of requests a second, each of which costs the server a
-fraction of a millisecond, and whoever else wants something waits for all of them. So every owner has an account of
-time: what is done for its sessions is charged, and while nothing is left, they are neither read from nor answered.
-Then they take turns, so that many sessions of one owner get no more than one, and each of them its part. When several
-owners have used theirs up, they divide what there is for all. Sessions that call tools now and then never notice.
+fraction of a millisecond, and everybody else waits for all of them. So every owner has an account of time: work for
+their sessions is charged, and while nothing is left, these are neither read from nor answered. Sessions of one owner
+take turns, so many get no more than one would. Owners who have used up their time share `TOTAL`. Sessions that call
+tools now and then do not notice.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 SHARE: Final = 0.3
-"""The part of the loop's time that an owner is given, second by second."""
+"""The part of the loop's time that one owner gets, second by second."""
 TOTAL: Final = 0.6
-"""The part that all owners together are given who ask for more than they have."""
+"""The part that all owners who have used up their time get together."""
 SAVED_S: Final = 0.1
-"""The most that an owner can save up: some hundred calls at once."""
+"""The most time that an owner can save up: some hundred calls at once."""
 CALL_S: Final = 0.0002
-"""What a call costs the loop, at least (measured: 0.2 ms for one that is refused)."""
+"""The least that a call costs the loop (measured: 0.2 ms for one that is refused)."""
 SLICE_S: Final = 0.002
-"""The longest that the loop works for one session without a look at the others."""
+"""The longest that the loop works for one session before it looks at the others."""
 
 clock = time.thread_time
-"""What is charged is the loop's own work: a busy machine that lets the loop wait is nobody's fault."""
+"""Processor time of the loop's thread, so that nobody is charged for the time that a busy machine lets it wait."""
 
 
 class FairShares:
@@ -36,14 +36,14 @@ class FairShares:
         self._overdrawn: set[_Account] = set()
 
     def account(self, owner: str) -> "_Account":
-        """Return the account of an owner, which lives as long as any pace of theirs."""
+        """Return the account of an owner, which exists as long as a `FairShare` of theirs."""
         if (account := self._accounts.get(owner)) is None:
             account = self._accounts[owner] = _Account(self._overdrawn)
         return account
 
 
 class _Account:
-    """One owner's time, and which of their sessions wait for it, the one that has waited longest first."""
+    """One owner's time, and their sessions that wait for it, the one that has waited longest first."""
 
     def __init__(self, overdrawn: "set[_Account]") -> None:
         self.waiting: dict[FairShare, None] = {}
@@ -70,34 +70,37 @@ class _Account:
             loop.call_later((SLICE_S - self._left_s) / self._rate, self._rest)
 
     def _rest(self) -> None:
-        """Let the sessions go on, one after the other, until the time is used up again."""
+        """Let the waiting sessions go on, one after the other, until the time is used up again."""
         self._all_overdrawn.discard(self)
         while self.waiting and not self.is_overdrawn:
-            pace = next(iter(self.waiting))
-            del self.waiting[pace]
-            pace.on_rested()
+            share = next(iter(self.waiting))
+            del self.waiting[share]
+            share.on_rested()
 
 
 class FairShare:
-    """One session's view of its owner's account; `on_rested` is called when `has_time` said no and would say yes."""
+    """One session's view of its owner's account.
 
-    def __init__(self, paces: FairShares, owner_of: Callable[[], str], on_rested: Callable[[], object]) -> None:
+    If `has_time` returned False, `on_rested` is called when it would return True.
+    """
+
+    def __init__(self, shares: FairShares, owner_of: Callable[[], str], on_rested: Callable[[], object]) -> None:
         self.on_rested = on_rested
-        self._paces = paces
+        self._shares = shares
         self._owner_of = owner_of
         self._owner: str | None = None
         self._is_closed = False
 
     def _account_now(self) -> _Account:
-        # A session of the pool is nobody's at first.
+        # A pooled session gets its owner later.
         if self._owner != (owner := self._owner_of()):
             if self._owner is not None:
                 self._account.waiting.pop(self, None)
-            self._owner, self._account = owner, self._paces.account(owner)
+            self._owner, self._account = owner, self._shares.account(owner)
         return self._account
 
     def has_time(self) -> bool:
-        """Return whether anything is to be done for the session now; if not, its turn comes."""
+        """Return whether to work for the session now; if not, queue it for its turn."""
         account = self._account_now()
         if account.is_overdrawn and not self._is_closed:
             account.waiting[self] = None
@@ -105,11 +108,11 @@ class FairShare:
         return True
 
     def spend(self, seconds: float) -> None:
-        """Charge for what was done, or for what is about to be."""
+        """Charge the owner for work that was done or is about to be done."""
         self._account_now().charge(seconds)
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Leave the queue, and never call `on_rested` again."""
         self._is_closed = True
         if self._owner is not None:
             self._account.waiting.pop(self, None)

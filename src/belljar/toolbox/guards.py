@@ -1,6 +1,6 @@
-"""What a broker asks before and after a call: may it go out, and what may go over which side of the glass.
+"""What a broker asks before and after a call: whether it may go out, and what the session and the server may see.
 
-The guards themselves are in `policy` and `privacy`; a session without any has these, which let everything through.
+The implementations are in `policy` and `privacy`. A session without them uses the ones here, which allow everything.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from belljar.policy.base import Verdict
 
 
 class CallGuard(Protocol):
-    """One session's."""
+    """Decides on the calls of one session."""
 
     def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
-        """Whether a call may go out. Asked once for each, before anything of it leaves the host."""
+        """Return whether a call may go out. The broker asks once per call, before anything of it leaves the host."""
         ...
 
     def allows(
@@ -28,37 +28,37 @@ class CallGuard(Protocol):
         destructive: bool,
         is_approved: bool,
     ) -> bool:
-        """Whether it may also go out with the values that its tokens stand for. Asked where there are some."""
+        """Return whether a call may also go out with the values behind its tokens. Asked if it has tokens."""
         ...
 
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
-        """What became of it: `allowed`, `denied`, `approved`, `declined`. Told once for each."""
+        """Record what became of a call: `allowed`, `denied`, `approved`, `declined`. Called once per call."""
         ...
 
 
 class Redactor(Protocol):
-    """One session's; what stands for what is known to the host alone."""
+    """Replaces sensitive values by tokens for one session, and back; only the host knows which is which."""
 
     def redact_text(self, text: str) -> str:
-        """Text as the session may see it."""
+        """Return a text as the session may see it."""
         ...
 
     def redact(self, value: Any) -> Any:
-        """A JSON value as the session may see it."""
+        """Return a JSON value as the session may see it."""
         ...
 
     def fill_in(self, value: Any, *, server: str, tool: str) -> Any:
-        """Arguments as that tool may have them. Raises a BelljarError for what it may not."""
+        """Return arguments with values in place of tokens. Raises a BelljarError if the tool may not have a value."""
         ...
 
 
 class AllowAll:
-    """No policy."""
+    """The guard of a session without a policy."""
 
     def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
-        """Yes."""
+        """Allow the call."""
         return Verdict("allow")
 
     def allows(
@@ -71,24 +71,24 @@ class AllowAll:
         destructive: bool,
         is_approved: bool,
     ) -> bool:
-        """Yes."""
+        """Allow the call."""
         return True
 
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
-        """Nobody keeps it."""
+        """Record nothing."""
 
 
 class NoRedaction:
-    """No privacy."""
+    """The redactor of a session without privacy rules."""
 
     def redact_text(self, text: str) -> str:
-        """As it is."""
+        """Return the text unchanged."""
         return text
 
     def redact(self, value: Any) -> Any:
-        """As it is."""
+        """Return the value unchanged."""
         return value
 
     def fill_in(self, value: Any, *, server: str, tool: str) -> Any:
-        """As it is."""
+        """Return the value unchanged."""
         return value

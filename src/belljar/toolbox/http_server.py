@@ -1,7 +1,7 @@
-"""A server at an address: the SDK's streamable HTTP over a client that bounds answers and keeps failures apart.
+"""Connects to an MCP server over HTTP: the SDK's streamable HTTP with a client that bounds the size of answers.
 
-The SDK ends the whole connection when one request cannot be sent, and says little of an HTTP status. Here both become
-the error of that request alone. Knows HTTP, not what the messages say.
+The SDK ends the whole connection if one request cannot be sent, and says little about an HTTP status. This client turns
+both into an error of that request alone. It knows HTTP, not what the messages say.
 """
 
 import json
@@ -21,7 +21,7 @@ _SESSION: Final = "mcp-session-id"
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _CONNECT_S: Final = 30.0
-# What a client of today gets at the address of a server of the transport before this one.
+# What a current client gets at the address of a server with the older transport (SSE).
 _ADVICE: Final = {
     405: ": it may speak SSE, a transport that MCP has given up; "
     "give its streamable HTTP address, which often ends in /mcp"
@@ -32,10 +32,10 @@ _EVENT_END: Final = re.compile(rb"\n\r?\n")
 
 @asynccontextmanager
 async def open_address(server: HttpServer, *, limit_bytes: int, memory: MessageMemory) -> AsyncGenerator[Any]:
-    """Yield the streams that the SDK's client wants; nothing is sent before it asks."""
-    # How long an answer may take is decided call by call, above.
+    """Yield the streams that the SDK's client wants; nothing is sent before the client asks."""
+    # No read timeout, because `connection.py` limits the time of each call.
     timeout = httpx2.Timeout(_CONNECT_S, read=None)
-    # What is not compressed cannot unfold into more than was counted.
+    # An uncompressed answer cannot expand to more than was counted.
     headers = {"accept-encoding": "identity", **server.headers}
     async with (
         BoundedClient(limit_bytes, memory, headers=headers, timeout=timeout) as client,
@@ -45,7 +45,7 @@ async def open_address(server: HttpServer, *, limit_bytes: int, memory: MessageM
 
 
 class BoundedClient(httpx2.AsyncClient):
-    """A client whose failures are answers, and whose answers are as large as allowed."""
+    """An HTTP client that returns failures as JSON-RPC errors and bounds the size of answers."""
 
     def __init__(self, limit_bytes: int, memory: MessageMemory, **chosen: Any) -> None:
         super().__init__(**chosen)
@@ -53,11 +53,11 @@ class BoundedClient(httpx2.AsyncClient):
         self._memory = memory
 
     async def send(self, request: httpx2.Request, **chosen: Any) -> httpx2.Response:
-        """As httpx does it; what cannot be sent is answered with an error of ours."""
+        """Send a request as httpx does; if it cannot be sent, return an error response of our own."""
         try:
             response = await super().send(request, **chosen)
         except httpx2.TransportError as error:
-            # Its own words may name the address, which is not for sessions to know.
+            # The error's own text may name the address, which sessions should not know.
             return _refusal(request, UNREACHABLE, f"it cannot be reached: {type(error).__name__}", detail=str(error))
         if request.method != "POST":
             return response
@@ -69,11 +69,11 @@ class BoundedClient(httpx2.AsyncClient):
         return response
 
     def _fault(self, request: httpx2.Request, response: httpx2.Response) -> tuple[int, str] | None:
-        """What is wrong with an answer before its body is read."""
+        """Return what is wrong with an answer, judged before its body is read."""
         status = response.status_code
         if status == 404 and _SESSION in request.headers:
             return SESSION_GONE, "it has forgotten our session"
-        # 404 without a session is how some say that they do not know a method: the SDK knows what to make of it.
+        # Some servers answer an unknown method with 404 without a session; the SDK handles that.
         if status >= 400 and status != 404 and not _type_of(response).startswith(_JSON):
             return UNREACHABLE, f"it answered with HTTP {status} {response.reason_phrase}{_ADVICE.get(status, '')}"
         if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
@@ -85,10 +85,10 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that waits for room when it is large, and ends with an error when it gets too long.
+    """A response body that waits for memory if it is large, and raises an error if it gets too long.
 
-    Of events, each is a message of its own; that they are not too long is the SDK's to see. Other errors get a form
-    that the SDK expects.
+    In an event stream each event is a message of its own, whose length the SDK limits. Other errors are raised in a
+    form that the SDK expects.
     """
 
     def __init__(self, stream: Any, limit_bytes: int, memory: MessageMemory, *, is_events: bool) -> None:

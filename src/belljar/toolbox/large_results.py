@@ -1,4 +1,4 @@
-"""A value on its way into a session: as a message where it fits, else as files in the session folder and handles."""
+"""Passes a value to a session: in the message if it fits, else as files in the session folder with handles to them."""
 
 import asyncio
 import base64
@@ -18,16 +18,17 @@ from belljar.toolbox.values import ToolValue
 FOLDER = "results"
 _SMALL_BYTES = 65_536
 _LOOKED_AT = 50
-# Two escapes of six bytes; a number, or a comma, a colon and quotes.
+# The most bytes of JSON for one character (two escapes of six bytes), and around a value (a number, or a comma, a colon
+# and quotes).
 _MOST_A_CHARACTER = 12
 _MOST_AROUND = 32
 
 Keep = Callable[[str, bytes], Awaitable[None]]
-"""Puts a file into the session folder, if there is room."""
+"""Writes a file into the session folder, if its quota allows."""
 
 
 async def spilled(value: ToolValue, keep: Keep, folder: str, tool: ToolDefinition, *, limit_bytes: int) -> JsonObject:
-    """The outcome to tell the session, no larger than the limit but for its handles."""
+    """Return the outcome for the session, no larger than the limit except for the handles of files."""
     outcome: JsonObject = {"outcome": "value", "value": value.value}
     if value.parts:
         outcome |= {"parts": [part.as_json() for part in value.parts], "has_value": value.value is not None}
@@ -42,13 +43,16 @@ async def spilled(value: ToolValue, keep: Keep, folder: str, tool: ToolDefinitio
 
 
 def is_larger(value: Any, limit_bytes: int) -> bool:
-    """Whether a value takes more than that as JSON."""
+    """Return whether a value takes more than that as JSON."""
     fits = _surely_fits(value, limit_bytes)
     return len(encoded(value)) > limit_bytes if fits is None else not fits
 
 
 def _surely_fits(value: Any, limit_bytes: int) -> bool | None:
-    """A quick look: most results are a few fields, and either nowhere near the limit or one text far beyond it."""
+    """Estimate from a few values whether a value fits; return None if only encoding can tell.
+
+    Most results have few fields, and are either far below the limit or one text far beyond it.
+    """
     left, waiting, least_bytes, most_bytes = _LOOKED_AT, [value], 0, 0
     while waiting and left > 0 and least_bytes <= limit_bytes:
         left -= 1
@@ -81,15 +85,15 @@ class _Spill:
         (self._stem,) = assigned([f"{tool.server}_{tool.name}"], fallback="tool").values()
 
     async def value(self, value: Any) -> JsonObject:
-        """JSON, or a text as it is."""
+        """Write a value to a file, as JSON or as plain text, and return its handle."""
         is_json = not isinstance(value, str)
-        # In a thread: sessions wait for the loop, and sixty megabytes take a while.
+        # In a thread, because all sessions wait for the event loop, and 60 MB take a while.
         data = await asyncio.to_thread(_as_bytes, value)
         path = await self._write(".json" if is_json else ".txt", data)
         return {"path": path, "size": len(data), "is_json": is_json}
 
     async def part(self, part: JsonObject) -> JsonObject:
-        """A large part as a file; small ones as they are."""
+        """Write a large part to a file and return its handle; return a small part unchanged."""
         if part["kind"] == "json":
             return {"kind": "file", **await self.value(part["value"])} if is_larger(part, _SMALL_BYTES) else part
         for name in ("data", "text"):
@@ -107,13 +111,13 @@ class _Spill:
         return f"{self._folder}/{name}"
 
 
-# JSON for the way into a session, as fast as it goes: results are large, and each is looked at for its size first.
+# Encoding. It has to be fast, because results are large and each is encoded to learn its size.
 
 
 def encoded(value: Any) -> bytes:
-    """A JSON value in one line."""
+    """Return a JSON value in one line."""
     try:
         return to_json(value, inf_nan_mode="constants")
     except ValueError:
-        # Half a surrogate pair: no UTF-8, but JSON can say it.
+        # A lone surrogate cannot be encoded in UTF-8, but JSON can escape it.
         return json.dumps(value).encode()

@@ -1,9 +1,9 @@
-"""What tools without an output schema were seen to answer with: names and types, never values.
+"""Learns the result shapes of tools without an output schema: names and types, never values.
 
-A shape is a small JSON Schema. It is learnt from every answer, so that fields that are not always there, or not always
-of one type, are known as such; it is bounded, whatever a server sends; and it is kept on disk, a file for each server
-and owner: what one owner's calls were answered with is nobody else's to know, names of fields included.
-A table that is keyed by data, such as names of people, would make values look like names: such keys are not kept.
+A shape is a small JSON Schema, bounded in size. It is learned from every answer, so it knows fields that are not always
+there or not always of one type. Shapes are on disk, a file for each server and owner, because other owners must not
+learn even the field names of an owner's results. If an object has data as keys, such as names of people, its keys are
+not kept, because they are values.
 """
 
 import contextlib
@@ -27,24 +27,24 @@ MOST_FIELDS: Final = 60
 MOST_DEPTH: Final = 5
 MOST_TOOLS: Final = 500
 MOST_OWNERS: Final = 64
-"""Whose shapes are in memory."""
+"""The most owners whose shapes are in memory."""
 _LOOKED_AT: Final = 2_000
 _ITEMS: Final = 20
 _SHAPE_CHARACTERS: Final = 20_000
 _KINDS: Final = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"}
 _FILE_BYTES: Final = 2_000_000
-# What programmers call fields; an address, a date, a sentence or a hash is none.
+# Keys that look like names of fields; an address, a date, a sentence or a hash does not.
 _FIELD: Final = re.compile(r"[A-Za-z_$@][A-Za-z0-9_$@.:-]{0,63}")
 _DATA: Final = re.compile(r"[0-9a-fA-F-]{12,}|.*\d{4,}.*|.*@.*\..*|.*\d-\d.*")
 
 
 def shape_of(value: Any) -> JsonObject:
-    """The shape of one value, from as much of it as is looked at."""
-    return _Look().at(value, 0)
+    """Return the shape of a value, from a bounded part of it."""
+    return _ShapeReader().at(value, 0)
 
 
-class _Look:
-    """One look at a value; large ones are not walked to their end."""
+class _ShapeReader:
+    """Derives the shape of one value, up to a number of steps."""
 
     def __init__(self) -> None:
         self._left = _LOOKED_AT
@@ -85,13 +85,13 @@ def _is_field(name: str) -> bool:
 
 
 def _are_rows(shapes: list[JsonObject]) -> bool:
-    """Whether they are objects of one kind, so that what they stand under is more likely data than names."""
+    """Return whether all are objects with the same fields, because then their keys are probably data, not names."""
     fields = [frozenset(_properties(shape) or ()) for shape in shapes]
     return len(fields) > 1 and bool(fields[0]) and len({*fields}) == 1
 
 
 def merged(shapes: Iterable[JsonObject]) -> JsonObject:
-    """One shape that all of these have."""
+    """Return one shape that covers all of these."""
     kinds: dict[str, JsonObject] = {}
     for shape in shapes:
         for one in cast("list[JsonObject]", shape.get("anyOf")) if "anyOf" in shape else [shape]:
@@ -107,7 +107,7 @@ def merged(shapes: Iterable[JsonObject]) -> JsonObject:
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject:
-    """Two of the same type."""
+    """Return one shape that covers two of the same type."""
     if one["type"] == "array":
         items = merged(shape["items"] for shape in (one, other) if "items" in shape)
         return {"type": "array", "items": items} if items else {"type": "array"}
@@ -117,7 +117,7 @@ def _both(one: JsonObject, other: JsonObject) -> JsonObject:
     if fields is None or more is None or len({*fields, *more}) > MOST_FIELDS:
         return _table(one, other)
     if fields and more and fields.keys().isdisjoint(more):
-        return _table(one, other)  # two answers without a name in common: those are no names
+        return _table(one, other)  # two answers without a common key, so the keys are probably data
     names = [*fields, *(name for name in more if name not in fields)]
     both = {name: merged(shape[name] for shape in (fields, more) if name in shape) for name in names}
     required = sorted({*cast("list[str]", one["required"])} & {*cast("list[str]", other["required"])})
@@ -129,19 +129,19 @@ def _properties(shape: JsonObject) -> dict[str, JsonObject] | None:
 
 
 def _table(*shapes: JsonObject) -> JsonObject:
-    """Objects whose keys are not names: what they hold is all that is said of them."""
+    """Return a shape for objects whose keys are data; it describes only their values."""
     parts = [cast("JsonObject", shape["additionalProperties"]) for shape in shapes if "additionalProperties" in shape]
     inner = merged([*parts, *(part for shape in shapes for part in (_properties(shape) or {}).values())])
     return {"type": "object", "additionalProperties": inner} if inner else {"type": "object"}
 
 
 class OwnedShapes:
-    """Those of every owner, kept in a folder that is the host's alone."""
+    """The shapes of all owners, in a folder that only the host can read."""
 
     def __init__(self, folder: Path, only_owner: str) -> None:
         self._folder = folder
         self._only_owner = only_owner
-        """Whose all shapes are; empty where there may be several owners."""
+        """The owner of all shapes; empty if there may be several owners."""
         self._shapes: OrderedDict[str, Shapes] = OrderedDict()
 
     def of(self, owner: str) -> "Shapes":
@@ -159,25 +159,25 @@ class OwnedShapes:
         return self.of(self._only_owner).shape(server, tool) if self._only_owner else None
 
     def remove_unowned(self) -> None:
-        """Delete the files of earlier versions, which say not whose they are."""
+        """Delete the files of earlier belljar versions, which do not say who owns them."""
         for file in self._folder.glob("*.json"):
             with contextlib.suppress(OSError):
                 file.unlink()
 
 
 class Shapes:
-    """Those of every server, as one owner knows them."""
+    """One owner's shapes of the tools of all servers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, dict[str, JsonObject]] = {}
 
     def shape(self, server: str, tool: str) -> JsonObject | None:
-        """What a tool was seen to answer with."""
+        """Return the shape learned from a tool's results."""
         return self._of(server).get(tool)
 
     def learn(self, server: str, tool: str, value: Any) -> bool:
-        """See an answer; tells whether something is known now that was not."""
+        """Learn from an answer; return whether the shape changed."""
         known = self._of(server)
         before = known.get(tool)
         seen = shape_of(value)
@@ -199,7 +199,7 @@ class Shapes:
         return self._folder / f"{hashlib.sha256(server.encode()).hexdigest()[:24]}.json"
 
     def _keep(self, server: str, known: dict[str, JsonObject]) -> None:
-        """A shape that cannot be kept is known until the server stops."""
+        """Write a server's shapes to its file; if that fails, they last until belljar stops."""
         file = self._file(server)
         draft = file.with_suffix(f".{os.getpid()}")
         text = json.dumps(known, indent=1)
@@ -216,7 +216,7 @@ class Shapes:
 
 
 def _read(file: Path) -> dict[str, JsonObject]:
-    """What was kept; a file that is not ours to understand is nothing."""
+    """Return the shapes in a file; none if it cannot be read or has another form."""
     try:
         value: Any = json.loads(file.read_text("utf-8")) if file.stat().st_size <= _FILE_BYTES else {}
     except (OSError, ValueError):

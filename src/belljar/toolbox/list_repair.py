@@ -1,7 +1,8 @@
-"""One bad entry in a list that a server sends costs that entry alone: a tool, a block of an answer.
+"""Repairs lists that a server sends (tools, blocks of an answer), so that one bad entry costs only that entry.
 
-The SDK checks a message as a whole, and one tool without a type in its schema would hide all tools of its server. What
-comes in is put right here, before the SDK sees it: what has an obvious meaning gets it, the rest is left out and named.
+The SDK checks a message as a whole, so one tool without a type in its schema would hide all tools of its server. This
+module repairs a message before the SDK sees it: an entry with an obvious meaning is completed, another one is left out,
+and a log line or a text in the answer says so.
 """
 
 import logging
@@ -33,7 +34,7 @@ _BLOCK: Final[TypeAdapter[ContentBlock]] = TypeAdapter(ContentBlock)
 
 
 class RepairedStream:
-    """What a server sends, put right, in place of the stream it comes from."""
+    """Wraps the stream of a server's messages and repairs each message."""
 
     def __init__(self, stream: Any, server: str, version: Callable[[], str]) -> None:
         self._stream = stream
@@ -42,21 +43,21 @@ class RepairedStream:
 
     @property
     def last_context(self) -> Any:
-        """The SDK's, where its stream has one."""
+        """Return the attribute of the wrapped SDK stream, if it has one."""
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message."""
+        """Return the next message, repaired."""
         item = await self._stream.receive()
         message = item.message if isinstance(item, SessionMessage) else None
         if isinstance(message, JSONRPCNotification) and message.method == _CHANGED:
-            message.params = None  # nothing in there is looked at
+            message.params = None  # nothing uses them
         elif isinstance(message, JSONRPCResponse):
             _repair(message.result, self._server, self._version())
         return item
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the wrapped stream."""
         await self._stream.aclose()
 
     def __aiter__(self) -> Self:
@@ -77,7 +78,7 @@ class RepairedStream:
 
 
 def repair_content(result: JsonObject) -> None:
-    """Make each block of a result one that can be read; one that cannot becomes a text that says so."""
+    """Replace each block of a result that cannot be read by a text that says so."""
     content: Any = result.get("content")
     if content is None and result.get("structuredContent") is not None:
         result["content"] = []
@@ -86,22 +87,22 @@ def repair_content(result: JsonObject) -> None:
 
 
 def unreadable(kind: object, why: str) -> str:
-    """What stands in an answer in place of a block that cannot be read."""
+    """Return the text that replaces a block that cannot be read."""
     return f"(a block of type {_shown(kind)} is left out: {why})"
 
 
-def told_change(line: bytes) -> JSONRPCNotification | None:
-    """The news that the tools have changed, from a message that is otherwise against the protocol."""
+def change_notification(line: bytes) -> JSONRPCNotification | None:
+    """Return a clean notification that the tools have changed, if a malformed line is one; else None."""
     try:
         message: Any = from_json(line)
     except ValueError:
         return None
-    is_news = isinstance(message, dict) and cast("JsonObject", message).get("method") == _CHANGED
-    return JSONRPCNotification(jsonrpc="2.0", method=_CHANGED) if is_news else None
+    is_change = isinstance(message, dict) and cast("JsonObject", message).get("method") == _CHANGED
+    return JSONRPCNotification(jsonrpc="2.0", method=_CHANGED) if is_change else None
 
 
 def _repair(result: JsonObject, server: str, version: str) -> None:
-    """Only what the SDK would refuse is touched."""
+    """Repair a result in place, if the SDK would refuse it."""
     tools = result.get("tools")
     if isinstance(tools, list) and not _is_list(result, version):
         listed = [_usable(tool, server, version) for tool in cast("list[Any]", tools)]
@@ -114,7 +115,7 @@ def _repair(result: JsonObject, server: str, version: str) -> None:
 
 
 def _usable(tool: Any, server: str, version: str) -> JsonObject | None:
-    """A tool as it is, or with its schema completed, or with no more than a call takes; None where all that fails."""
+    """Return a tool unchanged, or with its schema completed, or with only its essential fields; None if all fail."""
     if isinstance(tool, dict):
         given = cast("JsonObject", tool)
         completed = {**given, "inputSchema": _completed(given.get("inputSchema"))}
@@ -128,7 +129,7 @@ def _usable(tool: Any, server: str, version: str) -> JsonObject | None:
 
 
 def _completed(schema: Any) -> Any:
-    """Arguments are always an object, whether or not a schema says so."""
+    """Return the schema with the type `object` added, because arguments are always an object."""
     if schema is None:
         return {"type": "object"}
     given: JsonObject | None = cast("JsonObject", schema) if isinstance(schema, dict) else None
@@ -142,18 +143,18 @@ def _is_tool(tool: JsonObject, version: str) -> bool:
         Tool.model_validate(tool, by_name=False)
     except ValidationError:
         return False
-    # What the newer protocol wants around a list; the older ones do not mind it.
+    # The newer protocol requires these fields around a list; older versions ignore them.
     return _is_list({"tools": [tool], "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}, version)
 
 
 def _is_list(result: JsonObject, version: str) -> bool:
-    """As the SDK checks it."""
+    """Return whether the SDK accepts the result as a list of tools."""
     try:
         validate_server_result(_LIST, version, result)
     except ValidationError:
         return False
     except (KeyError, ValueError):
-        return True  # a version without a form of its own for lists: the SDK does not check it either
+        return True  # the SDK does not check lists of this protocol version either
     return True
 
 

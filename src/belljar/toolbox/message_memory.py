@@ -1,6 +1,6 @@
-"""How many bytes of large messages may be in memory at once. Who wants more than is left waits for its turn.
+"""Bounds how many bytes of servers' large messages are in memory at once; messages beyond that wait for their turn.
 
-Whoever sends half a message and then stops must not keep the others waiting for ever.
+A server that sends half a message and then stops must not keep the others waiting forever.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Final
 
 LARGE_BYTES: Final = 1024 * 1024
-"""What is longer has to find room in memory before the rest of it is read."""
+"""A longer message needs a share of the memory before the rest of it is read."""
 _COPIES: Final = 2
-"""As it came, and as it goes on."""
+"""A message is in memory twice: as it came, and as it is passed on."""
 MOST_S: Final = 60.0
-"""In which a message is to be complete while others wait."""
+"""How long a message may take to be complete while others wait."""
 
 
 class MemoryShare:
-    """What one message may take; asked for before it is known how long it gets."""
+    """The memory that one message may take, reserved before its length is known."""
 
     def __init__(
         self,
@@ -33,38 +33,38 @@ class MemoryShare:
         self._memory = memory
 
     def shrink(self, size_bytes: int) -> None:
-        """It is complete, and no longer than that."""
+        """Reduce the share to the size of the message, which is complete now."""
         self.on_overdue = None
         self._memory.give_back(self, self.size_bytes - min(_COPIES * size_bytes, self.size_bytes))
 
     def release(self) -> None:
-        """It is gone; may be called twice."""
+        """Give back the whole share; may be called twice."""
         self._memory.give_back(self, self.size_bytes)
 
 
 class MessageMemory:
-    """One for all servers: what they send ends up in the memory of one host."""
+    """The memory for large messages of all servers, because they share one host."""
 
     def __init__(self, most_bytes: int, *, most_s: float = MOST_S) -> None:
         self._most_bytes = most_bytes
         self._most_s = most_s
         self._granted: dict[MemoryShare, float] = {}
-        """Since when."""
+        """The time at which each share was granted."""
         self._timer: asyncio.TimerHandle | None = None
         self._taken_bytes = 0
         self._waiting: deque[MemoryShare] = deque()
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for room."""
+        """Return how many messages wait for memory."""
         return len(self._waiting)
 
     def ask(
         self, size_bytes: int, on_granted: Callable[[], object], on_overdue: Callable[[], object] | None = None
     ) -> MemoryShare:
-        """A share, which is granted at once or when others have given back enough; then `on_granted` is called.
+        """Return a share, granted at once, or when others have given back enough; then `on_granted` is called.
 
-        `on_overdue` is called when its message takes too long while others wait: it is to be released then.
+        `on_overdue` is called if the message takes too long while others wait; it has to release the share.
         """
         share = MemoryShare(self, min(_COPIES * size_bytes, self._most_bytes), on_granted, on_overdue)
         if self._waiting or not self._grant(share):
@@ -73,7 +73,7 @@ class MessageMemory:
         return share
 
     def _watch(self) -> None:
-        """Look after the share that was granted first, for as long as anybody waits."""
+        """Set a timer for the share that was granted first, as long as a message waits."""
         begun = [since for share, since in self._granted.items() if share.on_overdue is not None]
         if self._waiting and begun and self._timer is None:
             self._timer = asyncio.get_running_loop().call_at(min(begun) + self._most_s, self._look)
@@ -87,7 +87,7 @@ class MessageMemory:
         self._watch()
 
     async def wait(self, size_bytes: int) -> MemoryShare:
-        """A share, once there is room for it."""
+        """Return a share once it is granted."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         share = self.ask(size_bytes, lambda: granted.done() or granted.set_result(None))
         try:
@@ -108,7 +108,7 @@ class MessageMemory:
         return True
 
     def give_back(self, share: MemoryShare, size_bytes: int) -> None:
-        """Part of a share, or all of it; one that still waits is then not wanted any more."""
+        """Take back a part of a share, or all of it; a share that still waits is then no longer wanted."""
         share.size_bytes -= size_bytes
         if not share.size_bytes or share.on_overdue is None:
             self._granted.pop(share, None)

@@ -1,7 +1,7 @@
-"""Python names for what servers call their servers, tools and parameters; the names on the wire stay as they are.
+"""Python names for servers, tools and parameters; the protocol's messages use the original names.
 
-A name that is Python already keeps it, whoever else would like to have it; the others get what they come nearest to.
-The same catalogue gives the same names, in whatever order a server lists its tools.
+A name that is a valid Python name already keeps it, even if others would map to it; the others get the nearest free
+name. The same catalogue gives the same names, in whatever order a server lists its tools.
 """
 
 import builtins
@@ -16,33 +16,33 @@ from belljar.toolbox.base import Catalogue
 MOST_CHARS = 60
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 _PYTHON = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-# `from servers.x import list` would take the session's own `list` away.
+# `from servers.x import list` would hide the built-in `list` in the session.
 _BUILTINS = frozenset(name for name in dir(builtins) if not name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True)
 class PythonNames:
-    """What the servers and tools of one catalogue are called in Python."""
+    """The Python names of the servers and tools of one catalogue."""
 
     packages: Mapping[str, str]
     functions: Mapping[tuple[str, str], str]
     modules: Mapping[tuple[str, str], str]
 
     def package(self, server: str) -> str:
-        """The package of a server, below `servers`."""
+        """Return the name of a server's package, below `servers`."""
         return self.packages[server]
 
     def function(self, server: str, tool: str) -> str:
-        """The function of a tool."""
+        """Return the name of a tool's function."""
         return self.functions[server, tool]
 
     def module(self, server: str, tool: str) -> str:
-        """The file of a tool: twins that differ by case alone would be one file on some disks."""
+        """Return the name of a tool's module, unique without regard to case, which some disks ignore."""
         return self.modules[server, tool]
 
 
 def names_of(catalogue: Catalogue) -> PythonNames:
-    """The names of everything in a catalogue."""
+    """Return the Python names of everything in a catalogue."""
     packages = assigned(catalogue.servers, fallback="server", ignore_case=True)
     functions: dict[tuple[str, str], str] = {}
     modules: dict[tuple[str, str], str] = {}
@@ -56,14 +56,14 @@ def names_of(catalogue: Catalogue) -> PythonNames:
 
 
 def parameter_names(parameters: Iterable[str]) -> dict[str, str]:
-    """Wire names of parameters, in their order, to the names of arguments. `self` is no trouble: nothing is bound."""
+    """Return the Python name of each parameter, in their order. `self` is allowed, because these are no methods."""
     return assigned(parameters, fallback="argument")
 
 
 def assigned(
     names: Iterable[str], *, fallback: str, avoided: Collection[str] = (), ignore_case: bool = False
 ) -> dict[str, str]:
-    """A Python name for each, no two alike."""
+    """Return a unique Python name for each name."""
     listed = list(dict.fromkeys(names))
     given: dict[str, str] = {}
     taken: set[str] = set()

@@ -1,6 +1,7 @@
-"""Lines over the pipes of a process, read and written as soon as they can be: no task switches on the way.
+"""Lines over the pipes of a process, read and written in callbacks of the event loop, without switching tasks.
 
-What comes in is offered to who may want it at once, and waits for who reads else. Knows bytes, not what they say.
+Each line is offered at once to a callback, and waits for `next()` if the callback does not take it. This module knows
+bytes, not what they say.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from belljar.toolbox.message_memory import LARGE_BYTES, MemoryShare, MessageMemo
 _CHUNK: Final = 65_536
 
 Take = Callable[[Line, MemoryShare | None], bool]
-"""Whether a line is theirs; the room that it takes in memory is then theirs too."""
+"""Returns whether it takes a line; then it also has to release the line's share of memory."""
 
 
 class PipeReader:
-    """Lines from a descriptor that is ours to read."""
+    """Reads lines from a descriptor."""
 
     def __init__(self, descriptor: int, limit_bytes: int, memory: MessageMemory, take: Take) -> None:
         self._descriptor = descriptor
@@ -36,20 +37,23 @@ class PipeReader:
         self._is_read = False
 
     def open(self) -> None:
-        """Begin to read; a second time, go on."""
+        """Start or resume reading."""
         if not self._is_read and not self._has_ended:
             self._is_read = True
             self._loop.add_reader(self._descriptor, self._on_readable)
 
     def close(self) -> None:
-        """Read no more, before the descriptor is closed; may be called twice."""
+        """Stop reading, before the descriptor is closed; may be called twice."""
         self._pause()
         self._has_ended = True
         self._arrived.set()
         self._free()
 
     async def next(self) -> Line | None:
-        """The next line that nobody took; None when whoever wrote has gone. Nothing is read before it was fetched."""
+        """Return the next line that `take` did not take; None if the writer is gone.
+
+        While such a line waits to be fetched, nothing more is read.
+        """
         while not self._waiting:
             if self._has_ended:
                 return None
@@ -65,7 +69,7 @@ class PipeReader:
             self._loop.remove_reader(self._descriptor)
 
     def _on_readable(self) -> None:
-        # One piece at a time: a server that never stops writing must leave time for others.
+        # Read one piece at a time, because a server that never stops writing must leave time for others.
         try:
             chunk = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
@@ -111,7 +115,7 @@ class PipeReader:
 
 
 class PipeWriter:
-    """Lines to a descriptor, whole and in order. Who is cancelled while they go out has sent them all the same."""
+    """Writes lines to a descriptor, whole and in order. A line is sent even if its sender is cancelled meanwhile."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -122,7 +126,7 @@ class PipeWriter:
         self.sent_bytes = 0
 
     async def send(self, line: bytes) -> None:
-        """Returns when it is on its way. Raises OSError when nobody reads any more."""
+        """Start sending a line after those before it. Raises OSError if nobody reads any more."""
         while self._left:
             await self._emptied.wait()
         if self._is_closed:
@@ -130,7 +134,7 @@ class PipeWriter:
         self._begin(memoryview(line))
 
     def post(self, line: bytes) -> None:
-        """A short one, for who cannot wait and does not mind whether it is read."""
+        """Send a short line without waiting, for a caller that does not need to know whether it is read."""
         if self._left:
             self._left = memoryview(bytes(self._left) + line)
         elif not self._is_closed:
@@ -138,7 +142,7 @@ class PipeWriter:
                 self._begin(memoryview(line))
 
     def close(self) -> None:
-        """Write no more, before the descriptor is closed; may be called twice."""
+        """Stop writing, before the descriptor is closed; may be called twice."""
         if self._left:
             self._loop.remove_writer(self._descriptor)
         self._is_closed, self._left = True, memoryview(b"")

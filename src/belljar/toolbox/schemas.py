@@ -1,7 +1,7 @@
-"""JSON Schema, as servers write it, to Python types as text: unions, literals, and a TypedDict for each object.
+"""Converts servers' JSON Schemas to Python types as text: unions, literals, and a TypedDict for each object.
 
-Schemas are untrusted: references lead nowhere but into the same schema, depth and number are bounded, and whatever is
-odd becomes `Any`. A type is for who reads and writes calls; the values are checked elsewhere.
+Schemas are untrusted: references are followed only within the same schema, depth and number are bounded, and whatever
+is odd becomes `Any`. The types help whoever writes calls; `arguments.py` checks the values.
 """
 
 import re
@@ -16,7 +16,7 @@ ANY = "Any"
 MOST_DEPTH = 8
 MOST_CLASSES = 40
 MOST_FIELDS = 100
-# Unions of unions that refer to each other would be walked by the millions.
+# Unions of unions that refer to each other would take millions of steps.
 MOST_STEPS = 2_000
 _MOST_PARTS = 8
 _MOST_LITERALS = 24
@@ -29,32 +29,32 @@ _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def as_schema(value: object) -> JsonObject:
-    """What stands where a schema should; `true` and nonsense alike say nothing."""
+    """Return a value as a schema; an empty one for `true` and for anything that is no object."""
     return cast("JsonObject", value) if isinstance(value, dict) else {}
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, JsonObject]:
-    """The fields of an object, in their order."""
+    """Return the fields of an object schema, in their order."""
     given = as_schema(schema.get("properties"))
     return {str(name): as_schema(field) for name, field in list(given.items())[:MOST_FIELDS]}
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The fields that an object always has."""
+    """Return the names of the required fields of an object schema."""
     given: object = schema.get("required")
     return frozenset(str(name) for name in cast("list[object]", given)) if isinstance(given, list) else frozenset()
 
 
 def defaults_of(schema: Mapping[str, Any], root: JsonObject) -> JsonObject:
-    """The values that the fields of an object have where none is given, by name."""
+    """Return the default values of an object schema's fields, by name."""
     fields = {name: (field, resolved(field, root)) for name, field in properties_of(schema).items()}
-    # Beside a reference a default counts too: that is how pydantic writes the default of a model.
+    # A default beside a reference counts too, because pydantic writes the default of a model that way.
     found = {name: next((each for each in two if "default" in each), None) for name, two in fields.items()}
     return {name: each["default"] for name, each in found.items() if each is not None}
 
 
 def resolved(schema: JsonObject, root: JsonObject) -> JsonObject:
-    """The schema that a reference means, following some of them; {} for one that leads out or nowhere."""
+    """Follow references to the schema they mean, up to a bound; return {} for one that leads out or nowhere."""
     for _ in range(MOST_DEPTH):
         reference = schema.get("$ref")
         if reference is None:
@@ -79,14 +79,17 @@ class TypeWriter:
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.classes: list[str] = []
         self.used: set[str] = set()
-        """Names of `typing` that the text needs."""
+        """The names from `typing` that the text needs."""
         self.steps_left = MOST_STEPS
         self._taken = {*_RESERVED, *taken}
         self._named: dict[int, tuple[str, JsonObject]] = {}
-        """Classes by the identity of their schema, which is kept with them: one that refers to itself finds its own."""
+        """Classes by the identity of their schema, so that a schema that refers to itself finds its own class.
+
+        The schema is kept with its class, so that its identity is not reused.
+        """
 
     def write(self, schema: JsonObject, root: JsonObject, name: str, depth: int = 0) -> str:
-        """The type of a schema; `name` is for the class, if it takes one."""
+        """Return the type of a schema; `name` is used if it needs a class."""
         self.steps_left -= 1
         if depth > MOST_DEPTH or self.steps_left < 0:
             return self._any()
@@ -118,7 +121,7 @@ class TypeWriter:
         return ANY
 
     def _literal(self, schema: JsonObject) -> str:
-        """Of the values that are allowed, where those are few and simple."""
+        """Return a `Literal` of the allowed values if they are few and simple; else an empty text."""
         values: object = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(values, list):
             return ""
@@ -180,13 +183,13 @@ class TypeWriter:
 
 
 def camel(name: str) -> str:
-    """A part of a class's name."""
+    """Return a name in camel case, as a part of a class's name."""
     return "".join(part[:1].upper() + part[1:] for part in re.split(r"[^A-Za-z0-9]+", name[:60]) if part)
 
 
 def _is_field(name: str) -> bool:
     (given,) = assigned([name], fallback="field").values()
-    # An annotation would find a field of that name, not the type.
+    # In a class body, an annotation would find a field of that name instead of the type.
     return (
         given == name and name not in ("str", "int", "float", "bool", "list", "dict") and bool(_FIELD.fullmatch(name))
     )
@@ -198,7 +201,7 @@ def _comment(schema: JsonObject) -> str:
 
 
 def _merged(schema: JsonObject, root: JsonObject) -> JsonObject:
-    """`allOf` as one: the fields of all its parts."""
+    """Return one schema for `allOf`, with the fields of all its parts."""
     parts = [resolved(as_schema(part), root) for part in schema["allOf"][:_MOST_PARTS]]
     own = {key: value for key, value in schema.items() if key != "allOf"}
     if len(parts) == 1 and not own.get("properties"):

@@ -1,6 +1,6 @@
-"""Finding tools by words: BM25 over their names, descriptions and parameters, each weighed, with everyday synonyms.
+"""Searches tools by words: BM25 over weighted fields (names, descriptions, parameters), with everyday synonyms.
 
-Built from a catalogue and as good as it; knows nothing of how what it finds is shown.
+An index is built from one catalogue. This module does not know how results are shown.
 """
 
 import math
@@ -27,13 +27,13 @@ _PART_OF_A_WORD: Final = 0.5
 _SHORTEST_PART: Final = 4
 _ASIDE: Final = 0.3
 _COVERAGE: Final = 0.5
-"""How much of a score depends on how much of the query was found."""
+"""The part of a score that depends on how much of the query was found."""
 _NAME: Final = 0.5
-"""How much of it depends on how much of the tool's name was asked for."""
+"""The part of a score that depends on how much of the tool's name is in the query."""
 _OTHER_ACTION: Final = 0.7
-"""What is left of it where the tool does something else than was asked for: it deletes, and one wants to look."""
+"""The factor for a tool that does something else than the query asks for, such as delete instead of look."""
 _NO_ACTION: Final = 0.8
-"""And where its name does not say what it does."""
+"""The factor for a tool whose name does not say what it does."""
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _STOP: Final = (
@@ -46,13 +46,14 @@ _STOP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A part of what a tool says of itself: what a word in it is worth, and how much its length takes from that."""
+    """A field of a tool's definition: the weight of a word in it, and how much the field's length reduces that."""
 
     weight: float
     length_share: float
 
 
-# A name says more than a description, its first sentence more than the rest, and all tools of a server have its name.
+# A name says more than a description, and a description's first sentence more than the rest. The server's name says
+# little, because all tools of a server share it.
 _FIELDS: Final = {
     "name": _Field(4.0, 0.5),
     "title": _Field(2.0, 0.5),
@@ -65,7 +66,7 @@ _FIELDS: Final = {
 
 
 def terms(text: str) -> list[str]:
-    """The stems of the words of a text; `getItem`, `get-item` and `get_item` are two words each."""
+    """Return the stems of a text's words; `getItem`, `get-item` and `get_item` are two words each."""
     return [_stemmed(word) for word in _words(text)]
 
 
@@ -78,7 +79,7 @@ def _stemmed(word: str) -> str:
 
 
 class ToolIndex:
-    """The tools of one catalogue, to be searched often."""
+    """A search index of the tools of one catalogue."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._tools = catalogue.tools()
@@ -94,7 +95,7 @@ class ToolIndex:
         self._rarest = _rarity(0, len(counted))
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
-        """The best first; without any word to go by, all of them in their order."""
+        """Return the matching tools, the best first; if the query has no words, all tools in their order."""
         wanted, asides = self._wanted(query[:_QUERY_CHARACTERS])
         does = action(rephrased(" ".join(_words(query[:_QUERY_CHARACTERS]))).split())
         meant = {*wanted, *asides}.union(*(synonyms().get(term, ()) for term in (*wanted, *asides)))
@@ -107,20 +108,24 @@ class ToolIndex:
         return [self._tools[place] for place in best[:most]]
 
     def _wanted(self, query: str) -> tuple[list[str], list[str]]:
-        """The words that say something, all of them where none does; and the others, which a tool may be named after.
+        """Return the stems of the meaningful words (of all words if none is), and of the rest.
 
-        Two words that some tool writes as one, `on call` and `oncall`, are that one too.
+        The rest counts a little, because a tool may be named after such a word. Two words that some tool writes as one,
+        `on call` and `oncall`, also count as that one.
         """
-        said = " ".join(_words(query))
-        words = [*dict.fromkeys(rephrased(said).split())]
+        text = " ".join(_words(query))
+        words = [*dict.fromkeys(rephrased(text).split())]
         telling = [word for word in words if f" {word} " not in _STOP] or words
         asides = [word for word in words if word not in telling and len(word) > 2]
-        joined = [one + other for one, other in pairwise(said.split()) if stem(one + other) in self._spread]
+        joined = [one + other for one, other in pairwise(text.split()) if stem(one + other) in self._spread]
         return [*dict.fromkeys(map(_stemmed, (*telling, *joined)))], [*dict.fromkeys(map(_stemmed, asides))]
 
     def _score(self, place: int, wanted: list[str], asides: Iterable[str], meant: set[str], does: str) -> float:
-        """BM25 over weighted fields; a tool that fits all of the words goes before one that has one of them everywhere.
-        Asides find nothing by themselves."""
+        """Return the score of a tool: BM25 over weighted fields.
+
+        A tool that has all of the words scores higher than one that has one of them everywhere. `asides` add to a
+        score, but find nothing by themselves.
+        """
         parts = [self._part(place, term) for term in wanted]
         known = [(part, self._rarity(term)) for part, term in zip(parts, wanted, strict=True)]
         covered = sum(rarity for part, rarity in known if part > 0) / sum(rarity for _, rarity in known)
@@ -131,20 +136,20 @@ class ToolIndex:
         return found and found + _ASIDE * sum(self._part(place, term) for term in asides)
 
     def _named(self, place: int, meant: set[str]) -> float:
-        """How much of a tool's name was asked for: `create_card` is about less than `create_card_label`."""
+        """Return how much of a tool's name is in the query, so that `create_card` goes before `create_card_label`."""
         names = self._names[place]
         return len(names & meant) / max(1, len(names))
 
     def _part(self, place: int, term: str) -> float:
         rarity = self._rarity(term)
         own = rarity * self._weight(place, term)
-        # A word that stands for another says no more than that would, however rare it is itself.
+        # A synonym counts no more than the word of the query would, however rare the synonym is.
         others = [
             _SYNONYM * min(rarity, self._rarity(other)) * self._weight(place, other)
             for other in synonyms().get(term, ())
         ]
         if not own and len(term) >= _SHORTEST_PART:
-            # `screen` is found in `screenshot`, and `subscribe` by `subscriber`.
+            # `screen` finds `screenshot`, and `subscriber` finds `subscribe`.
             others += [
                 _PART_OF_A_WORD * min(rarity, self._rarity(name)) * self._weight(place, name)
                 for name in self._names[place]
@@ -165,7 +170,7 @@ def _rarity(spread: int, count: int) -> float:
 
 
 def _counted(tool: ToolDefinition) -> dict[str, Counter[str]]:
-    """How often each word stands in each field."""
+    """Return how often each word occurs in each field."""
     about = tool.description[:_DESCRIPTION_CHARACTERS]
     first = first_sentence(about, _FIRST_CHARACTERS)
     texts: dict[str, list[str]] = {
@@ -180,13 +185,13 @@ def _counted(tool: ToolDefinition) -> dict[str, Counter[str]]:
     for name, schema in _properties(tool).items():
         texts["parameters"].append(name)
         if isinstance(schema, dict):
-            said = cast("dict[str, Any]", schema).get("description")
-            texts["parameter texts"].append(said[:_FIRST_CHARACTERS] if isinstance(said, str) else "")
+            description = cast("dict[str, Any]", schema).get("description")
+            texts["parameter texts"].append(description[:_FIRST_CHARACTERS] if isinstance(description, str) else "")
     return {field: Counter(term for text in listed for term in terms(text)) for field, listed in texts.items()}
 
 
 def _weights(fields: Mapping[str, Counter[str]], means: Mapping[str, float]) -> Mapping[str, float]:
-    """What each word is worth, over all fields; in a longer field each of its words says less."""
+    """Return the weight of each word over all fields; in a longer field each word counts less."""
     found: dict[str, float] = {}
     for name, field in _FIELDS.items():
         length = 1 - field.length_share + field.length_share * fields[name].total() / means[name]

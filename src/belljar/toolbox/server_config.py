@@ -1,7 +1,7 @@
-"""Which MCP servers there are, from the files that other programs use: checked, filled in, never connected to.
+"""Reads which MCP servers are configured, checks the entries and fills in their placeholders; it connects to none.
 
-Claude Desktop's, Claude Code's and Cursor's `mcpServers`, VS Code's `servers`, the `mcp_servers` tables of
-belljar.toml, and `MCP_SERVER_<NAME>_URL` variables; of two with one name the later counts.
+The sources are `mcpServers` of Claude Desktop, Claude Code and Cursor, `servers` of VS Code, the `mcp_servers` tables
+of belljar.toml, and `MCP_SERVER_<NAME>_URL` variables. Of two entries with the same name the later one counts.
 """
 
 import json
@@ -16,20 +16,20 @@ from urllib.parse import urlsplit
 from belljar.errors import SettingsError
 from belljar.settings import Settings
 
-# `${…}` in configuration files, as Claude Code, Cursor and VS Code write them: filled from our own variables.
+# Placeholders: `${…}` in the files of Claude Code, Cursor and VS Code, filled from our own environment variables.
 
 _PLACEHOLDER: Final = re.compile(r"\$\{([^{}]*)\}")
 _PLAIN: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<has_default>:-(?P<default>.*))?", re.DOTALL)
 
 
 class Unasked(Exception):
-    """A value that another program would ask its person for; its text says how the operator can give it."""
+    """A file wants a value that an editor would ask its user for. The message says how the operator can give it."""
 
 
 class Placeholders:
-    """What one file's placeholders stand for. `where` names the place that errors are about.
+    """Fills in the placeholders of one file. `where` names the place in the file, for error messages.
 
-    `defaults` are the values that the file itself has for what it would ask for.
+    `defaults` are the file's own default values for `${input:…}`.
     """
 
     def __init__(self, variables: Mapping[str, str], folder: Path, defaults: Mapping[str, str] | None = None) -> None:
@@ -39,7 +39,7 @@ class Placeholders:
         self._known |= {"workspaceFolderBasename": _workspace(folder).name, "pathSeparator": "/"}
 
     def fill(self, text: str, where: str) -> str:
-        """The text with every placeholder replaced; what comes in for one is not looked at again."""
+        """Return the text with every placeholder replaced; placeholders in the replacements are left as they are."""
         return _PLACEHOLDER.sub(lambda found: self._value(found[1], where), text)
 
     def _value(self, inside: str, where: str) -> str:
@@ -60,7 +60,7 @@ class Placeholders:
         return self._variable(plain["name"], where)
 
     def _input(self, name: str, where: str) -> str:
-        """Editors ask for it; there is nobody to ask while a server starts, but a variable may have the answer."""
+        """Return an input from an environment variable or the file's defaults, because nobody can be asked at start."""
         variable = f"MCP_INPUT_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
         if variable in self._variables:
             return self._variables[variable]
@@ -77,7 +77,7 @@ class Placeholders:
 
 
 def _workspace(folder: Path) -> Path:
-    """The folder that a file is about: editors keep theirs in a folder of their own."""
+    """Return the project folder of a file; editors keep their files in a folder within it."""
     return folder.parent if folder.name in (".vscode", ".cursor") else folder
 
 
@@ -90,20 +90,20 @@ _HTTP: Final = ("", "http", "streamable-http", "streamablehttp", "streamable_htt
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A server that is a command of this machine."""
+    """A server that is a command on this machine."""
 
     name: str
     command: str
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Beside HOME, PATH and the like; nothing else of our own environment is passed on."""
+    """Variables besides HOME, PATH and the like; nothing else of our own environment is passed on."""
     folder: str = ""
-    """Where it runs; empty for where we do."""
+    """The working directory; empty for our own."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server at an address, with the headers that open it."""
+    """A server at an HTTP address, with the headers that it requires."""
 
     name: str
     url: str = field(repr=False)
@@ -112,12 +112,12 @@ class HttpServer:
 
 @dataclass(frozen=True, slots=True)
 class UnusableServer:
-    """A server that another program can use and we cannot; the others of its file are none the worse for it."""
+    """A server that other programs can use and belljar cannot. The other servers of its file are not affected."""
 
     name: str
     reason: str
     detail: str = ""
-    """What the operator can do."""
+    """What the operator can do about it."""
 
 
 Connectable = StdioServer | HttpServer
@@ -125,7 +125,7 @@ ServerConfig = Connectable | UnusableServer
 
 
 def load_servers(settings: Settings) -> dict[str, ServerConfig]:
-    """Every configured server by its name; raises SettingsError naming the place that cannot be used."""
+    """Return every configured server by name; raise SettingsError with the place of an invalid entry."""
     found: dict[str, ServerConfig] = {}
     if settings.mcp_config:
         found |= read_file(Path(settings.mcp_config))
@@ -140,14 +140,14 @@ def load_servers(settings: Settings) -> dict[str, ServerConfig]:
 
 
 def _apart(server: ServerConfig, downloads: Path) -> ServerConfig:
-    """Start nothing from among the files that sessions left: npx and the like run what lies where they are."""
+    """Return the server, never running among files that sessions left, because npx and the like run what lies there."""
     if isinstance(server, StdioServer) and not server.folder and Path.cwd().is_relative_to(downloads.resolve()):
         return replace(server, folder=str(Path.home()))
     return server
 
 
 def read_file(path: Path, variables: Mapping[str, str] | None = None) -> dict[str, ServerConfig]:
-    """The servers of one file, whoever's form it has."""
+    """Return the servers of one file, in any of the known formats."""
     try:
         size = path.stat().st_size
         if size > _LARGEST_FILE:
@@ -165,7 +165,7 @@ def read_file(path: Path, variables: Mapping[str, str] | None = None) -> dict[st
 
 
 def _input_defaults(value: Any) -> dict[str, str]:
-    """What VS Code's `inputs` have as defaults."""
+    """Return the default values of VS Code's `inputs`."""
     listed: object = cast("dict[str, Any]", value).get("inputs")
     tables = (
         [cast("dict[str, Any]", each) for each in cast("list[Any]", listed) if isinstance(each, dict)]
@@ -180,7 +180,7 @@ def _input_defaults(value: Any) -> dict[str, str]:
 
 
 def _servers_in(value: Any, path: str) -> tuple[Mapping[str, Any], str]:
-    """The table of servers, and how to call it: VS Code's settings hold theirs one level down."""
+    """Return the table of servers and its place; VS Code's settings have it one level down."""
     top = _table(value, path)
     inner = top.get("mcp")
     for holder in (top, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}):
@@ -209,7 +209,7 @@ def _entries(
 
 
 class _Entry:
-    """One server as a file has it."""
+    """One entry of a file's table of servers."""
 
     def __init__(
         self, name: str, values: Mapping[str, Any], place: str, folder: Path, placeholders: Placeholders
@@ -259,7 +259,7 @@ class _Entry:
             yield self._placeholders.fill(value, f"{self._place}.args[{number}]")
 
     def _texts(self, key: str) -> dict[str, str]:
-        """A table of texts; numbers and booleans are taken as JSON writes them, null as not being there."""
+        """Return a table of texts; numbers and booleans become text as in JSON, and null counts as missing."""
         place = f"{self._place}.{key}"
         texts: dict[str, str] = {}
         for name, value in _table(self._values.get(key, {}), place).items():
@@ -279,7 +279,7 @@ class _Entry:
         return headers
 
     def _env_file(self) -> dict[str, str]:
-        """`NAME=value` lines, as VS Code's and Cursor's `envFile` has them."""
+        """Return the variables of an `envFile` of VS Code or Cursor, which has `NAME=value` lines."""
         chosen = self._text("envFile")
         if not chosen:
             return {}
@@ -297,7 +297,7 @@ class _Entry:
 
 
 def _with_addresses(found: dict[str, ServerConfig], variables: Mapping[str, str]) -> dict[str, ServerConfig]:
-    """`MCP_SERVER_GITHUB_URL` is the address of the server github; headers that a file has for it stay."""
+    """Add servers from variables: `MCP_SERVER_GITHUB_URL` is the address of `github`; headers from a file stay."""
     spelled = {name.upper().replace("-", "_"): name for name in found}
     for variable in sorted(variables):
         match = _URL_VARIABLE.fullmatch(variable)
@@ -317,7 +317,7 @@ def _address(url: str, place: str) -> str:
     except ValueError:
         is_address = False
     if not is_address or not url.isprintable() or " " in url:
-        # The text may hold a token, so it is not repeated.
+        # Do not repeat the text, because it may contain a token.
         raise SettingsError(f"{place} is no address of an MCP server", hint="Write http://… or https://…")
     return url
 
@@ -332,18 +332,18 @@ def _is_name(name: str) -> bool:
     return bool(re.fullmatch(r"\w[\w .\-]{0,63}", name)) and name == name.strip()
 
 
-# JSON as editors write it: with comments and with commas after the last item. Knows nothing of what it says.
+# JSON as editors write it: with comments, and with commas after the last item.
 
-# Texts come first, so that what looks like a comment inside one stays.
+# Strings are matched first, so that what looks like a comment inside a string stays.
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
 
 
 def loads(text: str) -> Any:
-    """The value; raises ValueError where it is none even so."""
-    return json.loads(_TOKEN.sub(_kept, text.removeprefix("\ufeff")))
+    """Parse JSON with comments and trailing commas; raise ValueError if it is invalid even so."""
+    return json.loads(_TOKEN.sub(_blanked, text.removeprefix("\ufeff")))
 
 
-def _kept(token: re.Match[str]) -> str:
+def _blanked(token: re.Match[str]) -> str:
     found = token[0]
-    # As long as what it replaces, so that an error further down is told at its line and column.
+    # Replace by as many blanks, so that an error further down is reported at its right line and column.
     return found if found.startswith('"') else re.sub(r"[^\n]", " ", found)

@@ -1,7 +1,7 @@
-"""A server that is a process: messages as lines over its pipes, its stderr in our log, nothing of it left behind.
+"""Runs an MCP server as a process: messages as lines over its pipes, its stderr in our log, all its processes killed.
 
-In place of the SDK's transport, which reads lines of any length and hands our own stderr to the server. Knows
-messages, not what they say.
+It replaces the SDK's transport, which reads lines of any length and passes our own stderr to the server. It knows
+messages, and of their content only the newer protocol's first request.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from belljar.ipc import Line, Lines, Overlong
 from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.toolbox.answers import TOO_LARGE
 from belljar.toolbox.direct_calls import DirectCalls, number_of, too_large
-from belljar.toolbox.list_repair import told_change
+from belljar.toolbox.list_repair import change_notification
 from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.pipes import PipeReader, PipeWriter
 from belljar.toolbox.server_config import StdioServer
@@ -56,20 +56,20 @@ _STRANGE_S: Final = 10.0
 _STRANGE_LINES: Final = 100_000
 _PROBE: Final = "server/discover"
 PROBE_S: Final = 3.0
-"""In which a server that has read the newer protocol's first request answers it; else it is taken for an older one."""
+"""How long a server that has read the newer protocol's first request may take to answer; else it counts as older."""
 _LOOK_S: Final = 0.05
 _HEARD_BYTES: Final = 8 * 1024 * 1024
-"""Of its stderr, in a second: whoever writes more is read more slowly."""
+"""The most that is read of a server's stderr in a second; a server that writes more is slowed down."""
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 OnEnd = Callable[[str, str], None]
-"""Told how a server ended, in words, and what it had said, which is for the operator."""
+"""Called with how a server ended, in words, and with its last lines on stderr, which are for the operator."""
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pipes:
-    """Our ends."""
+    """Our ends of the pipes."""
 
     stdin: int
     stdout: int
@@ -78,12 +78,12 @@ class _Pipes:
 
 @dataclass(slots=True)
 class LifeSigns:
-    """What tells an older server from one that is slow or does not work at all."""
+    """Tells an older server from one that is slow or does not work at all."""
 
     has_read: Callable[[], bool] = lambda: True
-    """Whether it has read anything that was sent to it: one that has not is slow, or ended by itself."""
+    """Return whether the server has read anything that was sent to it; if not, it is slow or ended by itself."""
     has_answered_late: bool = False
-    """Whether it answered the newer protocol's first request after all."""
+    """Whether the server answered the newer protocol's first request after `PROBE_S`."""
 
 
 @asynccontextmanager
@@ -92,14 +92,14 @@ async def open_process(
     *,
     limit_bytes: int,
     memory: MessageMemory,
-    shortcut: DirectCalls,
+    direct_calls: DirectCalls,
     signs: LifeSigns,
     on_end: OnEnd,
 ) -> AsyncGenerator[Streams]:
-    """Start it, and yield the streams that the SDK's client wants; `on_end` is told how it ended by itself."""
+    """Start the server and yield the streams that the SDK's client wants; call `on_end` if it ends by itself."""
     child, pipes = _started(server)
-    inlet = PipeReader(pipes.stdout, limit_bytes, memory, shortcut.feed)
-    process = _ServerProcess(server.name, child, pipes, inlet, shortcut, signs)
+    reader = PipeReader(pipes.stdout, limit_bytes, memory, direct_calls.feed)
+    process = _ServerProcess(server.name, child, pipes, reader, direct_calls, signs)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
     try:
@@ -138,7 +138,7 @@ def _started(server: StdioServer) -> tuple[Child, _Pipes]:
     except BelljarError as error:
         for descriptor in (ours_in, ours_out, ours_error):
             os.close(descriptor)
-        # Which command it is, is not for sessions to know.
+        # Leave out the command, because sessions should not know it.
         why = error.message.rpartition(": ")[2]
         raise UpstreamFailed(
             f"MCP server {server.name} cannot be started: {why}",
@@ -154,42 +154,42 @@ def _started(server: StdioServer) -> tuple[Child, _Pipes]:
 
 
 class _ServerProcess:
-    """One server's process."""
+    """The process of one server and its pipes."""
 
     def __init__(
-        self, name: str, child: Child, pipes: _Pipes, inlet: PipeReader, shortcut: DirectCalls, signs: LifeSigns
+        self, name: str, child: Child, pipes: _Pipes, reader: PipeReader, direct_calls: DirectCalls, signs: LifeSigns
     ) -> None:
         self._name = name
         self._signs = signs
         signs.has_read = self._has_read
         self._child = child
         self._pipes = pipes
-        self._inlet = inlet
-        self._outlet = PipeWriter(pipes.stdin)
-        self._shortcut = shortcut
-        shortcut.open(self._outlet)
+        self._reader = reader
+        self._writer = PipeWriter(pipes.stdin)
+        self._direct_calls = direct_calls
+        direct_calls.open(self._writer)
         self._has_stdin = True
         self._has_hung_up = False
         self._is_stopping = False
-        self._is_told = False
+        self._is_reported = False
         self._strange_since, self._strange_lines = 0.0, 0
         self._is_read = asyncio.Event()
         self._probe: RequestId | None = None
-        """The id of the newer protocol's first request, while it is not answered."""
+        """The id of the newer protocol's first request, until it is answered."""
         self._is_probed = asyncio.Event()
         self._is_probe_over = asyncio.Event()
         self._writing = anyio.CancelScope()
         self._is_written = asyncio.Event()
-        self._said: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._stderr_tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     async def read(self, to_client: Incoming, on_end: OnEnd) -> None:
-        """Messages from its stdout, until it ends or sends one that is too long to tell whose it is."""
+        """Pass on messages from the server's stdout until it ends, or sends one so long that its id is not found."""
         try:
             async with to_client:
-                while (line := await self._inlet.next()) is not None:
+                while (line := await self._reader.next()) is not None:
                     if isinstance(line, bytes) and not line.lstrip().startswith(b"{"):
                         if self._is_flooded():
-                            self._tell(on_end, "flooded its output with lines that are no messages")
+                            self._report(on_end, "flooded its output with lines that are no messages")
                             return
                         continue
                     if isinstance(line, Overlong):
@@ -200,19 +200,19 @@ class _ServerProcess:
                     await to_client.send(message)
                 self._has_hung_up = True
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # the client has gone: what is left to say has no reader
+            pass  # the client is gone, so nobody reads the rest
         finally:
-            self._inlet.close()
-            self._shortcut.close()
+            self._reader.close()
+            self._direct_calls.close()
             self._is_read.set()
             self._is_probed.set()
             self._is_probe_over.set()
-        # Without its stdout it is of no use, whether or not it lives on.
+        # A server that has closed its stdout is of no use, even if its process goes on.
         if not await self._ends_within(_DRAIN_S):
-            self._tell(on_end, "closed its output")
+            self._report(on_end, "closed its output")
 
     def _is_flooded(self) -> bool:
-        """Some servers log to stdout, and are borne with; one that does little else is not."""
+        """Return whether too many lines are no messages. Some servers log to stdout, which is tolerated up to this."""
         now = time.monotonic()
         if now > self._strange_since + _STRANGE_S:
             self._strange_since, self._strange_lines = now, 0
@@ -220,26 +220,26 @@ class _ServerProcess:
         return self._strange_lines >= _STRANGE_LINES
 
     def _probed(self, message: SessionMessage | Exception | None) -> SessionMessage | Exception | None:
-        """The message; one that can only be meant for the probe, but is malformed, becomes a plain refusal of it."""
+        """Return the message; a malformed one that can only answer the probe becomes a refusal of the probe."""
         if self._probe is None:
             return message
-        said = message.message if isinstance(message, SessionMessage) else None
-        is_refusal = isinstance(said, JSONRPCError) and said.id is None
+        content = message.message if isinstance(message, SessionMessage) else None
+        is_refusal = isinstance(content, JSONRPCError) and content.id is None
         if isinstance(message, Exception) or is_refusal:
             message = _unknown(self._probe)
-        elif not isinstance(said, JSONRPCResponse | JSONRPCError) or str(said.id) != str(self._probe):
+        elif not isinstance(content, JSONRPCResponse | JSONRPCError) or str(content.id) != str(self._probe):
             return message
         elif self._is_probe_over.is_set():
-            self._signs.has_answered_late = isinstance(said, JSONRPCResponse)
+            self._signs.has_answered_late = isinstance(content, JSONRPCResponse)
         self._probe = None
         self._is_probe_over.set()
         return message
 
     async def answer_probe(self, to_client: Incoming) -> None:
-        """Refuse the newer protocol's first request in its place where it does not: some never answer the unknown."""
+        """Refuse the newer protocol's first request if the server does not answer, as some do with unknown methods."""
         async with to_client:
             await self._is_probed.wait()
-            # Nobody tells when the other end reads. A server that takes long to start has not heard of it yet.
+            # Poll, because nothing signals that the other end has read. A server that starts slowly has not yet.
             while not self._is_probe_over.is_set() and not self._signs.has_read():  # noqa: ASYNC110
                 await anyio.sleep(_LOOK_S)
             with anyio.move_on_after(PROBE_S):
@@ -252,75 +252,75 @@ class _ServerProcess:
                     await to_client.send(_unknown(self._probe))
 
     async def write(self, from_client: Outgoing) -> None:
-        """Messages to its stdin."""
+        """Write the client's messages to the server's stdin."""
         try:
             with self._writing, contextlib.suppress(OSError):
                 async with from_client:
                     async for item in from_client:
                         message = item.message
                         if isinstance(message, JSONRPCRequest) and message.method == "tools/list":
-                            self._shortcut.learn(message.params)
+                            self._direct_calls.learn(message.params)
                         if isinstance(message, JSONRPCRequest) and message.method == _PROBE:
                             self._probe = message.id
                             self._is_probed.set()
                         line = message.model_dump_json(by_alias=True, exclude_unset=True)
-                        await self._outlet.send(f"{line}\n".encode())
+                        await self._writer.send(f"{line}\n".encode())
         finally:
             self._is_written.set()
 
     async def read_stderr(self) -> None:
-        """What it says on stderr: the last lines are kept, for when it fails."""
+        """Read the server's stderr and keep its last lines, for the case that it fails."""
         lines = Lines(_CHUNK)
         since, heard_bytes = time.monotonic(), 0
         while chunk := await _read(self._pipes.stderr):
             heard_bytes += len(chunk)
             if heard_bytes > _HEARD_BYTES:
-                # The pipe is full meanwhile, and whoever floods it waits: the others have the processor.
+                # Let the pipe fill up, so that a server that floods it waits and others get the processor.
                 await anyio.sleep(max(0.0, since + 1 - time.monotonic()))
                 since, heard_bytes = time.monotonic(), 0
-            # Of a flood, only what would be kept is looked at.
+            # Decode only the lines that would be kept, because there may be a flood of them.
             for line in [*lines.feed(chunk)][-_TAIL_LINES:]:
                 text = (line.head if isinstance(line, Overlong) else line).decode(errors="replace")[:_LINE_CHARACTERS]
-                self._said.append(text)
+                self._stderr_tail.append(text)
                 log.debug("MCP server %s: %s", self._name, text)
 
     async def watch(self, on_end: OnEnd) -> None:
-        """Tell of its end, once what it had written is read."""
+        """Report the end of the process once its output is read."""
         status = await self._child.wait()
         self._child.kill_group()
         with anyio.move_on_after(_DRAIN_S):
             await self._is_read.wait()
-        self._tell(on_end, _in_words(status))
+        self._report(on_end, _in_words(status))
 
-    def _tell(self, on_end: OnEnd, how: str) -> None:
-        if not self._is_stopping and not self._is_told:
-            self._is_told = True
-            said = f"it said last: {' / '.join(self._said) or 'nothing'}"
-            log.warning("MCP server %s %s; %s", self._name, how, said)
+    def _report(self, on_end: OnEnd, how: str) -> None:
+        if not self._is_stopping and not self._is_reported:
+            self._is_reported = True
+            detail = f"it said last: {' / '.join(self._stderr_tail) or 'nothing'}"
+            log.warning("MCP server %s %s; %s", self._name, how, detail)
             self._settle_signs()
-            on_end(how, said)
+            on_end(how, detail)
 
     def _settle_signs(self) -> None:
-        """Keep what is known now: the pipe may be closed later, and its number another's."""
+        """Fix the answer of `has_read` now, because later the pipe may be closed and its number reused."""
         has_read = self._signs.has_read()
         self._signs.has_read = lambda: has_read
 
     def _has_read(self) -> bool:
-        """Whether some of what was sent to it is gone from its pipe."""
+        """Return whether the server has read something from its stdin pipe."""
         waiting = array("i", [0])
         try:
             fcntl.ioctl(self._pipes.stdin, termios.FIONREAD, waiting)
         except OSError:
             return True
-        return waiting[0] < self._outlet.sent_bytes
+        return waiting[0] < self._writer.sent_bytes
 
     async def stop(self, on_end: OnEnd) -> None:
-        """As the protocol has it: close its stdin, give it time, then end it and whoever it started."""
-        # The client may have noticed the end of its output, and given up, before we heard of its own.
+        """Stop the server as the protocol says: close its stdin, wait, then kill it and all processes of its group."""
+        # The client may have noticed the end of its output, and given up, before we noticed the end of the process.
         if self._has_hung_up and await self._ends_within(_DRAIN_S):
-            self._tell(on_end, _in_words(await self._child.wait()))
+            self._report(on_end, _in_words(await self._child.wait()))
         self._is_stopping = True
-        # Nobody may wait for a descriptor that is closed: its number is another's a moment later.
+        # End the writer before the descriptor is closed, because its number may be reused at once.
         self._writing.cancel()
         await self._is_written.wait()
         self._close_stdin()
@@ -338,9 +338,9 @@ class _ServerProcess:
         return False
 
     def close(self) -> None:
-        """Let go of the pipes and of the process, which has ended."""
+        """Close the pipes and release the process, which has ended."""
         self._close_stdin()
-        self._inlet.close()
+        self._reader.close()
         os.close(self._pipes.stdout)
         os.close(self._pipes.stderr)
         self._child.release()
@@ -349,13 +349,16 @@ class _ServerProcess:
         if self._has_stdin:
             self._has_stdin = False
             self._settle_signs()
-            self._shortcut.close()
-            self._outlet.close()
+            self._direct_calls.close()
+            self._writer.close()
             os.close(self._pipes.stdin)
 
 
 def _message(line: Line) -> SessionMessage | Exception | None:
-    """For the SDK. One that is too long becomes an error, so that other calls go on; None where its call is unknown."""
+    """Return a line as a message for the SDK.
+
+    A line that is too long becomes an error of its call, so that other calls go on; None if its call is unknown.
+    """
     if isinstance(line, Overlong):
         number = number_of(line.head, line.tail)
         error = ErrorData(code=TOO_LARGE, message=too_large(line))
@@ -363,8 +366,8 @@ def _message(line: Line) -> SessionMessage | Exception | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
-        news = told_change(line)
-        return SessionMessage(news) if news else error
+        notification = change_notification(line)
+        return SessionMessage(notification) if notification else error
 
 
 def _unknown(number: RequestId) -> SessionMessage:
@@ -377,8 +380,8 @@ def _in_words(status: int) -> str:
 
 
 async def _read(descriptor: int) -> bytes:
-    """The next bytes; none when whoever wrote has gone."""
-    # A server that never stops writing must leave time for others.
+    """Return the next bytes; none if the writer is gone."""
+    # Yield first, because a server that never stops writing must leave time for others.
     await anyio.lowlevel.checkpoint()
     while True:
         try:

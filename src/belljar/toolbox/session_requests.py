@@ -1,4 +1,4 @@
-"""What the code of a session may ask, as it comes over its socket: checked for form and size, and nothing else."""
+"""The requests that a session's code sends over its socket. This module checks their form and size, nothing else."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 LINE_BYTES = 4 * 1024 * 1024
-"""The longest request, arguments and all."""
+"""The longest request, with its arguments."""
 MOST_VALUES = 100_000
-"""In one request: four megabytes of empty lists take a second to read, and every session waits for that."""
+"""The most values in one request: parsing 4 MB of empty lists takes a second, for which every session would wait."""
 _CANCEL_BYTES = 100
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NUMBER = re.compile(rb'\{"id": ?(\d{1,15}),')
@@ -17,14 +17,14 @@ Number = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class _Message(BaseModel):
-    # Made ready when the first tool is called.
+    # The validators are built when the first tool is called.
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     id: Number
 
 
 class CallMessage(_Message):
-    """A tool is called."""
+    """Calls a tool."""
 
     op: Literal["call"]
     server: str = Field(max_length=1_000)
@@ -33,13 +33,13 @@ class CallMessage(_Message):
 
 
 class CancelMessage(_Message):
-    """A question is taken back."""
+    """Cancels an earlier request."""
 
     op: Literal["cancel"]
 
 
 class SearchMessage(_Message):
-    """Tools for something."""
+    """Searches for tools."""
 
     op: Literal["search"]
     query: str = Field(max_length=1_000)
@@ -49,7 +49,7 @@ class SearchMessage(_Message):
 
 
 class JoinMessage(_Message):
-    """A server is imported that was still connecting when the tree was written."""
+    """Waits for a server that is imported and was still connecting when the tree was written."""
 
     op: Literal["join"]
     server: str = Field(max_length=1_000)
@@ -62,11 +62,11 @@ _REQUEST: TypeAdapter[CallMessage | CancelMessage | SearchMessage | JoinMessage]
 
 
 class TooDeep(ValueError):
-    """JSON, but nested more deeply than it is read."""
+    """A request is JSON, but nested too deeply to be parsed."""
 
 
 def parsed(line: bytes) -> CallMessage | CancelMessage | SearchMessage | JoinMessage:
-    """What a line asks. Raises ValueError where that cannot be told."""
+    """Return the request in a line. Raises ValueError if there is none."""
     try:
         return _REQUEST.validate_json(line)
     except ValidationError as error:
@@ -76,7 +76,7 @@ def parsed(line: bytes) -> CallMessage | CancelMessage | SearchMessage | JoinMes
 
 
 def cancelled_by(line: bytes) -> int | None:
-    """The number of the question that a line takes back; None for any other line."""
+    """Return the number of the request that a line cancels; None for any other line."""
     if len(line) > _CANCEL_BYTES or b'"cancel"' not in line:
         return None
     try:
@@ -87,17 +87,20 @@ def cancelled_by(line: bytes) -> int | None:
 
 
 def number_in(line: bytes) -> int | None:
-    """The number of a request that is not read, where it can be told."""
+    """Return the number of a request without parsing it; None if it is not found at the start."""
     found = _NUMBER.match(line)
     return int(found[1]) if found else None
 
 
 def has_too_many_values(line: bytes) -> bool:
-    """Told by the signs between values. Most lines have too few even with those that stand in texts."""
-    if len(line) <= MOST_VALUES or _signs(line) <= MOST_VALUES:
+    """Return whether a line has too many values, by counting commas and brackets.
+
+    Most lines have too few even with those inside strings, so strings are removed only if needed.
+    """
+    if len(line) <= MOST_VALUES or _separators(line) <= MOST_VALUES:
         return False
-    return _signs(_TEXT.sub(b"", line, count=MOST_VALUES)) > MOST_VALUES
+    return _separators(_TEXT.sub(b"", line, count=MOST_VALUES)) > MOST_VALUES
 
 
-def _signs(line: bytes) -> int:
+def _separators(line: bytes) -> int:
     return line.count(b",") + line.count(b"[") + line.count(b"{")

@@ -1,7 +1,7 @@
-"""Where the code of a session calls tools: JSON lines over a UNIX socket in its scratch folder, many in flight.
+"""Serves the tool calls of a session's code: JSON lines over a UNIX socket in its scratch folder, many in flight.
 
-Whoever asks may be hostile: form, size, number and time (`pace.py`) are bounded here, and whoever breaks the form is
-hung up on. What may be asked is not decided here.
+The code may be hostile. This module bounds the form, size, number and time (`fair_share.py`) of requests and of unread
+answers, and closes the connection of a process that breaks the form. What may be called is decided by the broker.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from belljar.toolbox.session_requests import (
 )
 
 _MOST_CONNECTIONS = 16
-# Of one session, over all its connections: what it asks and what it does not fetch is in the server's memory.
+# Limits of one session over all its connections, because its requests and unread answers are in the server's memory.
 _MOST_IN_FLIGHT = 64
 _MOST_ASKED_BYTES = 2 * LINE_BYTES
 _SMALL_BYTES = 65_536
-"""What is longer comes in over one connection at a time."""
+"""Longer lines are read from one connection at a time."""
 _MOST_WAITING_BYTES = 4 * _SMALL_BYTES
-"""Over one connection, of what there is no room for yet: behind it there may be word that some of it is not wanted."""
-_MOST_TAKEN_BACK = 4_096
+"""Requests of one connection that are read before they can start, because a cancellation of them may follow."""
+_MOST_CANCELLED = 4_096
 _SEARCH_S = 0.05
-"""The most that a search is charged; it may have waited for others."""
+"""The most that a search is charged, because it may have waited for other work."""
 
 log = logging.getLogger(__name__)
 
@@ -52,52 +52,52 @@ Find = Callable[[SearchMessage], Awaitable[JsonObject]]
 
 
 class ToolServer:
-    """One kernel's way to its session's broker."""
+    """Passes the requests of one kernel's processes to the session's broker."""
 
-    def __init__(self, broker: Broker, find: Find, folder_inside: str, paces: FairShares) -> None:
+    def __init__(self, broker: Broker, find: Find, folder_inside: str, shares: FairShares) -> None:
         self._broker = broker
         self._find = find
         self._folder = folder_inside
-        self._conversations: set[_SessionConnection] = set()
+        self._connections: set[_SessionConnection] = set()
         self.under_way = 0
         self._asked_bytes = 0
         self._longest: _SessionConnection | None = None
         self.unsent = Unsent(broker.session_id)
-        self.pace = FairShare(paces, lambda: broker.owner, self._listen_on)
+        self.share = FairShare(shares, lambda: broker.owner, self._listen_on)
 
     def _listen_on(self) -> None:
-        for conversation in [*self._conversations]:
-            conversation.listen()
+        for connection in [*self._connections]:
+            connection.listen()
 
     def serve(self) -> asyncio.Protocol:
-        """Serve one process of the session's."""
+        """Return a protocol that serves one process of the session."""
         return _SessionConnection(self)
 
-    def admit(self, conversation: "_SessionConnection") -> bool:
-        """Whether there is room for one more."""
-        if len(self._conversations) >= _MOST_CONNECTIONS:
+    def admit(self, connection: "_SessionConnection") -> bool:
+        """Add a connection; return False if there are too many."""
+        if len(self._connections) >= _MOST_CONNECTIONS:
             return False
-        self._conversations.add(conversation)
+        self._connections.add(connection)
         return True
 
-    def dismiss(self, conversation: "_SessionConnection") -> None:
-        """It is over."""
-        self._conversations.discard(conversation)
-        self.end_long(conversation)
+    def dismiss(self, connection: "_SessionConnection") -> None:
+        """Remove a connection that is over."""
+        self._connections.discard(connection)
+        self.end_long(connection)
 
     async def answer(self, request: CallMessage | SearchMessage | JoinMessage) -> JsonObject:
-        """What the session is told."""
+        """Return the answer to a request."""
         if isinstance(request, SearchMessage):
             began = clock()
             found = await self._find(request)
-            self.pace.spend(min(clock() - began, _SEARCH_S))
+            self.share.spend(min(clock() - began, _SEARCH_S))
             return found
         if isinstance(request, JoinMessage):
             return await self._broker.join(request.server)
         return await self._broker.call(request.server, request.tool, request.arguments, self._folder)
 
-    def take_room(self, size_bytes: int) -> bool:
-        """Whether a request of that size may be under way."""
+    def reserve(self, size_bytes: int) -> bool:
+        """Reserve a place for a request of that size; return False if there is none."""
         if self.unsent.is_full:
             return False
         if self.under_way >= _MOST_IN_FLIGHT or (self.under_way and self._asked_bytes + size_bytes > _MOST_ASKED_BYTES):
@@ -106,64 +106,64 @@ class ToolServer:
         self._asked_bytes += size_bytes
         return True
 
-    def free_room(self, size_bytes: int) -> None:
-        """A request is over: others may be waiting."""
+    def release(self, size_bytes: int) -> None:
+        """Free the place of a request that is over, and start requests that waited for one."""
         self.under_way -= 1
         self._asked_bytes -= size_bytes
-        for conversation in [*self._conversations]:
-            conversation.start_requests()
+        for connection in [*self._connections]:
+            connection.start_requests()
 
-    def begin_long(self, conversation: "_SessionConnection") -> bool:
-        """Whether it may go on with a long line: of all the others' the host keeps no more than their beginnings."""
-        self._longest = self._longest or conversation
-        return self._longest is conversation
+    def begin_long(self, connection: "_SessionConnection") -> bool:
+        """Return whether the connection may go on with a long line; of all others only the beginning is in memory."""
+        self._longest = self._longest or connection
+        return self._longest is connection
 
-    def end_long(self, conversation: "_SessionConnection") -> None:
-        """Its long line is complete."""
-        if self._longest is conversation:
+    def end_long(self, connection: "_SessionConnection") -> None:
+        """Let another connection read a long line, because the one of this connection is complete."""
+        if self._longest is connection:
             self._longest = None
-            for other in [*self._conversations]:
+            for other in [*self._connections]:
                 other.start_requests()
 
     async def aclose(self) -> None:
-        """Stop, whatever is under way."""
-        self.pace.close()
-        await asyncio.gather(*(conversation.aclose() for conversation in [*self._conversations]))
+        """Close all connections and cancel what is in flight."""
+        self.share.close()
+        await asyncio.gather(*(connection.aclose() for connection in [*self._connections]))
 
 
 class _SessionConnection(asyncio.Protocol):
-    """One connection. Calls that are under way when it ends are cancelled: nobody is there to hear of them."""
+    """One connection. When it ends, its calls are cancelled, because nobody can receive their answers."""
 
-    def __init__(self, hatch: ToolServer) -> None:
-        self._hatch = hatch
+    def __init__(self, server: ToolServer) -> None:
+        self._server = server
         self._lines = Lines(LINE_BYTES)
-        self._unheard: deque[Line] = deque()
+        self._unread: deque[Line] = deque()
         self._waiting: deque[Line] = deque()
         self._waiting_bytes = 0
-        self._taken_back: set[int] = set()
+        self._cancelled: set[int] = set()
         self._next: tuple[CallMessage | SearchMessage | JoinMessage, int] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._outgoing = Outgoing(self._hatch.unsent, self._transport)
-        if not self._hatch.admit(self):
+        self._outgoing = Outgoing(self._server.unsent, self._transport)
+        if not self._server.admit(self):
             self._hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True
-        self._unheard.clear()
+        self._unread.clear()
         self._waiting.clear()
         self._next = None
         self._outgoing.close()
         for task in self._tasks.values():
             task.cancel()
-        self._leave()
+        self._unregister()
 
-    def _leave(self) -> None:
+    def _unregister(self) -> None:
         if not self._tasks:
-            self._hatch.dismiss(self)
+            self._server.dismiss(self)
 
     def pause_writing(self) -> None:
         self._outgoing.pause()
@@ -172,24 +172,24 @@ class _SessionConnection(asyncio.Protocol):
         self._outgoing.resume()
 
     def data_received(self, data: bytes) -> None:
-        self._unheard.extend(self._lines.feed(data))
+        self._unread.extend(self._lines.feed(data))
         if self._lines.size > LINE_BYTES:
             self._hang_up()
         self.listen()
 
     def listen(self) -> None:
-        """Hear what was read, as long as the session has time left; the rest when it has some again."""
+        """Take in the lines that were read, as long as the session has time left; the rest waits for its next turn."""
         began = clock()
-        while self._unheard and self._hatch.pace.has_time():
-            self._hear(self._unheard.popleft())
+        while self._unread and self._server.share.has_time():
+            self._receive(self._unread.popleft())
             if (now := clock()) - began > SLICE_S:
-                self._hatch.pace.spend(now - began)
+                self._server.share.spend(now - began)
                 began = now
         self.start_requests()
-        self._hatch.pace.spend(clock() - began)
+        self._server.share.spend(clock() - began)
 
-    def _hear(self, line: Line) -> None:
-        """What takes a question back is heard at once: those before it may all wait for the end of that very one."""
+    def _receive(self, line: Line) -> None:
+        """Queue a line, or obey it at once if it cancels a request, because the queued ones may wait for that one."""
         number = cancelled_by(line) if isinstance(line, bytes) else None
         if number is None:
             self._waiting.append(line)
@@ -198,22 +198,22 @@ class _SessionConnection(asyncio.Protocol):
             task.cancel()
         elif self._next is not None and self._next[0].id == number:
             self._next = None
-        elif self._waiting and len(self._taken_back) < _MOST_TAKEN_BACK:
-            self._taken_back.add(number)
+        elif self._waiting and len(self._cancelled) < _MOST_CANCELLED:
+            self._cancelled.add(number)
 
     def start_requests(self) -> None:
-        """Begin with what has come as far as there is room; who asks for much more is not read from meanwhile."""
-        while not self._is_over and self._hatch.pace.has_time():
+        """Start the requests for which there is a place; stop reading from a process that has sent many more."""
+        while not self._is_over and self._server.share.has_time():
             if self._next is None:
                 if not self._waiting:
-                    self._taken_back.clear()
+                    self._cancelled.clear()
                     break
                 line = self._waiting.popleft()
                 self._waiting_bytes -= _size(line)
                 self._next = self._read(line)
-            elif self._next[0].id in self._taken_back:
+            elif self._next[0].id in self._cancelled:
                 self._next = None
-            elif self._hatch.take_room(self._next[1]):
+            elif self._server.reserve(self._next[1]):
                 request, size_bytes = self._next
                 self._next = None
                 self._start(request, size_bytes)
@@ -226,18 +226,18 @@ class _SessionConnection(asyncio.Protocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        if self._unheard or not self._hatch.pace.has_time():
+        if self._unread or not self._server.share.has_time():
             self._transport.pause_reading()
             return
         if self._lines.size <= _SMALL_BYTES:
-            self._hatch.end_long(self)
-        elif not self._hatch.begin_long(self):
+            self._server.end_long(self)
+        elif not self._server.begin_long(self):
             self._transport.pause_reading()
             return
         self._transport.resume_reading()
 
     def _read(self, line: Line) -> tuple[CallMessage | SearchMessage | JoinMessage, int] | None:
-        """What it asks, and its size; None for what is dealt with already."""
+        """Return the request of a line and its size; None if the line was refused."""
         if isinstance(line, Overlong):
             return self._hang_up()
         if has_too_many_values(line):
@@ -258,11 +258,11 @@ class _SessionConnection(asyncio.Protocol):
     def _start(self, request: CallMessage | SearchMessage | JoinMessage, size_bytes: int) -> None:
         def end(_: Any) -> None:
             self._tasks.pop(request.id, None)
-            self._hatch.free_room(size_bytes)
+            self._server.release(size_bytes)
             if self._is_over:
-                self._leave()
+                self._unregister()
 
-        self._hatch.pace.spend(CALL_S)
+        self._server.share.spend(CALL_S)
         task = asyncio.get_running_loop().create_task(self._serve(request))
         self._tasks[request.id] = task
         task.add_done_callback(end)
@@ -272,12 +272,12 @@ class _SessionConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _refuse(self, message: str) -> None:
-        """Say so and hang up: nothing after it could be trusted to be what it seems."""
+        """Send an error and close the connection, because the lines that follow may be misread as well."""
         self._outgoing.say({"id": 0, "outcome": "error", "kind": "form", "message": message})
         self._hang_up()
 
     def _refuse_arguments(self, line: bytes, message: str) -> None:
-        """The question is not looked at, but who asked it is answered where its number can be told."""
+        """Refuse a request without parsing it, under its number if the line shows one."""
         if (number := number_in(line)) is None:
             self._refuse("the request cannot be read")
         else:
@@ -285,19 +285,19 @@ class _SessionConnection(asyncio.Protocol):
 
     async def _serve(self, request: CallMessage | SearchMessage | JoinMessage) -> None:
         try:
-            outcome = await self._hatch.answer(request)
+            outcome = await self._server.answer(request)
         except Exception:
-            # A fault of ours must not leave the cell waiting for ever.
+            # A fault in belljar must not leave the cell waiting forever.
             log.exception("a call of a session failed inside belljar")
             outcome: JsonObject = {"outcome": "error", "kind": "internal", "message": "the host failed; see its log"}
         began = clock()
         line = encoded({"id": request.id, **outcome}) + b"\n"
-        self._hatch.pace.spend(clock() - began)
+        self._server.share.spend(clock() - began)
         del outcome
         await self._outgoing.send(line)
 
     async def aclose(self) -> None:
-        """End it, and what is under way."""
+        """Close the connection and cancel its requests."""
         self._hang_up()
         for task in self._tasks.values():
             task.cancel()
@@ -313,39 +313,42 @@ async def open_tool_server(
     find: Find,
     folder_inside: str,
     paces: FairShares,
-    door: SessionSocket | None = None,
+    listener: SessionSocket | None = None,
 ) -> AsyncGenerator[ToolServer]:
-    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
-    hatch = ToolServer(broker, find, folder_inside, paces)
+    """Serve a session on a socket of that name in a folder it can reach, until the block ends.
+
+    `listener` may be a socket that an earlier belljar server left.
+    """
+    server = ToolServer(broker, find, folder_inside, paces)
     try:
-        async with serving_as(folder, name, hatch.serve, door=door):
-            yield hatch
+        async with serving_as(folder, name, server.serve, door=listener):
+            yield server
     finally:
         with contextlib.suppress(OSError):
-            await hatch.aclose()
+            await server.aclose()
 
 
 def _size(line: Line) -> int:
     return len(line) if isinstance(line, bytes) else 0
 
 
-# Answers that a session has asked for and not read yet: they wait in memory, in bounded number, size and time.
-# A process of the session that does not read its answers is hung up on, because they take the server's memory. Its
-# pending calls end with an error, and it connects again for the next one.
+# Unread answers. They wait in memory, in bounded number, size and time. The connection of a process that does not read
+# its answers is closed, because they take the server's memory. Its pending calls end with an error, and it connects
+# again for the next one.
 
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of one session, over all its connections: two of the largest answers (`tool_result_bytes`) by default."""
+"""Unread answers of one session over all its connections: by default two of the largest (`tool_result_bytes`)."""
 BACKLOG_S: Final = 10.0
-"""For which more than that may wait: many large answers may come at once, and code that reads needs time for them."""
+"""How long more than that may wait, because many large answers may come at once, and reading them takes time."""
 ANSWER_S: Final = 60.0
-"""For which any one answer may wait: a cell may compute for a while before it reads."""
+"""How long a single answer may wait, because a cell may compute for a while before it reads."""
 _PIECE_BYTES: Final = 262_144
-"""More is not given to a transport at once: what it cannot send it keeps."""
+"""The most that is given to a transport at once, because it keeps what it cannot send in memory."""
 _MOST_SAID_BYTES: Final = 4 * _PIECE_BYTES
 
 
 class Unsent:
-    """One session's, over all its connections."""
+    """Counts one session's unread answers over all its connections, and closes connections if there are too many."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
@@ -353,13 +356,13 @@ class Unsent:
         """The connections that have answers waiting."""
         self._hanging_up: asyncio.TimerHandle | None = None
         self.waiting = 0
-        """Answers that wait."""
+        """The number of answers that wait."""
         self.size_bytes = 0
-        """Of them."""
+        """Their size."""
 
     @property
     def is_full(self) -> bool:
-        """Whether more waits than may wait for long; no request of the session begins meanwhile."""
+        """Return whether too much waits; meanwhile no request of the session is started."""
         return self.size_bytes > MOST_BYTES
 
     def add(self, outgoing: "Outgoing", size_bytes: int) -> None:
@@ -371,7 +374,7 @@ class Unsent:
         self._watch()
 
     def remove(self, outgoing: "Outgoing", size_bytes: int) -> None:
-        """Count an answer no longer: it was sent, or never will be."""
+        """Stop counting an answer that was sent or never will be."""
         self.waiting -= 1
         self.size_bytes -= size_bytes
         outgoing.waiting_bytes -= size_bytes
@@ -399,7 +402,7 @@ class Unsent:
 
 
 class Outgoing:
-    """Lines to one process, one after the other."""
+    """Sends lines to one process, one after the other."""
 
     def __init__(self, unsent: Unsent, transport: asyncio.Transport) -> None:
         self._unsent = unsent
@@ -408,14 +411,14 @@ class Outgoing:
         self._is_read = asyncio.Event()
         self._is_read.set()
         self.waiting_bytes = 0
-        """Of the answers that wait for this process."""
+        """The size of the answers that wait for this process."""
 
     def pause(self) -> None:
-        """It does not read."""
+        """Let answers wait, because the process does not read."""
         self._is_read.clear()
 
     def resume(self) -> None:
-        """It reads again."""
+        """Let answers go out, because the process reads again."""
         self._is_read.set()
 
     close = resume
@@ -425,17 +428,17 @@ class Outgoing:
         self._transport.abort()
 
     def say(self, message: JsonObject) -> None:
-        """A few words that nobody waits for."""
+        """Send a short message without waiting."""
         self._transport.write(encoded(message) + b"\n")
         if self._transport.get_write_buffer_size() > _MOST_SAID_BYTES:
             self.hang_up()
 
     async def send(self, line: bytes) -> None:
-        """Returns when it was read, as far as can be told, or when nobody will."""
+        """Send a line; return when the process has read it, as far as is known, or when it never will."""
         if len(line) <= _PIECE_BYTES and not self._turn.locked() and self._is_read.is_set():
             self._transport.write(line)
             if self._is_read.is_set():
-                return  # it went out whole, and nobody has to wait
+                return  # the whole line went out, so nothing has to wait
             line = b""
         self._unsent.add(self, len(line))
         try:

@@ -1,14 +1,14 @@
-"""Everyday English for what tools call otherwise: a small table, for words and for verbs of several words.
+"""English word knowledge for the search: synonyms, phrases, irregular forms, actions, and a small stemmer.
 
-Each word of a group finds the others. Only words that mean the same to most people, in whatever trade, are in here:
-what a particular server calls its things is in its own descriptions.
+Each word of a group finds the others. The tables hold only words that mean the same to most people, in any trade; what
+a particular server calls its things is in its own descriptions.
 """
 
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Final
 
-# Verbs of more than one word, and questions, with a word that says the same.
+# Verbs of more than one word, and questions, with words that mean the same.
 PHRASES: Final = (
     ("who", "person"),
     ("whom", "person"),
@@ -306,7 +306,7 @@ GROUPS: Final = (
     "subscriber subscription channel",
     "phone call telephone engagement",
 )
-# Whoever says one of the first may mean one of the second, and not the other way round.
+# A query with one of the first words may mean one of the second, but not the other way round.
 ALSO: Final = (
     ("change changed", "commit"),
     ("scientific science scholarly", "paper"),
@@ -361,7 +361,7 @@ ALSO: Final = (
     ("ball cube box sphere cylinder", "object shape"),
     ("circle rectangle square triangle arrow", "shape"),
 )
-# Forms that no rule makes.
+# Base forms, each followed by its irregular forms.
 IRREGULAR: Final = (
     "send sent",
     "write wrote written",
@@ -408,7 +408,7 @@ IRREGULAR: Final = (
     "life lives",
     "half halves",
 )
-# What a verb does to what it is about; the first verb of a name, and of what is asked, tells which.
+# What verbs do to their object. The first verb of a tool's name, and of a query, decides.
 ACTIONS: Final = {
     "look": "get list search find read fetch retrieve query show describe view count check lookup browse see look see "
     "download export inspect explain analyze compare what which who when where why how is are was were did does do "
@@ -423,7 +423,7 @@ ACTIONS: Final = {
 
 @cache
 def synonyms() -> dict[str, frozenset[str]]:
-    """The stems that a stem may stand for."""
+    """Return for each stem the stems that it may stand for."""
     found: dict[str, set[str]] = {}
     for group in GROUPS:
         stems = {stem(word) for word in group.split()}
@@ -436,7 +436,7 @@ def synonyms() -> dict[str, frozenset[str]]:
 
 
 def rephrased(query: str) -> str:
-    """A query in lower case, with single words for verbs of several."""
+    """Return a lower-case query with the phrases of `PHRASES` replaced by their words."""
     text = f" {query} "
     for said, meant in PHRASES:
         text = text.replace(f" {said} ", f" {meant} ")
@@ -445,7 +445,7 @@ def rephrased(query: str) -> str:
 
 @cache
 def base_form(word: str) -> str:
-    """The form that a dictionary has of a word that is bent by no rule; others are given back."""
+    """Return the base form of an irregular form; any other word unchanged."""
     return _bases().get(word, word)
 
 
@@ -455,7 +455,7 @@ def _bases() -> dict[str, str]:
 
 
 def action(words: Iterable[str]) -> str:
-    """What the first verb among these words does: it looks, makes, changes or removes; empty where there is none."""
+    """Return what the first verb among the words does (look, make, change, remove); empty if there is no verb."""
     return next((_actions()[word] for word in words if word in _actions()), "")
 
 
@@ -464,19 +464,18 @@ def _actions() -> dict[str, str]:
     return {verb: does for does, verbs in ACTIONS.items() for verb in verbs.split()}
 
 
-# The stem of an English word, good enough that `commits`, `committed` and `committing` find `commit`.
-# A few rules for the endings of words in names and descriptions of tools. A whole stemmer was tried first: the
-# snowball package takes half a second to import, because it brings every language it has.
+# The stemmer: a few rules for endings, enough that `commits`, `committed` and `committing` find `commit`. A complete
+# stemmer was tried first, but the snowball package takes half a second to import, because it has every language.
 
 _VOWELS: Final = frozenset("aeiouy")
 _KEPT_DOUBLE: Final = frozenset("lsz")
-# Each with how much of the word has to be left.
+# Each ending with the number of letters that must be left without it.
 _ENDINGS: Final = (("ication", 3), ("ization", 3), ("ation", 5), ("ion", 4), ("ing", 3), ("ed", 3), ("ly", 4))
 
 
 @lru_cache(maxsize=20_000)
 def stem(word: str) -> str:
-    """The stem of a word in lower case."""
+    """Return the stem of a lower-case word."""
     if len(word) <= 3 or not word.isascii():
         return word
     word = _singular(word)
@@ -485,7 +484,7 @@ def stem(word: str) -> str:
         if rest != word and len(rest) >= least and not _VOWELS.isdisjoint(rest):
             word = _single(rest)
             break
-    # `query` and `queries`, `stage` and `staging` have met by now, but for this letter.
+    # Drop the last letter in which `query` and `queries`, `stage` and `staging` may still differ.
     return word[:-1] if len(word) > 3 and word[-1] in "eyi" else word
 
 
@@ -498,6 +497,6 @@ def _singular(word: str) -> str:
 
 
 def _single(word: str) -> str:
-    """`committ` is `commit`; `call` stays."""
+    """Return a word without its doubled last letter: `committ` becomes `commit`, `call` stays."""
     is_double = len(word) > 3 and word[-1] == word[-2] and word[-1] not in _VOWELS | _KEPT_DOUBLE
     return word[:-1] if is_double else word

@@ -1,7 +1,7 @@
-"""Text that servers wrote, made fit to stand in source code and in front of a model.
+"""Cleans text that servers wrote, for use in source code, in prompts to a model, and in questions to a person.
 
-What nobody can see is taken out: control characters could end a line of code, and invisible ones could say to a model
-what a person does not read.
+Invisible characters are removed, because control characters could end a line of code, and others could tell a model
+what a person does not see.
 """
 
 import difflib
@@ -20,11 +20,11 @@ _MOST_ALIKE = 20
 
 
 def visible(text: object, limit: int) -> str:
-    """Lines of printable text, no longer than `limit`; anything that is no text is none."""
+    """Return printable lines of a text, no longer than `limit`; an empty text for anything that is no text."""
     if not isinstance(text, str):
         return ""
     if len(text) <= limit and text.isascii() and text.isprintable():
-        return text.strip()  # names of tools, thousands of times
+        return text.strip()  # the fast path, for names of tools, thousands of times
     lines = text[: 2 * limit].replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
     shown = "".join(character for character in lines if character == "\n" or _is_shown(character))
     shown = "\n".join(line.rstrip() for line in shown.strip().split("\n"))
@@ -32,22 +32,22 @@ def visible(text: object, limit: int) -> str:
 
 
 def one_line(text: object, limit: int) -> str:
-    """The same in one line."""
+    """Return printable text in one line, no longer than `limit`."""
     line = " ".join(visible(text, 4 * limit).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def first_sentence(text: object, limit: int) -> str:
-    """What a line of a list has room for."""
+    """Return the first sentence of a text in one line, no longer than `limit`."""
     line = one_line(text, 4 * limit)
     end = line.find(". ")
     return one_line(line[: end + 1] if end > 0 else line, limit)
 
 
 def plain_arguments(arguments: Mapping[str, Any], limit: int) -> str:
-    """Arguments for a person who is to allow them: every name, of each value the beginning, and what is left out.
+    """Return arguments for a person who has to approve them: names, the start of each value, and what is left out.
 
-    Characters that nobody can see are written as their codes: a person must not agree to what they do not see.
+    Invisible characters are written as their codes, because a person must not approve what they cannot see.
     """
     if not arguments:
         return "no arguments"
@@ -61,7 +61,7 @@ def plain_arguments(arguments: Mapping[str, Any], limit: int) -> str:
 
 
 def _unhidden(value: Any) -> str:
-    """JSON in one line."""
+    """Return a value as JSON in one line, with codes for invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isascii():
         return text.replace("\x7f", "\\u007f")
@@ -74,15 +74,15 @@ def _cut(text: str, limit: int) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """The one that is most like a name, if any is like it."""
-    # The comparison takes a millisecond for each, and every session waits for it: few of thousands are worth it.
+    """Return the known name that is most similar, or an empty text if none is similar."""
+    # The comparison takes a millisecond for each name, and all sessions wait for it, so compare only the likeliest.
     name, pairs = name[:_NAME_CHARS], set(pairwise(name[:_NAME_CHARS]))
     alike = nlargest(_MOST_ALIKE, known, key=lambda each: len(pairs.intersection(pairwise(each[:_NAME_CHARS]))))
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.7)), "")
 
 
 def meant(name: str, known: Collection[str], most: int = 20) -> str:
-    """What a name that nobody has may have been meant for, to be said behind it: one that is like it, or all."""
+    """Return a suggestion to add after an unknown name: the most similar known name, or a list of the known ones."""
     if near := nearest(name, known):
         return f": did you mean {near!r}?"
     more = f" and {len(known) - most:,} more" if len(known) > most else ""
@@ -90,9 +90,9 @@ def meant(name: str, known: Collection[str], most: int = 20) -> str:
 
 
 def docstring(text: str, indent: str) -> str:
-    """A docstring with exactly this text: nothing in it can end it."""
+    """Return a docstring with exactly this text, escaped so that nothing in it can end the docstring."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"') if '"""' in text or "\\" in text else text
-    # A quote right before the closing ones would be one of them.
+    # A quote directly before the closing quotes would be read as one of them.
     escaped = f'{escaped[:-1]}\\"' if escaped.endswith('"') and not escaped.endswith('\\"') else escaped
     lines = escaped.split("\n")
     if len(lines) == 1:

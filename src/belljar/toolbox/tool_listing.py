@@ -1,4 +1,4 @@
-"""Tools as text for a model: their names, their signatures, or the whole files, each with what to import."""
+"""Shows tools to a model or a program: their names, signatures or whole files, each with its import."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,26 +14,26 @@ _LINE_CHARS = 120
 
 
 def show(tools: Sequence[ToolDefinition], detail: Detail, names: PythonNames, shape_of: ShapeOf) -> str:
-    """The text; one tool after the other, grouped by nothing: the best stands first."""
+    """Return the tools as text, one after the other in the given order, the best first."""
     if not tools:
         return "No tool fits. `ls servers/` lists the servers."
     return "\n".join(_shown(tool, detail, names, shape_of) for tool in tools)
 
 
 def import_line(tool: ToolDefinition, names: PythonNames) -> str:
-    """What makes a tool a function."""
+    """Return the line that imports a tool as a function."""
     return f"from servers.{names.package(tool.server)} import {names.function(tool.server, tool.name)}"
 
 
 def as_fields(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of: ShapeOf) -> JsonObject:
-    """A tool for programs, and for clients that show a model nothing but these: as much as the text says."""
+    """Return a tool as JSON with as much as the text says, because some clients show a model only this."""
     function, shape = names.function(tool.server, tool.name), shape_of(tool.server, tool.name)
-    told: JsonObject = {"server": tool.server, "tool": tool.name, "import": import_line(tool, names)}
+    fields: JsonObject = {"server": tool.server, "tool": tool.name, "import": import_line(tool, names)}
     if detail == "source":
-        return {**told, "source": source(tool, shape, function)}
+        return {**fields, "source": source(tool, shape, function)}
     if detail == "signatures":
-        told["signature"] = signature(tool, shape, function)
-    return {**told, "description": one_line(tool.description or tool.title, 1_000)}
+        fields["signature"] = signature(tool, shape, function)
+    return {**fields, "description": one_line(tool.description or tool.title, 1_000)}
 
 
 def _shown(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of: ShapeOf) -> str:

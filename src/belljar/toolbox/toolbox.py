@@ -1,7 +1,7 @@
-"""The toolbox of a running server: its connections, the tree that sessions see, and a broker for each session.
+"""The toolbox of a running server: its connections, the tree of modules that sessions see, and a broker per session.
 
-The tree is written when the server starts, with every server that is configured, and again whenever there is something
-new to say of one. A server that is still connecting is in it as one that is.
+The tree is written when belljar starts, with every configured MCP server, and again whenever something changes. A
+server that is still connecting is in it, marked as such.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from belljar.toolbox.tool_listing import Detail, as_fields, show
 from belljar.toolbox.tree import Tree, TreeDirectory
 
 INSIDE = FOLDER / "toolbox"
-"""What sessions import; on their path."""
+"""The folder of the `toolbox` package that sessions import; it is on their path."""
 READY_S = 30.0
 SEARCH_S = 5.0
-"""For which a search waits for servers that are just being connected; those that take longer are named."""
+"""How long after the start a search waits for connecting servers; slower ones are named in its answer."""
 MEBIBYTE = 1024 * 1024
 
 _AWAY = "not reachable now"
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Toolbox:
-    """One runtime's; made by `open_toolbox`."""
+    """The toolbox of one runtime; `open_toolbox` makes it."""
 
     def __init__(self, upstreams: Upstreams, shapes: OwnedShapes, tree: Tree, *, limit_bytes: int) -> None:
         self.upstreams = upstreams
@@ -51,9 +51,9 @@ class Toolbox:
         self._shapes = shapes
         self._limit_bytes = limit_bytes
         self._brokers: dict[str, Broker] = {}
-        self._paces = FairShares()
-        self._known = Catalogue()
-        self._names = names_of(self._known)
+        self._shares = FairShares()
+        self._catalogue = Catalogue()
+        self._names = names_of(self._catalogue)
         self._index: ToolIndex | None = None
         self._opened_at = time.monotonic()
         self._is_written = asyncio.Event()
@@ -61,21 +61,21 @@ class Toolbox:
         self._is_stale.set()
         upstreams.on_change(self._outdate)
 
-    # What there is
+    # Catalogue and search
 
     async def catalogue(self, server: str = "", tool: str = "") -> Catalogue:
-        """What there is; a server of which that tool is not known is waited for, if it is still connecting."""
-        if self._known.find(server, tool) is None:
+        """Return the catalogue; wait for `server` first if the tool is not known and the server is still connecting."""
+        if self._catalogue.find(server, tool) is None:
             await self.upstreams.wait_for(server)
             self._look()
-        return self._known
+        return self._catalogue
 
     async def join(self, server: str) -> str:
-        """Wait until a server is there, and sessions can import it; why not, where it is not, within a bound."""
+        """Wait, for a bounded time, until sessions can import a server; return why they cannot, or an empty text."""
         await self.upstreams.wait_for(server)
         self._look()
         await self.written()
-        known = self._known.servers.get(server)
+        known = self._catalogue.servers.get(server)
         if known is None:
             return "there is no such server"
         if not known.is_connecting:
@@ -83,20 +83,20 @@ class Toolbox:
         return f"the server {self.upstreams.still_connecting(server) or 'is still connecting'}. {LATER}"
 
     def _look(self) -> None:
-        """Know what the connections know by now."""
-        if (catalogue := self.upstreams.known()) != self._known:
+        """Take over the catalogue that the connections have now."""
+        if (catalogue := self.upstreams.known()) != self._catalogue:
             self._know(catalogue)
             self._outdate()
 
     def states(self) -> dict[str, int]:
-        """How many servers are connected, still connecting, and not reachable."""
+        """Return how many servers are connected, still connecting, and not reachable."""
         servers = self.upstreams.known().servers.values()
         connecting = sum(each.is_connecting for each in servers)
         away = sum(bool(each.error) for each in servers) - connecting
         return {"connected": len(servers) - connecting - away, "connecting": connecting, "unreachable": away}
 
     def _know(self, catalogue: Catalogue) -> None:
-        self._known, self._names, self._index = catalogue, names_of(catalogue), None
+        self._catalogue, self._names, self._index = catalogue, names_of(catalogue), None
 
     def _outdate(self) -> None:
         self._is_written.clear()
@@ -105,49 +105,49 @@ class Toolbox:
     async def search(
         self, query: str, *, owner: str, detail: Detail, limit: int, server: str = ""
     ) -> tuple[str, JsonObject]:
-        """What was found, as text and for programs, with what the owner's own calls have shown of results."""
-        # Only just after the start: a server that hangs must not slow every search.
+        """Return the tools that match, as text and as JSON, with result shapes learned from the owner's own calls."""
+        # Wait for servers only just after the start, because a server that hangs must not slow down every search.
         await self.upstreams.catalogue(max(0.0, self._opened_at + SEARCH_S - time.monotonic()))
         self._look()
-        known, names = self._known, self._names
+        known, names = self._catalogue, self._names
         if (index := self._index) is None:
-            # In a thread: servers may say a lot of their tools.
+            # In a thread, because tools may have long descriptions.
             index = await asyncio.to_thread(ToolIndex, known)
-            self._index = index if known is self._known else None
+            self._index = index if known is self._catalogue else None
         found = index.search(query, limit=limit, server=self._server_named(server))
         shape_of = self._shapes.of(owner).shape
         text = show(found, detail, names, shape_of)
         fields: JsonObject = {"tools": [as_fields(tool, detail, names, shape_of) for tool in found]}
-        # What is not found may be what one of these has.
-        for state, is_connecting, said in (("connecting", True, "still connecting"), ("unreachable", False, _AWAY)):
+        # Name the servers that are missing, because one of them may have a tool that was not found.
+        for state, is_connecting, heading in (("connecting", True, "still connecting"), ("unreachable", False, _AWAY)):
             servers = [each for each in known.servers.values() if each.error and each.is_connecting == is_connecting]
             if listed := [names.package(each.server) for each in servers]:
-                text = f"{text}\n# {said}: {', '.join(listed)}"
+                text = f"{text}\n# {heading}: {', '.join(listed)}"
                 fields[state] = listed
         return text, fields
 
     def _server_named(self, name: str) -> str:
-        """A server by its own name, or by that of its package."""
+        """Return a server's own name, given that or the name of its package."""
         return next((server for server, package in self._names.packages.items() if name == package), name)
 
     def learn(self, owner: str, tool: ToolDefinition, value: Any) -> None:
-        """A tool that declares no result answered an owner with this."""
+        """Learn the shape of a result that a tool without an output schema gave to an owner."""
         before = self._shapes.for_all(tool.server, tool.name)
         self._shapes.of(owner).learn(tool.server, tool.name, value)
-        # The tree is everybody's, so that it has only what everybody may see.
+        # All sessions see the tree, so it changes only with the shapes that everybody may see.
         if self._shapes.for_all(tool.server, tool.name) != before:
             self._outdate()
 
     # The tree
 
     async def ready(self) -> None:
-        """Until every server has been tried and the tree says so; one that takes too long is not waited for."""
+        """Wait until every server was tried and the tree is written, at most `READY_S` for slow servers."""
         await self.upstreams.catalogue(READY_S)
         self._look()
         await self.written()
 
     async def written(self) -> None:
-        """Until the tree says all that is known."""
+        """Wait until the tree on disk is up to date."""
         await self._is_written.wait()
 
     async def keep_written(self) -> None:
@@ -157,10 +157,10 @@ class Toolbox:
             self._is_stale.clear()
             try:
                 self._know(self.upstreams.known())
-                files = await asyncio.to_thread(generate, self._known, self._shapes.for_all)
+                files = await asyncio.to_thread(generate, self._catalogue, self._shapes.for_all)
                 await asyncio.to_thread(self.tree.write, files)
             except Exception:
-                # One catalogue that cannot be written must not keep the next from it.
+                # A catalogue that cannot be written must not keep the next one from being written.
                 log.exception("the toolbox's tree could not be written")
             if not self._is_stale.is_set():
                 self._is_written.set()
@@ -168,26 +168,30 @@ class Toolbox:
     # Sessions
 
     def broker(self, session_id: str) -> Broker:
-        """The session's own; the first to ask for it may be its kernel, before it is anyone's."""
+        """Return the session's broker. A pooled kernel may ask for it before the session has an owner."""
         if session_id not in self._brokers:
             self._brokers[session_id] = Broker(session_id, self, limit_bytes=self._limit_bytes)
         return self._brokers[session_id]
 
     def forget(self, session_id: str) -> None:
-        """The session is over."""
+        """Drop the broker of a session that is over."""
         self._brokers.pop(session_id, None)
 
     def open_hatch(
         self, folder: Path, name: str, *, session_id: str, folder_inside: str, door: SessionSocket | None = None
     ) -> AbstractAsyncContextManager[ToolServer]:
-        """A socket of that name for a kernel of the session; a door that an earlier server opened is one already."""
+        """Serve tool calls on a socket of that name for a kernel of the session.
+
+        `door` may be the listening socket that an earlier belljar server left.
+        """
         broker = self.broker(session_id)
         if door is not None and door.descriptor >= 0:
-            # Who knocked while no server was there is heard once it is known which execution that belongs to.
+            # Calls may have arrived while no server was running. They wait until it is known which execution they
+            # belong to.
             broker.pause()
         find = partial(self._find, broker)
         return open_tool_server(
-            folder, name, broker=broker, find=find, folder_inside=folder_inside, paces=self._paces, door=door
+            folder, name, broker=broker, find=find, folder_inside=folder_inside, paces=self._shares, listener=door
         )
 
     async def _find(self, broker: Broker, asked: SearchMessage) -> JsonObject:
@@ -198,27 +202,27 @@ class Toolbox:
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """What sandboxes show of the host's."""
+        """Return the host's folders that sandboxes mount read-only."""
         return (INSIDE, self.tree.folder)
 
     @property
     def importable(self) -> tuple[Path, ...]:
-        """What goes on the path of Python in a session."""
+        """Return the folders that go on Python's path in a session."""
         return (INSIDE, self.tree.importable)
 
     def show_in(self, workspace: Path, identity: Identity | None) -> None:
-        """Let `ls servers` work in a session folder."""
+        """Link the tree into a session folder, so that `ls servers` works there."""
         self.tree.show_in(workspace, identity)
 
 
 @asynccontextmanager
-async def open_toolbox(settings: Settings, plot: TreeDirectory) -> AsyncGenerator[Toolbox | None]:
-    """The toolbox of this server, whose tree stands on this plot; None where no servers are configured."""
+async def open_toolbox(settings: Settings, directory: TreeDirectory) -> AsyncGenerator[Toolbox | None]:
+    """Yield the toolbox of this server, with its tree in `directory`; None if no servers are configured."""
     servers = load_servers(settings)
     if not servers:
         yield None
         return
-    # Only here: the protocol's client takes longer to import than all else that a run without servers needs.
+    # Imported here, because MCP's client takes longer to import than everything that a run without servers needs.
     from belljar.toolbox.connection import UpstreamLimits
     from belljar.toolbox.upstreams import open_upstreams
 
@@ -232,15 +236,15 @@ async def open_toolbox(settings: Settings, plot: TreeDirectory) -> AsyncGenerato
         message_bytes=settings.upstream_message_mb * MEBIBYTE,
         memory_bytes=settings.upstream_memory_mb * MEBIBYTE,
     )
-    with plot.open(Path(settings.servers_directory or folder)) as place:
+    with directory.open(Path(settings.servers_directory or folder)) as place:
         tree = Tree(place)
         async with open_upstreams(servers, limits, folder / "eras.json") as upstreams:
             shapes = OwnedShapes(folder / "shapes", settings.only_owner)
             shapes.remove_unowned()
             toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
-            # Before anybody can look: a server that is still connecting is there as one that is.
+            # Write the tree before any session can see it, with servers marked that are still connecting.
             tree.write(generate(upstreams.known(), shapes.for_all))
-            # Before it may be another owner's: the shapes in it are theirs.
+            # Remove older versions before a session can see them, because they may hold another owner's shapes.
             tree.remove_older()
             writing = asyncio.get_running_loop().create_task(toolbox.keep_written())
             try:

@@ -1,7 +1,7 @@
-"""The generated tree on disk: a folder for each version, and a link that leads to the newest.
+"""The generated tree on disk: a folder for each version, a link to the newest, and the directory that holds them.
 
-Sessions see the folder read-only and live: when the link moves, they find the new version under the old names. Blocking
-calls; knows nothing of what is in the files.
+Sessions mount the folder read-only: when the link moves, they find the new version under the old paths. All calls
+block. This module does not know what is in the files.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _ROOT = f"{SERVERS}/__init__.py"
 
 
 class Tree:
-    """One server's, in a folder of its own."""
+    """The tree of one belljar server, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,21 +32,21 @@ class Tree:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no version yet: not even one that an earlier server has left."""
+        """Return whether there is no version yet, not even one that an earlier server left."""
         return not self._versions
 
     @property
     def importable(self) -> Path:
-        """What goes on the path of Python."""
+        """Return the folder that goes on Python's path."""
         return self.folder / LINK
 
     @property
     def servers(self) -> Path:
-        """What a session folder links to."""
+        """Return the folder that session folders link to."""
         return self.folder / LINK / SERVERS
 
     def write(self, files: Mapping[str, str]) -> bool:
-        """Make this the newest version; False when it is already."""
+        """Make these files the newest version; return False if they are already."""
         version = _version(files)
         if self._versions and self._versions[-1] == version:
             return False
@@ -54,7 +54,7 @@ class Tree:
         link = self.folder / f"{LINK}-{secrets.token_hex(4)}"
         link.symlink_to(version)
         link.replace(self.folder / LINK)
-        # The last one stays: a session may be in the middle of reading it.
+        # Keep the version before, because a session may be reading it.
         outdated = [each for each in self._versions[:-1] if each != version]
         self._versions = [*self._versions[-1:], version]
         for name in outdated:
@@ -62,7 +62,7 @@ class Tree:
         return True
 
     def remove_older(self) -> None:
-        """Remove all versions but the newest: what an earlier server wrote may not be for whom this one serves."""
+        """Remove all versions but the newest, because this server's owners may not be those of the earlier server."""
         for name in self._versions[:-1]:
             remove_tree(self.folder / name)
         self._versions = self._versions[-1:]
@@ -75,14 +75,14 @@ class Tree:
         for name, text in files.items():
             path = unfinished / name
             make_missing(path.parent)
-            # Told to who imports it: modules of another version than the link's are outdated.
-            told = f'\nCATALOGUE = "{version}"\n' if name == _ROOT else ""
-            write_file(path, text + told)
+            # The session's `toolbox` package compares this with the link: modules of another version are outdated.
+            mark = f'\nCATALOGUE = "{version}"\n' if name == _ROOT else ""
+            write_file(path, text + mark)
         _open_up(unfinished)
         unfinished.rename(target)
 
     def show_in(self, workspace: Path, identity: Identity | None) -> None:
-        """A link in a session folder, so that `ls servers` works there; what the session put there itself stays."""
+        """Link the tree into a session folder, so that `ls servers` works there; keep a file that the session made."""
         place = workspace / SERVERS
         with contextlib.suppress(OSError):
             if place.is_symlink() and _is_ours(place):
@@ -102,7 +102,7 @@ def _version(files: Mapping[str, str]) -> str:
 
 
 def _open_up(folder: Path) -> None:
-    """Readable for the users of sessions, where they are not ours."""
+    """Make the folder readable for the sessions' users, if they are not the server's own user."""
     for place, _, names in os.walk(folder):
         Path(place).chmod(shown_mode(is_folder=True))
         for name in names:
@@ -110,7 +110,10 @@ def _open_up(folder: Path) -> None:
 
 
 def _left_in(folder: Path) -> list[str]:
-    """The versions of an earlier server, the newest last; none where no link leads to one. The unfinished go."""
+    """Return the versions that an earlier server left, the newest last; none without a valid link.
+
+    Unfinished versions and links are removed.
+    """
     try:
         newest = (folder / LINK).readlink().name
         names = [path.name for path in folder.iterdir()]
@@ -124,41 +127,41 @@ def _left_in(folder: Path) -> list[str]:
 
 
 def _is_ours(link: Path) -> bool:
-    """Whether an earlier kernel's start has left it, maybe one of another server's."""
+    """Return whether a link was made at an earlier kernel's start, maybe by another server."""
     return link.readlink().parts[-2:] == (LINK, SERVERS)
 
 
-# Where the generated tree of a server stands: in a folder of its own run, or in one that outlives the server.
-# A folder that outlives its server is locked by whoever holds its descriptor, which may be a supervisor: sessions
-# that wait for the next server have it mounted. Knows nothing of what is in a tree.
+# The directory of a server's tree: a folder of this run, or one that outlives the server. A folder that outlives its
+# server is locked by the process that holds its descriptor, which may be a supervisor, because sessions that wait for
+# the next server have it mounted.
 
 TREES = "trees"
-"""The folder with a tree for each server that runs. Whatever else is in there is a leftover, so it is ours alone."""
+"""The folder with a tree for each running server. It is belljar's own: anything else in it is removed as a leftover."""
 KEPT = "kept"
-"""The tree that one server after the other goes on with."""
+"""The tree that one server takes over from the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeDirectory:
-    """Of one server, by the name of its run; `living` are the names of all that run."""
+    """The place of one server's tree. `run` names the server's run, and `living` has the names of all current runs."""
 
     run: str
     living: Collection[str]
     hand_over: Callable[[int], None] | None = None
-    """Has somebody hold a descriptor beyond the end of this server; None where nothing outlives it."""
+    """Gives a descriptor to a process that outlives this server; None if nothing outlives it."""
     is_left: Callable[[], bool] = lambda: False
-    """Asked in the end: whether somebody still needs the tree."""
+    """Returns, when the server stops, whether somebody still needs the tree."""
 
     @contextmanager
     def open(self, folder: Path) -> Generator[Path]:
-        """The place for the tree in a folder; open to be read by the users of sessions. Leftovers are removed."""
+        """Yield the folder for the tree, readable by the sessions' users, and remove leftovers."""
         trees = folder / TREES
-        # A folder that the operator made keeps the mode that they chose.
+        # A folder that the operator made keeps its mode.
         made = [folder] if not folder.exists() else []
         make_missing(folder)
         make_missing(trees)
         self._clear(trees)
-        own, lock = (trees / self.run, -1) if self.hand_over is None else _kept(trees / KEPT)
+        own, lock = (trees / self.run, -1) if self.hand_over is None else _locked(trees / KEPT)
         for each in (*made, own):
             make_folder(each, shown_mode(is_folder=True))
         try:
@@ -179,8 +182,8 @@ class TreeDirectory:
                 remove_tree(leftover)
 
 
-def _kept(place: Path) -> tuple[Path, int]:
-    """The folder with a lock on it; one that is not locked yet may be taken for a leftover meanwhile."""
+def _locked(place: Path) -> tuple[Path, int]:
+    """Make the folder and lock it; try again if another server removed it as a leftover before it was locked."""
     while True:
         make_missing(place)
         with contextlib.suppress(FileNotFoundError):
@@ -199,11 +202,11 @@ def _remove_unheld(place: Path) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Out of the way first: who makes it anew meanwhile must find it whole or not at all.
+        # Rename it before removing, so that a server that makes it again meanwhile never finds it half removed.
         leaving = place.with_name(f".{KEPT}-{os.getpid()}")
         place.rename(leaving)
         remove_tree(leaving)
-    except OSError:  # somebody has it, or removes it as well
+    except OSError:  # another process holds the lock, or removes the folder as well
         return
     finally:
         os.close(lock)

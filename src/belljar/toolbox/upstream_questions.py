@@ -1,10 +1,10 @@
-"""Whose question is it: the calls in flight on one connection, and the questions that its server asks.
+"""Finds the call that a server's question belongs to, among the calls in flight on one connection.
 
 In the newer protocol a question comes as the answer to a call, and over HTTP on the stream of one; the call is then the
-task's own. A server of the older protocol that is a process just asks, and does not say for which call. Then it is
-clear only if all calls in flight are one person's: as soon as such a server has been seen asking, calls of others wait
-their turn, and a question that could be two people's waits until it can be one's only, or is refused. A server has two
-seconds to withdraw the questions of a call that it was told to stop.
+task's own. A process that speaks the older protocol does not say which call it asks for. That is clear only if all
+calls in flight are of one person. So once such a server has asked, calls of other people wait their turn, and a
+question that could be for two people waits until it can be for one only, or is refused. A server has two seconds to
+withdraw the questions of a call that it was told to stop.
 """
 
 import asyncio
@@ -53,19 +53,19 @@ class CallInFlight:
         self._questions: set[anyio.CancelScope] = set()
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """The same, for the SDK."""
+        """Do the same as `on_progress`, as the coroutine that the SDK wants."""
         self.on_progress(progress, total, message)
 
     def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """The server is alive and says how far it is."""
+        """Pass on the server's progress, and restart its silence limit."""
         self.start_clock()
         if math.isfinite(progress) and (total is None or math.isfinite(total)):
             self._on_progress(progress, total, (message or "")[:_MESSAGE_CHARACTERS])
 
     async def put(self, question: Question) -> QuestionReply | None:
-        """Ask the person; the server's clock stands still. None when the call was given up meanwhile."""
+        """Ask the person, with the silence limit paused; return None if the call was given up meanwhile."""
         if self._questions_left <= 0:
-            # Nobody can be kept answering for ever.
+            # A server must not keep a person answering forever.
             self.has_asked_too_much = True
             self.scope.cancel()
             return None
@@ -81,12 +81,12 @@ class CallInFlight:
         return None
 
     def withdraw(self) -> None:
-        """Nobody needs the answers any more."""
+        """Cancel the questions of the call, because nobody needs the answers any more."""
         for asking in self._questions:
             asking.cancel()
 
     def start_clock(self) -> None:
-        """From here on the server has its time again; not while a person is asked."""
+        """Restart the server's silence limit, unless a person is being asked."""
         if not self._questions:
             self.scope.deadline = anyio.current_time() + self._silence_s
 
@@ -95,7 +95,7 @@ _current: ContextVar[CallInFlight | None] = ContextVar("belljar_upstream_call", 
 
 
 class CallsInFlight:
-    """Those of one connection."""
+    """The calls in flight on one connection."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -107,7 +107,7 @@ class CallsInFlight:
 
     @asynccontextmanager
     async def entered(self, call: CallInFlight) -> AsyncGenerator[None]:
-        """Be in flight; the server's questions meanwhile may be this call's."""
+        """Keep the call in flight within the block; the server's questions meanwhile may belong to it."""
         if self._must_take_turns:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._is_alone(call))
@@ -126,12 +126,12 @@ class CallsInFlight:
             if is_abandoned or call.scope.cancel_called:
                 self._abandoned = call.ask, time.monotonic()
             if self._must_take_turns:
-                await self._tell()
+                await self._notify()
 
     async def on_elicitation(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
-        """A server asks; told to the SDK's client, whatever the era."""
+        """Answer a question of the server; the SDK's client calls this for both versions of the protocol."""
         call = _current.get()
         if call is None or call not in self._calls:
             call = await self._owner()
@@ -153,7 +153,7 @@ class CallsInFlight:
         return all(each.ask == call.ask for each in self._calls)
 
     async def _owner(self) -> CallInFlight | None:
-        """The call of the only person it can be; None where that cannot be known."""
+        """Wait until all calls in flight are of one person, and return one of them; None if that will not happen."""
         self._must_take_turns = True
         async with self._changed:
             self._held += 1
@@ -161,7 +161,7 @@ class CallsInFlight:
                 while self._calls:
                     last = self._calls[-1]
                     if not self._is_alone(last):
-                        # When every call has a question that waits, none of them will end by itself.
+                        # If every call has a question that waits, no call will end by itself.
                         if self._held >= len(self._calls):
                             return None
                         log.info("a question of MCP server %s is held: it could be two people's", self._server)
@@ -176,12 +176,15 @@ class CallsInFlight:
                 self._held -= 1
 
     def _late_s(self, call: CallInFlight) -> float:
-        """How long the question may still be that of another's call which was just given up: it is withdrawn then."""
+        """Return how long a question may still belong to another person's call that was just given up.
+
+        Within that time the server is expected to withdraw it.
+        """
         if self._abandoned is None or self._abandoned[0] == call.ask:
             return 0.0
         return self._abandoned[1] + _LATE_S - time.monotonic()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         with anyio.CancelScope(shield=True):
             async with self._changed:
                 self._changed.notify_all()
@@ -198,7 +201,7 @@ def _question(params: ElicitRequestParams) -> Question | None:
 
 
 def _readable(value: Any) -> Any:
-    """A form without characters that nobody sees in what people read of it; what goes back to the server stays."""
+    """Return a form without invisible characters in its titles and descriptions; values for the server stay."""
     if isinstance(value, list):
         return [_readable(each) for each in cast("list[Any]", value)]
     if not isinstance(value, dict):
@@ -214,5 +217,5 @@ _Primitive = str | int | float | bool | list[str] | None
 
 
 def _content(values: dict[str, Any]) -> dict[str, _Primitive]:
-    """What elicitation can carry: flat values."""
+    """Return the values that elicitation can carry, which are flat."""
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | list | None)}

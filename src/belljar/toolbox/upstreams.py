@@ -1,8 +1,9 @@
-"""Every configured server: connected when first needed, once, and again when it has died.
+"""All configured MCP servers: each is connected when first needed, and again after it has died.
 
-Catalogues are read once and kept, also while a server is away; what changes them is a server that says so, or one that
-came back with others. A call is sent again only where it certainly was not heard. Connecting goes on in a task of the
-server's own: who needs that server waits for it, for a while; nobody else does.
+Catalogues are kept while a server is unreachable; they change when the server says so, or when it comes back with
+other tools. A call is sent again only if the server certainly did not receive it. Each server connects in a task of its
+own: callers of that server wait for it, for a bounded time, and nobody else does. Also remembers which servers speak
+only the older protocol.
 """
 
 import asyncio
@@ -27,10 +28,10 @@ from belljar.toolbox.connection import SessionGone, UpstreamConnection, Upstream
 from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.server_config import ServerConfig, StdioServer, UnusableServer
 
-# Which servers speak the older protocol only: found out once, and kept for the next start.
-# Servers that were built on an early SDK die of the newer protocol's first request, or never answer it. Finding that
-# out costs a start and some seconds. What is kept is a digest of the command or the address and when it was seen; it
-# is forgotten after a week, because servers are updated.
+# Protocol versions: which servers speak only the older protocol, kept for the next start.
+# Servers that were built on an early SDK crash on the newer protocol's first request, or never answer it. Finding that
+# out costs a start and some seconds. What is kept is a digest of the command or the address and the time; it is
+# forgotten after a week, because servers are updated.
 
 
 _KEPT_S: Final = 7 * 24 * 3600.0
@@ -39,18 +40,18 @@ _MOST_BYTES: Final = 200_000
 
 
 class ProtocolVersions:
-    """In a file, or in memory alone."""
+    """Remembers which servers speak only the older protocol, in a file or only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._seen = _read(path) if path else {}
 
     def is_legacy(self, server: ServerConfig) -> bool:
-        """Whether it was last seen to speak the older protocol only."""
+        """Return whether the server spoke only the older protocol when it was last seen."""
         return time.time() - self._seen.get(_digest(server), -_KEPT_S) < _KEPT_S
 
     def learn(self, server: ServerConfig, *, is_legacy: bool) -> None:
-        """Keep which it is; what is known already is not written again."""
+        """Remember which protocol a server speaks; write the file only if that is new."""
         if is_legacy == self.is_legacy(server):
             return
         if is_legacy:
@@ -58,7 +59,7 @@ class ProtocolVersions:
         else:
             self._seen.pop(_digest(server), None)
         if self._path is not None:
-            # Other servers of belljar may have learnt something meanwhile: at worst they learn it again.
+            # This overwrites what other belljar servers may have learned meanwhile; at worst they learn it again.
             newest = dict(sorted(self._seen.items(), key=lambda item: item[1])[-_MOST:])
             _write(self._path, newest)
 
@@ -103,13 +104,13 @@ _CALM_S: Final = 0.5
 
 @asynccontextmanager
 async def open_upstreams(
-    servers: Mapping[str, ServerConfig], limits: UpstreamLimits | None = None, eras: Path | None = None
+    servers: Mapping[str, ServerConfig], limits: UpstreamLimits | None = None, versions_file: Path | None = None
 ) -> AsyncGenerator["UpstreamConnections"]:
-    """The connections to these servers, none of them open yet; all are closed at the end, and their processes gone.
+    """Yield the connections to these servers, none of them open yet; close them at the end, with their processes.
 
-    `eras` is the file in which it is kept which of them speak the older protocol.
+    `versions_file` is the file that remembers which of them speak only the older protocol.
     """
-    connections = UpstreamConnections(servers, limits or UpstreamLimits(), ProtocolVersions(eras))
+    connections = UpstreamConnections(servers, limits or UpstreamLimits(), ProtocolVersions(versions_file))
     try:
         yield connections
     finally:
@@ -117,27 +118,29 @@ async def open_upstreams(
 
 
 class UpstreamConnections:
-    """The Upstreams of `base.py`."""
+    """The connections to all configured servers. Implements `Upstreams` of `base.py`."""
 
-    def __init__(self, servers: Mapping[str, ServerConfig], limits: UpstreamLimits, eras: ProtocolVersions) -> None:
+    def __init__(self, servers: Mapping[str, ServerConfig], limits: UpstreamLimits, versions: ProtocolVersions) -> None:
         self._callbacks: list[Callable[[], None]] = []
         self._limits = limits
         memory = MessageMemory(limits.memory_bytes)
-        self._upstreams = {name: Upstream(server, limits, memory, eras, self._tell) for name, server in servers.items()}
+        self._upstreams = {
+            name: Upstream(server, limits, memory, versions, self._notify) for name, server in servers.items()
+        }
 
     @property
     def names(self) -> Sequence[str]:
-        """The configured servers."""
+        """Return the names of the configured servers."""
         return [*self._upstreams]
 
     def known(self) -> Catalogue:
-        """What they are known to offer now; those that were never tried, or are due again, are connected meanwhile."""
+        """Return what is known now, and start connecting to servers that were never tried or are due for a retry."""
         for upstream in self._upstreams.values():
             upstream.start()
         return self._catalogue()
 
     async def catalogue(self, within_s: float | None = None) -> Catalogue:
-        """What they offer, once each has answered or failed for the first time, or the time is over."""
+        """Return what the servers offer once each has answered or failed for the first time, or the time is over."""
         self.known()
         with anyio.move_on_after(within_s):
             for upstream in self._upstreams.values():
@@ -145,18 +148,18 @@ class UpstreamConnections:
         return self._catalogue()
 
     async def wait_for(self, server: str) -> None:
-        """Wait for one server that is still connecting, within a bound."""
+        """Wait for one server that is still connecting, for a bounded time."""
         if (upstream := self._upstreams.get(server)) is not None:
             upstream.start()
             await upstream.first_attempt(self._limits.wait_s)
 
     def still_connecting(self, server: str) -> str:
-        """How long a server has been connecting, and what it waits for; empty where it is not."""
+        """Return how long a server has been connecting and what it waits for; empty if it is not connecting."""
         upstream = self._upstreams.get(server)
         return upstream.still_connecting if upstream else ""
 
     async def refresh(self) -> Catalogue:
-        """What they offer, asked anew."""
+        """Ask all servers again what they offer, and return that."""
         async with anyio.create_task_group() as tasks:
             for upstream in self._upstreams.values():
                 tasks.start_soon(upstream.refresh)
@@ -174,11 +177,11 @@ class UpstreamConnections:
         return await upstream.call(tool, arguments, on_progress, ask)
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call this when a catalogue is another one than before."""
+        """Have `changed` called whenever a catalogue differs from the one before."""
         self._callbacks.append(changed)
 
     async def aclose(self) -> None:
-        """Close them all at once; may be called twice."""
+        """Close all connections at the same time; may be called twice."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for upstream in self._upstreams.values():
@@ -187,20 +190,20 @@ class UpstreamConnections:
     def _catalogue(self) -> Catalogue:
         return Catalogue({name: upstream.catalogue for name, upstream in self._upstreams.items()})
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed in self._callbacks:
             changed()
 
 
 class Upstream:
-    """One server: its connection, if there is one, and what is known of it."""
+    """One server: its connection, if there is one, and its catalogue."""
 
     def __init__(
         self,
         server: ServerConfig,
         limits: UpstreamLimits,
         memory: MessageMemory,
-        eras: ProtocolVersions,
+        versions: ProtocolVersions,
         on_change: Callable[[], None],
     ) -> None:
         connecting = f"MCP server {server.name} is still connecting"
@@ -208,11 +211,11 @@ class Upstream:
         self._server = server
         self._limits = limits
         self._memory = memory
-        self._eras = eras
+        self._versions = versions
         self._on_change = on_change
         self._connection: UpstreamConnection | None = None
         self._candidate: UpstreamConnection | None = None
-        """The one that is being opened."""
+        """The connection that is being opened."""
         self._opening: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._failure: UpstreamFailed | None = None
@@ -224,26 +227,26 @@ class Upstream:
         self._is_closed = False
 
     def start(self) -> None:
-        """Connect, if that was never tried; and again, where it failed and nothing is known of its tools."""
+        """Connect if that was never tried, or if it failed, is due for a retry, and no tools are known."""
         is_due = self._failure is not None and not self.catalogue.tools and time.monotonic() >= self._retry_at
         if not self._is_closed and (self._opening is None or is_due):
             self._begin()
 
     async def first_attempt(self, within_s: float | None = None) -> None:
-        """Until its first attempt to connect has succeeded or failed; later ones are waited for by nobody."""
+        """Wait until the first attempt to connect has succeeded or failed; do not wait for later attempts."""
         if self.catalogue.is_connecting and self._opening is not None:
             await asyncio.wait([self._opening], timeout=within_s)
 
     @property
     def still_connecting(self) -> str:
-        """How long it has been connecting, and what it waits for; empty where it is there, or has failed."""
+        """Return how long the server has been connecting and what it waits for; empty if it is connected or failed."""
         if self._opening is None or self._opening.done():
             return ""
         doing = self._candidate.doing if self._candidate else "it has not been started yet"
         return f"is still connecting ({time.monotonic() - self._began_at:.0f} s so far): {doing}"
 
     async def refresh(self) -> None:
-        """Read the catalogue anew; a failure is in the catalogue."""
+        """Read the catalogue again; a failure is recorded in the catalogue."""
         self._retry_at = 0.0
         try:
             connection = await self._connected(None)
@@ -252,7 +255,7 @@ class Upstream:
             self._note(error)
 
     async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> ToolAnswer:
-        """Call a tool, on a new connection where the old one has gone."""
+        """Call a tool, on a new connection if the old one is gone."""
         for _ in range(_ATTEMPTS):
             connection = await self._connected(self._limits.wait_s)
             try:
@@ -274,7 +277,7 @@ class Upstream:
             await self._connection.aclose()
 
     async def _connected(self, within_s: float | None) -> UpstreamConnection:
-        """The connection, waited for no longer than that. Raises UpstreamFailed; connecting goes on all the same."""
+        """Return the open connection, after at most `within_s`. Raises UpstreamFailed, while connecting may go on."""
         if self._connection is not None and self._connection.is_open:
             return self._connection
         if self._is_closed:
@@ -292,7 +295,7 @@ class Upstream:
         raise UpstreamFailed(f"MCP server {self._server.name} ended as soon as it was connected")
 
     def _begin(self) -> asyncio.Task[None]:
-        """Connect, in a task that belongs to nobody who waits for it."""
+        """Start connecting, in a task that goes on if those who wait for it are cancelled; return the task."""
         if self._opening is None or self._opening.done():
             self._began_at = time.monotonic()
             loop = asyncio.get_running_loop()
@@ -300,15 +303,15 @@ class Upstream:
         return self._opening
 
     async def _open(self) -> None:
-        """Have a connection, or a failure."""
+        """Open a new connection, or record why that failed."""
         if self._connection is not None:
             before, self._connection = self._connection, None
             await before.aclose()
         try:
             connection = await self._negotiated()
         except UpstreamFailed as error:
-            # The era that it had the last time may no longer be its own.
-            self._eras.learn(self._server, is_legacy=False)
+            # The protocol version that the server had last time may no longer be right.
+            self._versions.learn(self._server, is_legacy=False)
             self._retry_at = time.monotonic() + self._wait_s
             self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
             self._note(error)
@@ -316,15 +319,18 @@ class Upstream:
         finally:
             self._candidate = None
         self._connection = connection
-        self._eras.learn(self._server, is_legacy=connection.is_surely_legacy)
+        self._versions.learn(self._server, is_legacy=connection.is_surely_legacy)
         self._failure, self._wait_s = None, _FIRST_WAIT_S
         log.info("MCP server %s is connected: %d tools", self._server.name, len(connection.catalogue.tools))
         self._take(connection.catalogue)
 
     async def _negotiated(self) -> UpstreamConnection:
-        """In the era that it is known to have; a process that the newer one's first request ends or silences is
-        started again, and then meets the older handshake only."""
-        if self._eras.is_legacy(self._server):
+        """Connect with the protocol version that the server is known to speak.
+
+        A process that dies or falls silent after the newer protocol's first request is started again, with the older
+        handshake only.
+        """
+        if self._versions.is_legacy(self._server):
             return await self._opened(is_legacy=True)
         try:
             return await self._opened(is_legacy=False)
@@ -336,14 +342,14 @@ class Upstream:
 
     async def _opened(self, *, is_legacy: bool) -> UpstreamConnection:
         if isinstance(self._server, UnusableServer):
-            said = f"MCP server {self._server.name} {self._server.reason}"
-            raise UpstreamFailed(said, detail=self._server.detail)
+            message = f"MCP server {self._server.name} {self._server.reason}"
+            raise UpstreamFailed(message, detail=self._server.detail)
         self._candidate = UpstreamConnection(self._server, self._limits, self._memory, self._on_tools_changed)
         await self._candidate.open(is_legacy=is_legacy)
         return self._candidate
 
     def _note(self, error: UpstreamFailed) -> None:
-        """What was known stays known: a server that is away has the tools that it had."""
+        """Record a failure; a server that is unreachable keeps the tools that it had."""
         if self._failure is None:
             log.warning("%s%s", error.message, f" ({error.detail})" if error.detail else "")
         self._failure = error
@@ -356,14 +362,14 @@ class Upstream:
             self._on_change()
 
     def _on_tools_changed(self) -> None:
-        """Read the catalogue in the background; once, however often the server says meanwhile that it has changed."""
+        """Read the catalogue in the background; once more, however often the server reports changes meanwhile."""
         self._is_stale = True
         if not self._is_closed and (self._background is None or self._background.done()):
             self._background = asyncio.get_running_loop().create_task(self._refresh_while_stale())
 
     async def _refresh_while_stale(self) -> None:
         while True:
-            # A server that says so all the time is not asked all the time.
+            # A server that reports changes all the time is asked at most once in `_CALM_S`.
             await anyio.sleep(max(0.0, self._refreshed_at + _CALM_S - time.monotonic()))
             self._is_stale = False
             await self.refresh()

@@ -1,7 +1,7 @@
-"""What a server answered, as the value that a call returns: JSON where there is some, media as what they are.
+"""Converts a server's answer into the value that a call returns: JSON if there is some, and media.
 
-A declared result that is nothing but `{"result": …}` is taken out of its wrapping, which SDKs put around values that
-are no objects. Text is read as JSON only where it is an object or a list: a text "42" stays a text.
+A declared result of the form `{"result": …}` is unwrapped, because SDKs wrap values that are no objects that way. Text
+is parsed as JSON only if it is an object or a list: the text "42" stays a text.
 """
 
 import base64
@@ -25,31 +25,31 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][\w.+-]*/[A-Za-z0-9][\w.+-]*(?:; ?[\w-]+=(
 
 @dataclass(frozen=True, slots=True)
 class ValuePart:
-    """A medium, or a piece of JSON beside media, as it goes over the wire."""
+    """A medium, or a piece of JSON beside media, as it is sent to the session."""
 
     kind: str
     fields: JsonObject = field(default_factory=dict[str, Any])
 
     def as_json(self) -> JsonObject:
-        """For the wire."""
+        """Return the part as JSON for the session."""
         return {"kind": self.kind, **self.fields}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolValue:
-    """What a call returns. With media, the parts tell it all, in order; `value` is then the declared result, if any."""
+    """What a call returns. With media, `parts` has everything in order, and `value` is the declared result, if any."""
 
     value: Any = None
     parts: tuple[ValuePart, ...] = ()
 
     @property
     def learnable(self) -> bool:
-        """Whether its shape says something about the next one's."""
+        """Return whether the value's shape says something about the shape of the tool's next result."""
         return not self.parts
 
 
 def result_schema(output_schema: JsonObject | None) -> JsonObject | None:
-    """What a declared result is, out of its wrapping; None where nothing is declared."""
+    """Return the schema of a declared result, unwrapped; None if nothing is declared."""
     if not output_schema:
         return None
     fields = as_schema(output_schema.get("properties"))
@@ -59,7 +59,7 @@ def result_schema(output_schema: JsonObject | None) -> JsonObject | None:
 
 
 def value_of(answer: ToolAnswer, output_schema: JsonObject | None, hide: Callable[[Any], Any]) -> ToolValue:
-    """The value of an answer that is no error, hidden where it has to be."""
+    """Return the value of an answer that is no error, redacted by `hide`."""
     media = any(block.kind != "text" for block in answer.blocks)
     if answer.structured is not None:
         value = hide(_unwrapped(answer.structured, output_schema))
@@ -72,13 +72,13 @@ def value_of(answer: ToolAnswer, output_schema: JsonObject | None, hide: Callabl
 
 
 def error_text(answer: ToolAnswer) -> str:
-    """What a tool says that failed."""
-    said = "\n".join(block.text for block in answer.blocks if block.text)
-    return said or (json.dumps(answer.structured, default=str) if answer.structured is not None else "")
+    """Return the text of an answer that is an error."""
+    text = "\n".join(block.text for block in answer.blocks if block.text)
+    return text or (json.dumps(answer.structured, default=str) if answer.structured is not None else "")
 
 
 def parsed(text: str) -> Any:
-    """The JSON that a text is, if it is an object or a list."""
+    """Return the object or list that a text is in JSON; else the text."""
     if text.lstrip()[:1] not in ("{", "["):
         return text
     try:
@@ -113,18 +113,21 @@ def _part(block: Block, hide: Callable[[Any], Any]) -> ValuePart:
 
 
 def _media_type(given: str, hide: Callable[[Any], Any]) -> str:
-    """A media type is one by its form; what else a server says there is nobody's business."""
+    """Return a media type if it has the form of one; else an empty text, whatever the server wrote there."""
     hidden = str(hide(given[:_MEDIA_TYPE_CHARS]))
     return hidden if _MEDIA_TYPE.fullmatch(hidden) else ""
 
 
 def _hidden_bytes(block: Block, hide: Callable[[Any], Any]) -> bytes:
-    """Text that came as bytes is text all the same; a server says what it is, so what reads as text is taken for it."""
+    """Return a block's bytes, redacted if they can be read as text.
+
+    A server's media type is not trusted to say what is text, so everything that decodes is treated as text.
+    """
     encodings = ["utf-8"]
     if block.data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         encodings.append("utf-16")
     if block.mime.startswith("text/"):
-        encodings.append("latin-1")  # any bytes are that, and what is not replaced comes out as it went in
+        encodings.append("latin-1")  # it decodes any bytes, and encodes what is not replaced to the same bytes
     for encoding in encodings:
         try:
             text = block.data.decode(encoding)

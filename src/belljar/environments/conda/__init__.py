@@ -1,1 +1,1 @@
-"""Packages and environments of conda."""
+"""Packages and environments of conda: channels, solver, prefixes and locks."""

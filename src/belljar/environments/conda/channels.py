@@ -1,7 +1,7 @@
-"""Conda's channels: which ones an environment's packages come from, and where those are.
+"""Conda channels: which ones the packages of an environment come from, and their URLs.
 
-The operator's setting says, or else the records that conda's tools left in the environment. `CONDA_CHANNEL_ALIAS` leads
-to a mirror, as it does for those tools. Fetches nothing.
+The operator's setting names them; without it, they come from the records that conda's tools left in the environment.
+`CONDA_CHANNEL_ALIAS` names a mirror, as it does for those tools. This module fetches nothing.
 """
 
 import os
@@ -15,43 +15,44 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from belljar.egress.rules import Rule, rule_of_url
-from belljar.environments.base import would_bare
+from belljar.environments.base import exposes_home
 
 DEFAULT_CHANNELS = ("conda-forge",)
 _ALIAS = "https://conda.anaconda.org"
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
 _RECORDS_LIMIT = 20_000
-# CHANNEL/SUBDIR/FILE. Records hold long lists of files: this finds the line without reading them as JSON.
+# Matches CHANNEL/SUBDIR/FILE. A regular expression instead of a JSON parser, because records hold long lists of files.
 _URL = re.compile(rb'"url"\s*:\s*"([^"\s]+)/[^/"\s]+/[^/"\s]+"')
 
-# Before the host, or of Anaconda's in the path. What has to be is in a netrc file, and is told to the solver alone.
+# Passwords before the host, or Anaconda's tokens in the path. Credentials that are needed belong into a netrc file,
+# which only the solver gets.
 _SECRETS = re.compile(r"(?<=://)[^/@]+@|/t/[^/]+(?=/)")
 
 
 def channels_of(chosen: Sequence[str], prefix: Path) -> tuple[str, ...]:
-    """The URLs of the channels for an environment; blocks while its records are looked at, where none are chosen."""
+    """Return the URLs of an environment's channels; if none are chosen, blocks while its records are read."""
     return channel_urls(chosen or recorded_channels(prefix) or DEFAULT_CHANNELS)
 
 
 def channel_urls(names: Sequence[str]) -> tuple[str, ...]:
-    """Where channels are that are given by name, URL or folder; without passwords, which sessions could read."""
+    """Return the URLs of channels given by name, URL or folder, without passwords, because sessions could read them."""
     return tuple(dict.fromkeys(_SECRETS.sub("", url) for name in names for url in _urls(name)))
 
 
 def channel_rules(urls: Sequence[str]) -> list[Rule]:
-    """The hosts of channels. They are the operator's choice, wherever their addresses are."""
+    """Return egress rules for the channels' hosts; they may have private addresses, because the operator chose them."""
     rules = (rule_of_url(url) for url in urls)
     return [replace(rule, is_configured=True) for rule in rules if rule is not None]
 
 
 def channel_folders(urls: Sequence[str]) -> list[Path]:
-    """Channels that are folders of this host, and can be shown to the solver."""
+    """Return the channels that are folders of this host and can be shown to the solver."""
     folders = (Path(unquote(urlsplit(url).path)) for url in urls if url.startswith("file:///"))
-    return [folder for folder in folders if _has_index(folder) and not would_bare(folder)]
+    return [folder for folder in folders if _has_index(folder) and not exposes_home(folder)]
 
 
 def _has_index(folder: Path) -> bool:
-    """Whether it is a channel, rather than where a single package was once installed from."""
+    """Tell whether a folder is a channel, rather than a folder from which a single package was once installed."""
     return any((folder / "noarch").glob("repodata*"))
 
 
@@ -68,7 +69,7 @@ def _urls(name: str) -> Iterator[str]:
 
 
 def recorded_channels(prefix: Path) -> list[str]:
-    """The channels that its packages came from, those of most packages first."""
+    """Return the channels that the packages of a prefix came from, the most frequent first."""
     found: Counter[str] = Counter()
     with suppress(OSError):
         for file in islice((prefix / "conda-meta").glob("*.json"), _RECORDS_LIMIT):

@@ -1,9 +1,9 @@
-"""Packages of conda for a session's layer: what is asked of the solver, and what came of it.
+"""Installs packages of conda: into a session's layer, or into a new prefix that becomes a managed environment.
 
-The environment is held as it is; what the solver fetched is put into the layer's own prefix. What the channels do not
-have is told, for wheels to be tried; what they have in no version that fits is refused in the solver's words, because
-the package index may have something else under that name. Where the solver runs is the caller's choice, and its answer
-is trusted no more than a session's.
+For a layer, the environment stays as it is, and what the solver fetched goes into the layer's own prefix. Packages that
+no channel has are reported as unknown, so that the caller can try wheels. Packages without a fitting version are
+refused with the solver's message, because the package index may have something else under that name. The caller decides
+where the solver of a layer runs; its answer is trusted no more than one from a session.
 """
 
 import json
@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from belljar.environments.base import Environment
-from belljar.environments.conda.prefix import hand_out_records, own_prefix, put_in
+from belljar.environments.conda.prefix import copy_records, move_into_prefix, own_prefix
 from belljar.environments.install_room import InstallRoom
 from belljar.environments.layers import take_over
 from belljar.environments.presence import check_installed
@@ -33,7 +33,7 @@ from belljar.inside.conda_solver import SolverRequest
 
 _TREE = "conda-tree"
 _REASON_LIMIT = 20_000
-# What the package index has under another name than conda.
+# Conda's names for packages that the package index has under another name.
 _ALSO: Mapping[str, str] = {
     "build": "python-build",
     "graphviz": "python-graphviz",
@@ -47,9 +47,9 @@ _Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.!+-]{1,200}$")]
 
 
 class InstalledPackage(BaseModel):
-    """A package that the solver has put into its tree."""
+    """A package that the solver installed into its target tree."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True)  # its pattern takes long to compile
+    model_config = ConfigDict(frozen=True, defer_build=True)  # the pattern takes long to compile
 
     name: _Token
     version: _Token
@@ -57,7 +57,7 @@ class InstalledPackage(BaseModel):
 
 
 class SolverAnswer(BaseModel):
-    """What came of a request; the same numbers for what was wanted."""
+    """The solver's answer; the numbers are positions in the request's `wanted`."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -69,20 +69,20 @@ class SolverAnswer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ChannelInstall:
-    """What the channels had of what was wanted; numbers are those of the requirements."""
+    """Which of the requirements the channels could meet; the numbers are positions in the list of requirements."""
 
     settled: dict[int, str] = field(default_factory=dict[int, str])
-    """The name that conda knows each by that was installed, or that was there already."""
+    """For each requirement that was installed now or was there already: the name that conda has for it."""
     unknown: dict[int, str] = field(default_factory=dict[int, str])
-    """Why others were not to be had there, and may be elsewhere."""
+    """For each requirement that the channels do not have and that may be found elsewhere: why."""
     refused: dict[int, str] = field(default_factory=dict[int, str])
-    """Why the rest does not go with the environment, in the solver's words."""
+    """For each requirement that does not fit the environment: the solver's message."""
     installed: list[InstalledPackage] = field(default_factory=list[InstalledPackage])
-    """All that is new in the layer, dependencies included."""
+    """All packages that are new in the layer, dependencies included."""
 
     @property
     def fetched(self) -> set[str]:
-        """Its names."""
+        """Return the names of the packages that were installed now."""
         return {each.name for each in self.installed}
 
 
@@ -96,7 +96,7 @@ async def install_from_channels(
     timeout_s: float,
     room: InstallRoom,
 ) -> ChannelInstall:
-    """Install into the layer what the channels of an environment have; the staging folder is of the same disk."""
+    """Install into the layer what the environment's channels have; `staging` is on the layer's file system."""
     names = [f"{each.name}{each.specifier}" for each in wanted]
     there = await to_thread.run_sync(check_installed, environment, layer, names)
     present = {number: wanted[number].name for number, each in enumerate(there) if each.installed and each.version}
@@ -107,8 +107,8 @@ async def install_from_channels(
     if find_rattler() is None:
         reason = f"conda's channels are not looked at without: {EXTRA}"
         return ChannelInstall(present, {**beyond, **dict.fromkeys(asked, reason)})
-    held = await to_thread.run_sync(hand_out_records, environment.prefix, staging)
-    own = await to_thread.run_sync(hand_out_records, own_prefix(layer), staging)
+    held = await to_thread.run_sync(copy_records, environment.prefix, staging)
+    own = await to_thread.run_sync(copy_records, own_prefix(layer), staging)
     request = SolverRequest(
         channels=[*environment.channels],
         wanted=[specs_of(wanted[number]) for number in asked],
@@ -119,13 +119,13 @@ async def install_from_channels(
         python=str(environment.python),
     )
     async with open_uv(environment, staging) as uv:
-        told = await uv.solve(write_request(staging, request), timeout_s=timeout_s)
-    answer = read_answer(told, len(asked))
+        uv_answer = await uv.solve(write_request(staging, request), timeout_s=timeout_s)
+    answer = read_answer(uv_answer, len(asked))
     if answer.installed:
         tree = staging / _TREE
         await room.check_fits(tree)
         await to_thread.run_sync(take_over, tree)
-        await to_thread.run_sync(put_in, layer, tree, environment.prefix, environment.version)
+        await to_thread.run_sync(move_into_prefix, layer, tree, environment.prefix, environment.version)
     taken = {asked[number]: name for number, name in answer.taken.items()}
     unknown, refused = (
         {asked[number]: reason[:_REASON_LIMIT] for number, reason in reasons.items()}
@@ -135,7 +135,7 @@ async def install_from_channels(
 
 
 def specs_of(requirement: Requirement) -> list[str]:
-    """How conda may know what pip would call so, the likeliest first."""
+    """Return the specs under which conda may have a package that pip knows by this requirement, the likeliest first."""
     name = requirement.name.lower()
     plain = canonicalize_name(name)
     names = (name, plain, plain.replace("-", "_"), *([_ALSO[plain]] if plain in _ALSO else []))
@@ -150,53 +150,53 @@ def _spelled(specifier: Specifier) -> str:
 
 
 def write_request(staging: Path, request: SolverRequest) -> str:
-    """A request for the solver, in the folder it will work in: the name of its file."""
-    # Of a new name: whoever may write in the folder could have put a link under a known one.
+    """Write a request into the folder that the solver will work in, and return the name of its file."""
+    # A random name, because whoever can write to the folder could have put a link under a predictable one.
     descriptor, path = tempfile.mkstemp(dir=staging, suffix=".json")
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - of a descriptor
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - opens a descriptor
         os.fchmod(descriptor, 0o644)
         json.dump(request, file)
     return Path(path).name
 
 
-def read_answer(told: UvAnswer, count: int) -> SolverAnswer:
-    """What the solver says, if it has the form of an answer; else its words are the reason for all."""
+def read_answer(uv_answer: UvAnswer, count: int) -> SolverAnswer:
+    """Parse the solver's output; if it is not a valid answer, report it as the reason for every requirement."""
     try:
-        answer = SolverAnswer.model_validate_json(told.words.rstrip().rpartition("\n")[2])
+        answer = SolverAnswer.model_validate_json(uv_answer.words.rstrip().rpartition("\n")[2])
     except ValidationError:
         answer = SolverAnswer()
-    if told.status or sorted([*answer.taken, *answer.unknown, *answer.refused]) != [*range(count)]:
-        return SolverAnswer(unknown=dict.fromkeys(range(count), told.complaint.removeprefix("error: ")))
+    if uv_answer.status or sorted([*answer.taken, *answer.unknown, *answer.refused]) != [*range(count)]:
+        return SolverAnswer(unknown=dict.fromkeys(range(count), uv_answer.complaint.removeprefix("error: ")))
     return answer
 
 
-# Makes a whole environment of packages of conda, on the host and as the operator's own; their scripts are not run.
+# Making a whole environment. This runs on the host, for the operator; the packages' own scripts are not run.
 
 WORK = ".conda-"
-"""Before the name of an environment: the folder with what is fetched for it, while it is made."""
+"""Prefix for the name of the folder that holds what is fetched for an environment while it is made."""
 
 
 async def make_prefix(
-    root: Path, ingredients: EnvironmentRequirements, tell: Callable[[str], None], *, lock: int, timeout_s: float
+    root: Path, requirements: EnvironmentRequirements, tell: Callable[[str], None], *, lock: int, timeout_s: float
 ) -> None:
-    """Solve and install into a folder that is not there yet; a child holds on to the lock."""
+    """Solve and install into a folder that does not exist yet. The solver's process inherits the lock's descriptor."""
     check_rattler()
     request = SolverRequest(
-        channels=[*ingredients.channels],
-        wanted=[[spec] for spec in ingredients.specs],
+        channels=[*requirements.channels],
+        wanted=[[spec] for spec in requirements.specs],
         held="",
         own="",
         target=str(root),
         place="",
         python="",
     )
-    # By the same name each time: one who was killed has left it, with all that it had fetched.
+    # The same name each time, so that what a killed server had fetched and left there is removed first.
     work = root.with_name(f"{WORK}{root.name}")
     await to_thread.run_sync(remove_tree, work)
     work.mkdir(mode=0o700)
     await to_thread.run_sync(root.mkdir)
     try:
-        told = await run_solver(
+        uv_answer = await run_solver(
             write_request(work, request),
             directory=work,
             target=root,
@@ -206,8 +206,8 @@ async def make_prefix(
         )
     finally:
         await to_thread.run_sync(remove_tree, work)
-    answer = read_answer(told, len(ingredients.specs))
-    # All have one reason where they were solved for together.
+    answer = read_answer(uv_answer, len(requirements.specs))
+    # Requirements that were solved together have the same reason: report it once.
     if reasons := dict.fromkeys([*answer.unknown.values(), *answer.refused.values()]):
         raise EnvironmentBroken(
             f"the environment could not be made of packages of conda: {chr(10).join(reasons)}",

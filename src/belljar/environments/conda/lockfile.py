@@ -1,6 +1,6 @@
-"""The lock of an environment of conda, a session's own packages included: an environment.yml with every build.
+"""The lock of a conda environment and of a session's own packages: an environment.yml with the build of every package.
 
-A session may have written anything into its layer: only names and versions that are such are repeated.
+A session may have written anything into its layer, so only well-formed names and versions are copied from it.
 """
 
 import re
@@ -20,21 +20,21 @@ _METADATA = re.compile(r".+\.(?:dist|egg)-info")
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a prefix has of conda, as NAME=VERSION=BUILD by name, and the wheels that it has beside."""
+    """What a prefix contains: packages of conda as NAME=VERSION=BUILD by name, and wheels not installed by conda."""
 
     pins: dict[str, str]
     wheels: dict[str, Distribution]
 
 
 def is_conda(prefix: Path) -> bool:
-    """Whether conda's tools have put packages there."""
+    """Tell whether conda's tools have put packages into a prefix."""
     return (prefix / META).is_dir()
 
 
 def conda_lock(interpreter: Interpreter, name: str, channels: Sequence[str], layer: Path | None = None) -> str:
-    """An environment.yml that makes the same packages again, for conda's tools or for us; blocks.
+    """Return an environment.yml that reproduces the packages, for conda's tools or for belljar; blocks.
 
-    `channels` are those that are set: what a session's own records say of others is not believed.
+    `channels` are the ones from the settings. Channels that only a session's own records name are left out.
     """
     prefix = interpreter.prefix.resolve()
     folders = (path.resolve() for path in interpreter.paths)
@@ -59,7 +59,7 @@ def conda_lock(interpreter: Interpreter, name: str, channels: Sequence[str], lay
     return "\n".join(lines) + "\n"
 
 
-def _content(prefix: Path, shelves: Iterable[PackageFolder]) -> _Content:
+def _content(prefix: Path, folders: Iterable[PackageFolder]) -> _Content:
     pins: dict[str, str] = {}
     owned: set[str] = set()
     for file, content in records_of(prefix):
@@ -68,8 +68,8 @@ def _content(prefix: Path, shelves: Iterable[PackageFolder]) -> _Content:
             owned.update(found[0] for path in files_of(content) if (found := _METADATA.match(path)))
     wheels = {
         name: distribution
-        for shelf in shelves
-        for name, distribution in shelf.distributions.items()
+        for folder in folders
+        for name, distribution in folder.distributions.items()
         if distribution.metadata.relative_to(prefix).as_posix() not in owned
     }
     return _Content(pins, wheels)

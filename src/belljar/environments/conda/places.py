@@ -1,7 +1,7 @@
-"""Environments of conda, mamba, micromamba and pixi: where they are, by name or by folder.
+"""Finds environments of conda, mamba, micromamba and pixi, by name or by folder.
 
-Looked for where these tools keep and list them, and only then asked of a tool, which takes half a second. They are used
-as they stand. Nothing here makes or changes one.
+It looks where these tools keep and list their environments, and only then runs a tool, which takes half a second.
+Environments are used as they are; nothing here makes or changes one.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _BASE = "base"
 _META = "conda-meta"
 _TOOL_TIMEOUT_S = 30
 _PACKAGES_LIMIT = 20_000
-# Where installers put the root when nobody says otherwise.
+# Where installers put the root by default.
 _USUAL_ROOTS = (
     *("~/miniconda3", "~/anaconda3", "~/miniforge3", "~/mambaforge", "~/micromamba", "~/.local/share/mamba"),
     *("/opt/conda", "/opt/miniconda3", "/opt/anaconda3", "/opt/miniforge3"),
@@ -33,23 +33,23 @@ _USUAL_FOLDERS = ("~/.conda/envs", "~/.pixi/envs")
 
 @dataclass(frozen=True, slots=True)
 class CondaPlace:
-    """One environment: the name its tool calls it by, and its folder."""
+    """One conda environment: the name that its tool has for it, and its folder."""
 
     name: str
     prefix: Path
 
 
 def find_tool() -> tuple[str, str] | None:
-    """The name and path of the first tool of the family on the PATH."""
+    """Return the name and path of the first of conda's tools on the PATH."""
     found = ((name, shutil.which(name)) for name in TOOLS)
     return next(((name, path) for name, path in found if path), None)
 
 
 def find_conda(chosen: str) -> Path:
-    """The folder of an environment, by its name or its own path; blocks where a tool has to be asked."""
+    """Return the folder of an environment given by its name or path; blocks if a tool has to be run."""
     if "/" in chosen or chosen.startswith("~"):
         return _checked(Path(chosen).expanduser().absolute(), chosen)
-    for places in (_on_disk(os.environ), _told(os.environ)):
+    for places in (_on_disk(os.environ), _listed_by_tools(os.environ)):
         found = [place.prefix for place in _distinct(places) if place.name == chosen]
         if len(found) > 1:
             raise EnvironmentBroken(
@@ -62,18 +62,18 @@ def find_conda(chosen: str) -> Path:
 
 
 def list_conda() -> list[CondaPlace]:
-    """Every environment that can be found, by name; blocks while tools are asked."""
-    places = _distinct([*_on_disk(os.environ), *_told(os.environ)])
+    """Return every environment that can be found, sorted by name; blocks while tools run."""
+    places = _distinct([*_on_disk(os.environ), *_listed_by_tools(os.environ)])
     return sorted(places, key=lambda place: (place.name, place.prefix))
 
 
 def conda_packages(prefix: Path) -> dict[str, str]:
-    """The version of each package that a tool put into an environment, known to Python or not; none elsewhere."""
+    """Return the versions of an environment's conda packages, Python's or not; empty if it is not conda's."""
     try:
         files = [entry.stem for entry in islice((prefix / _META).iterdir(), _PACKAGES_LIMIT) if entry.suffix == ".json"]
     except OSError:
         return {}
-    # NAME-VERSION-BUILD, where only the name may have dashes.
+    # A file is called NAME-VERSION-BUILD, and only NAME may contain dashes.
     parts = [file.rsplit("-", 2) for file in files]
     return {name: version for name, version, _ in (part for part in parts if len(part) == 3)}
 
@@ -104,7 +104,7 @@ def _tool() -> str:
 
 
 def _on_disk(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
-    """From the folders and the list that the tools share."""
+    """Yield environments from the folders and the list that the tools share."""
     roots = [*_roots(variables)]
     yield from (CondaPlace(_BASE, root) for root in roots)
     folders = [*(root / "envs" for root in roots), *(Path(folder).expanduser() for folder in _USUAL_FOLDERS)]
@@ -119,7 +119,7 @@ def _on_disk(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
 
 
 def _roots(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Folders that hold an installation of a tool, its base environment included."""
+    """Yield folders that hold an installation of a tool, which is also its base environment."""
     active, executable = variables.get("CONDA_PREFIX", ""), variables.get("CONDA_EXE", "")
     chosen = [variables.get(name, "") for name in ("CONDA_ROOT", "MAMBA_ROOT_PREFIX")]
     chosen += [str(Path(executable).parent.parent) if executable else "", *_USUAL_ROOTS]
@@ -134,8 +134,8 @@ def _roots(variables: Mapping[str, str]) -> Iterator[Path]:
             yield root
 
 
-def _told(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
-    """From the tools themselves, whose configuration may name other folders."""
+def _listed_by_tools(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
+    """Yield environments that the tools themselves list, because their configuration may name other folders."""
     roots = [*_roots(variables)]
     for name in _LISTERS:
         path = shutil.which(name)
@@ -143,8 +143,8 @@ def _told(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
             continue
         with contextlib.suppress(EnvironmentBroken, ValueError):
             _, answer, _ = run_briefly([path, "env", "list", "--json"], _TOOL_TIMEOUT_S)
-            told: Any = json.loads(answer)
-            envs: Any = cast("dict[str, Any]", told).get("envs") if isinstance(told, dict) else None
+            listing: Any = json.loads(answer)
+            envs: Any = cast("dict[str, Any]", listing).get("envs") if isinstance(listing, dict) else None
             prefixes = cast("list[Any]", envs) if isinstance(envs, list) else []
             yield from _named((Path(str(prefix)) for prefix in prefixes), roots)
 
@@ -164,7 +164,7 @@ def _is_prefix(folder: Path) -> bool:
 
 
 def _distinct(places: Iterable[CondaPlace]) -> list[CondaPlace]:
-    """Each folder once, however many lists and links lead to it."""
+    """Return each folder once, however many lists and links lead to it."""
     found: dict[Path, CondaPlace] = {}
     for place in places:
         if _is_prefix(place.prefix):

@@ -1,7 +1,8 @@
-"""The packages of conda that are a session's own: a prefix inside its layer, stacked on the environment's.
+"""The conda prefix inside a session's layer, which holds the session's own packages on top of the environment's.
 
-Libraries look for others by their place in the prefix, so that whatever the environment has and this one lacks is here
-as a link. As in every layer, nothing that lies there can lead a write or a removal out of it.
+Libraries find each other by their place in the prefix, so the layer's prefix has a link for whatever it lacks and the
+environment has. Everything is opened by descriptor and no link is followed, so that nothing in the layer, which a
+session can write, leads a write or a removal out of it.
 """
 
 import contextlib
@@ -27,24 +28,24 @@ _NOT_MOVED = frozenset({"CACHEDIR.TAG"})
 
 
 def own_prefix(layer: Path) -> Path:
-    """Where the prefix is or will be; no name that could be imported."""
+    """Return the folder of a layer's prefix, which need not exist yet. Its name cannot be imported."""
     return layer / _FOLDER
 
 
 def own_packages(layer: Path, version: str) -> Path:
-    """Its folder of Python packages, for a Python of that version."""
+    """Return the folder of Python packages in a layer's prefix, for a Python of that version."""
     return _packages_of(own_prefix(layer), version)
 
 
-def layer_shelves(layer: Path, version: str) -> list[PackageFolder]:
-    """The folders of packages of a layer, in the order in which Python looks into them."""
+def layer_package_folders(layer: Path, version: str) -> list[PackageFolder]:
+    """Return the folders of packages of a layer, in the order in which Python searches them."""
     return [PackageFolder(layer, is_trusted=False), PackageFolder(own_packages(layer, version), is_trusted=False)]
 
 
-def hand_out_records(prefix: Path, folder: Path) -> str:
-    """Copies of a prefix's records for anyone to read, in a new folder inside another: its name, or empty for none."""
+def copy_records(prefix: Path, folder: Path) -> str:
+    """Copy a prefix's records, readable by all, to a new folder inside `folder`; return its name, or "" for none."""
     place: Path | None = None
-    # One by one: those of a large environment are a hundred megabytes.
+    # Copied one by one, because the records of a large environment are a hundred megabytes.
     for name, content in records_of(prefix):
         if place is None:
             place = Path(tempfile.mkdtemp(dir=folder, prefix="records-"))
@@ -54,8 +55,8 @@ def hand_out_records(prefix: Path, folder: Path) -> str:
     return place.name if place else ""
 
 
-def put_in(layer: Path, tree: Path, environment: Path, version: str) -> None:
-    """Move what was fetched into the prefix in place of other versions of the same, and link to the environment's."""
+def move_into_prefix(layer: Path, tree: Path, environment: Path, version: str) -> None:
+    """Move fetched packages into the layer's prefix, replacing other versions, and link to what the environment has."""
     make_missing(layer)
     coming = [file.name for file in (tree / META).iterdir() if file.suffix == ".json"]
     with open_folder(layer) as target:
@@ -63,7 +64,7 @@ def put_in(layer: Path, tree: Path, environment: Path, version: str) -> None:
             os.mkdir(_FOLDER, 0o755, dir_fd=target)
         wheels = PackageFolder(layer, is_trusted=False)
         for name in PackageFolder(_packages_of(tree, version), is_trusted=False).distributions:
-            # It would come before the one of conda.
+            # Python would find the layer's wheel before the package of conda.
             if distribution := wheels.find(name):
                 withdraw(distribution, wheels.read_record(distribution), target)
         with open_folder(_FOLDER, target) as own, open_folder(tree) as source:
@@ -76,7 +77,7 @@ def put_in(layer: Path, tree: Path, environment: Path, version: str) -> None:
 
 
 def relocate(layer: Path, origin: Path) -> None:
-    """Make paths in the files of a copied prefix its own: packages know where they are."""
+    """Rewrite the old prefix's path in the files of a copied one, because packages contain the path they are at."""
     old, new = (os.fsencode(own_prefix(place)) for place in (origin, layer))
     if len(old) != len(new):
         return
@@ -87,7 +88,7 @@ def relocate(layer: Path, origin: Path) -> None:
 
 
 def own_record(layer: Path, name: str) -> list[str]:
-    """The files of a package of the layer's prefix, by its name; none where there is no such package."""
+    """Return the files of a package in the layer's prefix; empty if there is no such package."""
     for file, content in records_of(own_prefix(layer)):
         if _name(file) == name:
             return [*files_of(content)]
@@ -99,7 +100,7 @@ def _packages_of(prefix: Path, version: str) -> Path:
 
 
 def _withdraw_others(layer: Path, names: set[str], own: int) -> None:
-    """Remove what the prefix has of these packages."""
+    """Remove the files that the prefix has of these packages."""
     for file, content in [*records_of(own_prefix(layer))]:
         if _name(file) in names:
             for path in (*files_of(content), f"{META}/{file}"):
@@ -108,7 +109,7 @@ def _withdraw_others(layer: Path, names: set[str], own: int) -> None:
 
 
 def _link(source: Path, target: int) -> None:
-    """Links to all that one folder has and another lacks; whole folders where they can be."""
+    """Make links in one folder to all that another has and it lacks; to whole folders where possible."""
     with os.scandir(source) as entries:
         for entry in entries:
             # Python finds its own library and the environment's packages by itself.
@@ -123,7 +124,7 @@ def _link(source: Path, target: int) -> None:
 
 
 def records_of(prefix: Path) -> Iterator[tuple[str, bytes]]:
-    """The records of a prefix's packages by the names of their files."""
+    """Yield the records of a prefix's packages: the name of each file and its content."""
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(open_folder(META, stack.enter_context(open_folder(prefix))))
@@ -136,27 +137,27 @@ def records_of(prefix: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _read(name: str, folder: int) -> bytes:
-    # Without O_NONBLOCK, a named pipe that a session left here would hold us for ever.
+    # Without O_NONBLOCK, opening a named pipe that a session left here would block for ever.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(name, flags, dir_fd=folder), "rb") as file:  # noqa: PTH123 - of a descriptor
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:  # noqa: PTH123 - opens a descriptor
         return file.read(_RECORD_BYTES)
 
 
 def _name(file: str) -> str:
-    """NAME-VERSION-BUILD.json, where only the name may have dashes."""
+    """Return the package of a record called NAME-VERSION-BUILD.json, where only NAME may contain dashes."""
     return file.rsplit("-", 2)[0]
 
 
 def _table(content: bytes) -> dict[str, Any]:
     try:
-        told: Any = json.loads(content)
+        parsed: Any = json.loads(content)
     except ValueError:
         return {}
-    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
 def files_of(content: bytes) -> Iterator[str]:
-    """The files that a record names, as paths within its prefix."""
+    """Yield the files that a record names, as paths within its prefix."""
     files: Any = _table(content).get("files")
     for path in cast("list[Any]", files) if isinstance(files, list) else []:
         if isinstance(path, str) and _is_inside(path):
@@ -164,7 +165,7 @@ def files_of(content: bytes) -> Iterator[str]:
 
 
 def _located(content: bytes) -> Iterator[str]:
-    """Files that hold the path of the prefix: those that were made with one, and scripts that were made for it."""
+    """Yield files that contain the prefix's path: those built with a placeholder for it, and generated scripts."""
     data: Any = _table(content).get("paths_data")
     paths: Any = cast("dict[str, Any]", data).get("paths") if isinstance(data, dict) else None
     for each in cast("list[Any]", paths) if isinstance(paths, list) else []:
@@ -189,7 +190,7 @@ def _rewrite(prefix: Path, path: str, old: bytes, new: bytes) -> None:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=folder)
         stack.callback(os.close, file)
-        # In place: a package may say so of a file that is larger than our memory.
+        # Rewritten in place through a mapping, because a record may name a file that is larger than our memory.
         content = stack.enter_context(mmap.mmap(file, 0))
         place = content.find(old)
         while place >= 0:

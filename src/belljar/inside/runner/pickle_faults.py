@@ -76,7 +76,7 @@ def error_line(error: BaseException) -> str:
     except Exception:
         text = ""
     name = type(error).__name__
-    if name in ("PicklingError", "TypeError", "Damaged", "CannotWrite", "TooLarge") and text:
+    if name in ("PicklingError", "TypeError", "StateDamaged", "CannotWrite", "StateTooLarge") and text:
         return text[:MAX_REASON]
     return (f"{name}: {text}" if text else name)[:MAX_REASON]
 

@@ -1,8 +1,8 @@
-"""Any installed Jupyter kernel as one of ours.
+"""Any installed Jupyter kernel, behind the contract of `kernels/base.py`.
 
-Down from the start: `starting` finds a meeting place and spawns, `kernel` runs cells, `channels` carries messages both
-ways, `messages` checks them, `zmtp` is the wire. Imported only when such a kernel is used: jupyter_client is slow to
-load.
+`specs` finds kernelspecs, `launch` writes the connection file and starts the process, `kernel` runs cells, `channels`
+carries messages both ways, `messages` signs and checks them, `zmtp` is the protocol below. Imported only when such a
+kernel is used, because jupyter_client is slow to load.
 """
 
 from belljar.kernels.jupyter.launch import start_jupyter

@@ -1,7 +1,8 @@
-"""The channels of one kernel: requests go out, whatever comes in lines up in one inbox, in order of arrival.
+"""The channels of one Jupyter kernel: requests go out, and what comes in is queued in one inbox in order of arrival.
 
-The inbox takes a bounded number of bytes, then the channels are not read. It holds them unparsed: a message's objects
-can take many times the room of its text. Knows nothing of cells or of the kernel's process.
+The inbox takes a bounded number of bytes; while it is full, the channels are not read. It holds messages unparsed,
+because a message's objects can take many times the memory of its text. Knows nothing of cells or of the kernel's
+process.
 """
 
 import asyncio
@@ -17,12 +18,12 @@ INBOX_BYTES = 64 * 1024 * 1024
 
 
 class _Inbox:
-    """Many put, one gets."""
+    """A queue with a limit in bytes. Several tasks put, one gets."""
 
     def __init__(self) -> None:
         self._messages: deque[list[bytes]] = deque()
         self._size_bytes = 0
-        self._has_news = asyncio.Event()
+        self._has_messages = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_closed = False
 
@@ -32,59 +33,63 @@ class _Inbox:
             await self._has_room.wait()
         self._messages.append(parts)
         self._size_bytes += _size_bytes(parts)
-        self._has_news.set()
+        self._has_messages.set()
 
     async def get(self) -> list[bytes] | None:
-        """The next message; None when it is empty and closed."""
-        await self._has_news.wait()
+        """Return the next message, waiting for it; None when the inbox is empty and closed."""
+        await self._has_messages.wait()
         if not self._messages:
             return None
         parts = self._messages.popleft()
         self._size_bytes -= _size_bytes(parts)
         self._has_room.set()
         if not self._messages and not self._is_closed:
-            self._has_news.clear()
+            self._has_messages.clear()
         return parts
 
     def close(self) -> None:
         self._is_closed = True
-        self._has_news.set()
+        self._has_messages.set()
 
 
 class Channels:
-    """Starts to read at once; `close` when the kernel's end is known, `aclose` to release."""
+    """The connections to one kernel, read from the start by a task each.
 
-    def __init__(self, connections: Mapping[str, ZmtpConnection], seal: MessageSigner) -> None:
+    `close` is called when it is known why the kernel ended, `aclose` releases the connections.
+    """
+
+    def __init__(self, connections: Mapping[str, ZmtpConnection], signer: MessageSigner) -> None:
         loop = asyncio.get_running_loop()
         self._connections = connections
-        self._seal = seal
+        self._signer = signer
         self._inbox = _Inbox()
         self._awaited: dict[str, asyncio.Future[Message]] = {}
         self._end: asyncio.Future[KernelDied] = loop.create_future()
         self.breach: asyncio.Future[KernelDied] = loop.create_future()
-        """Has a result when the kernel broke the form: whoever owns its process must end it, and `close`."""
+        """Has a result when the kernel broke the protocol. The owner of its process must then end it and call `close`.
+        """
         self.readers = [loop.create_task(self._read(name, one)) for name, one in connections.items()]
         """Each ends when its connection is lost."""
 
     @property
     def peer_pid(self) -> int:
-        """The process that listens on shell; 0 when it cannot be told."""
+        """Return the pid of the process that listens on shell; 0 when it is unknown."""
         return self._connections["shell"].peer_pid
 
     async def send(self, channel: str, kind: str, content: Mapping[str, Any], *, parent_id: str = "") -> str:
-        """Send a message and return its id; what comes back for it comes through `receive`."""
-        request_id, parts = self._seal.pack(kind, content, parent_id)
+        """Send a message and return its id; replies to it come through `receive`."""
+        request_id, parts = self._signer.pack(kind, content, parent_id)
         await self._send(channel, parts)
         return request_id
 
     def send_nowait(self, channel: str, kind: str, content: Mapping[str, Any]) -> None:
         """Send a small message without waiting, to a kernel that may have stopped reading or be gone."""
         if not self._end.done():
-            self._connections[channel].send_nowait(self._seal.pack(kind, content)[1])
+            self._connections[channel].send_nowait(self._signer.pack(kind, content)[1])
 
     async def ask(self, kind: str, content: Mapping[str, Any]) -> Message:
-        """Send a request on shell and wait for its reply alone; everything else stays in the inbox."""
-        request_id, parts = self._seal.pack(kind, content)
+        """Send a request on shell and return its reply; all other messages stay in the inbox."""
+        request_id, parts = self._signer.pack(kind, content)
         reply = self._awaited[request_id] = asyncio.get_running_loop().create_future()
         try:
             await self._send("shell", parts)
@@ -96,13 +101,13 @@ class Channels:
             del self._awaited[request_id]
 
     async def receive(self) -> Message:
-        """The next message of a kind we know; KernelDied once everything that came before the end was received."""
+        """Return the next message of a kind we know; KernelDied once everything that came before the end was read."""
         while True:
             parts = await self._inbox.get()
             if parts is None:
                 raise await self._death()
             try:
-                message = self._seal.unpack(parts)
+                message = self._signer.unpack(parts)
             except KernelDied as breach:
                 self._report(breach)
                 raise await self._death() from None
@@ -110,7 +115,7 @@ class Channels:
                 return message
 
     def close(self, death: KernelDied) -> None:
-        """Nothing more will come, and this is why; the first reason stays."""
+        """Note that nothing more will come, and why; the first reason stays."""
         if not self._end.done():
             self._end.set_result(death)
         self._inbox.close()
@@ -150,7 +155,7 @@ class Channels:
             self.breach.set_result(breach)
 
     def _is_awaited(self, parts: list[bytes]) -> bool:
-        message = self._seal.unpack(parts) if self._awaited else None
+        message = self._signer.unpack(parts) if self._awaited else None
         reply = self._awaited.get(message.parent_id) if message else None
         if message is None or reply is None:
             return False
@@ -160,5 +165,5 @@ class Channels:
 
 
 def _size_bytes(parts: list[bytes]) -> int:
-    # A part of no bytes takes room too.
+    # An empty part takes memory too.
     return sum(map(len, parts)) + 64 * len(parts)

@@ -1,4 +1,4 @@
-"""A running Jupyter kernel behind our contract: cells to messages, messages to events. It starts nothing."""
+"""A running Jupyter kernel behind our contract: turns cells into messages, and messages into events. Starts nothing."""
 
 import asyncio
 import contextlib
@@ -29,18 +29,18 @@ from belljar.outputs.events import (
 from belljar.sandboxes.base import Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
-# A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. Once the reply is
-# here, a channel that stays silent this long has nothing more to say.
+# A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. If nothing arrives
+# for this long after the reply, nothing more will.
 IDLE_GRACE_S = 5.0
-# Seen 1 ms late, on a busy machine.
-STRAGGLING_S = 0.05
+# How long to wait for output after "idle". It was seen 1 ms late, on a busy machine.
+LATE_OUTPUT_S = 0.05
 LOST = "\n[some output of this cell was lost: the kernel sent it faster than it could be read]\n"
-# What terminals send, and what kernels take for it.
+# What terminals send for Ctrl-D, and what kernels take for the end of input.
 _END_OF_INPUT = "\x04"
 
 
 class JupyterKernel:
-    """One kernel, which owns `resources`. Output that comes between cells waits for the next."""
+    """One Jupyter kernel. It owns `resources`; output that comes between cells is shown by the next cell."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class JupyterKernel:
         resources.callback(self._usage.close)
         self._execution_count = 0
         self._question_id = ""
-        # Held from the start, so that an interrupt can never reach a later process of the same number.
+        # Opened now, so that an interrupt can never reach a later process with the same pid.
         self._pidfd = open_pidfd(self._pid)
         if self._pidfd is not None:
             resources.callback(os.close, self._pidfd)
@@ -69,11 +69,11 @@ class JupyterKernel:
         resources.push_async_callback(self._stop_watching)
 
     async def wait_ready(self) -> None:
-        """Until the kernel answers and its output is heard. Called once, by the start."""
+        """Wait until the kernel answers and its output arrives. Called once, by `launch.py`."""
         while True:
             await self._channels.ask("kernel_info_request", {})
-            # The subscription to its output goes another way than the request and may come too late for it: a
-            # second request repeats what was missed.
+            # The subscription to its output is on another connection than the request and may come too late for it.
+            # A second request repeats what was missed.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._wait_idle()
@@ -90,7 +90,7 @@ class JupyterKernel:
     async def execute(
         self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
     ) -> AsyncIterator[Event]:
-        """See the contract."""
+        """See `Kernel`."""
         if on_begin is not None:
             on_begin()
         self._usage.reset_peak()
@@ -107,25 +107,25 @@ class JupyterKernel:
             for event in cell.events(message):
                 if isinstance(event, InputRequest):
                     self._question_id = message.id
-                    if not allow_input:  # a kernel that asks all the same
+                    if not allow_input:  # some kernels ask all the same
                         await self.reply_input(None)
                         continue
                 yield event
         if not self._spec.is_python:
-            async for event in self._stragglers(cell):
+            async for event in self._late_events(cell):
                 yield event
         for event in cell.closing_events():
             yield event
         yield self._finished(cell, self._usage.cpu_s() - cpu_before_s)
 
-    async def _stragglers(self, cell: "_RunningCell") -> AsyncIterator[Event]:
-        """What is sent after "idle", which should be the last: Deno's kernel waits for none of what it sends."""
+    async def _late_events(self, cell: "_RunningCell") -> AsyncIterator[Event]:
+        """Yield what is sent after "idle", which should come last: Deno's kernel does not wait for its own sends."""
         with contextlib.suppress(TimeoutError, KernelDied):
             while True:
-                async with asyncio.timeout(STRAGGLING_S):
+                async with asyncio.timeout(LATE_OUTPUT_S):
                     message = await self._channels.receive()
                 for event in cell.events(message):
-                    if not isinstance(event, InputRequest):  # the cell is over, and with it the time to ask
+                    if not isinstance(event, InputRequest):  # the cell has ended and can no longer ask
                         yield event
 
     def _finished(self, cell: "_RunningCell", cpu_s: float) -> Finished:
@@ -135,23 +135,23 @@ class JupyterKernel:
         return Finished(cell.is_ok, self._execution_count, max(0.0, cpu_s), peak_mb)
 
     def is_alive(self) -> bool:
-        """See the contract."""
+        """See `Kernel`."""
         return not self._watch.done()
 
     async def reply_input(self, text: str | None) -> None:
-        """See the contract."""
+        """See `Kernel`."""
         question_id, self._question_id = self._question_id, ""
         answer = {"status": "ok", "value": _END_OF_INPUT if text is None else text}
         await self._channels.send("stdin", "input_reply", answer, parent_id=question_id)
 
     async def interrupt(self) -> None:
-        """A message or SIGINT, as the kernelspec says. Never waits: whoever interrupts may have to kill next."""
+        """Send a message or SIGINT, as the kernelspec says. Never waits, because the caller may have to kill next."""
         if self._spec.is_interrupted_by_message:
             self._channels.send_nowait("control", "interrupt_request", {})
             return
         self._signal()
-        # ipykernel 7 notes the signal in its event loop without waking it, so a cell that awaits would sleep on. Any
-        # request wakes it; nobody waits for the answer.
+        # ipykernel 7 notes the signal in its event loop without waking it, so a cell that awaits would go on waiting.
+        # Any request wakes the loop; the answer is dropped.
         self._channels.send_nowait("shell", "kernel_info_request", {})
 
     def _signal(self) -> None:
@@ -164,38 +164,41 @@ class JupyterKernel:
                 os.kill(self._pid, signal.SIGINT)
 
     async def complete(self, code: str, cursor: int) -> Completion:
-        """See the contract."""
-        match await self._asked("complete_request", {"code": code, "cursor_pos": cursor}):
+        """See `Kernel`."""
+        match await self._ask("complete_request", {"code": code, "cursor_pos": cursor}):
             case messages.CompleteReply(matches=matches, cursor_start=start, cursor_end=end):
                 return Completion(matches, start, end)
             case _:
                 return Completion(start=cursor, end=cursor)
 
     async def inspect(self, code: str, cursor: int, *, detail: int = 0) -> MimeBundle:
-        """See the contract."""
-        match await self._asked("inspect_request", {"code": code, "cursor_pos": cursor, "detail_level": detail}):
+        """See `Kernel`."""
+        match await self._ask("inspect_request", {"code": code, "cursor_pos": cursor, "detail_level": detail}):
             case messages.InspectReply(found=True, data=data):
                 return _plain(data)
             case _:
                 return {}
 
     async def check_complete(self, code: str) -> Completeness:
-        """See the contract. Many kernels do not know."""
-        match await self._asked("is_complete_request", {"code": code}):
+        """See `Kernel`. Many kernels answer "unknown"."""
+        match await self._ask("is_complete_request", {"code": code}):
             case messages.IsCompleteReply(status=status, indent=indent):
                 return Completeness(status, indent)
             case _:
                 return Completeness()
 
-    async def _asked(self, kind: str, content: dict[str, str | int]) -> messages.Content | None:
-        """A kernel that knows nothing of a request need not answer it at all."""
+    async def _ask(self, kind: str, content: dict[str, str | int]) -> messages.Content | None:
+        """Return the answer to a request, or None after `QUESTION_PATIENCE_S`.
+
+        A kernel that does not know a kind of request need not answer it at all.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUESTION_PATIENCE_S):
                 return (await self._channels.ask(kind, content)).content
         return None
 
     async def prove_imports(self, modules: Sequence[str], *, watched: Sequence[str]) -> ImportProof:
-        """See `ProvesImports`. Asked as an expression beside an empty, silent cell; only Python kernels answer."""
+        """See `ImportProvingKernel`. Sent as a user expression of an empty, silent cell; only Python kernels answer."""
         expressions = {"proof": proof_expression(modules, watched)}
         request = {"code": "", "silent": True, "store_history": False, "user_expressions": expressions}
         match (await self._channels.ask("execute_request", {**request, "allow_stdin": False})).content:
@@ -206,34 +209,34 @@ class JupyterKernel:
         return proof or ImportProof(errors=dict.fromkeys(modules, "the kernel did not tell"))
 
     async def kill(self) -> None:
-        """See the contract."""
+        """See `Kernel`."""
         await self._sandbox.kill()
 
     async def aclose(self) -> None:
-        """See the contract."""
+        """See `Kernel`."""
         await self._resources.aclose()
         self._pidfd = None
 
     def incidents(self) -> list[Incident]:
-        """See the contract."""
+        """See `Kernel`."""
         return self._sandbox.incidents()
 
     def memory_mb(self) -> float:
-        """Resident set of the kernel's process."""
+        """See `Kernel`."""
         return self._usage.memory_mb()
 
     def cpu_s(self) -> float:
-        """See the contract."""
+        """See `Kernel`."""
         return self._usage.cpu_s()
 
     async def _watch_for_end(self) -> None:
-        """Whatever ends first, the process, a connection or our patience with its messages: end the rest, say why."""
+        """Wait until the process ends, a connection is lost or the protocol is broken; then end all and say why."""
         exited = asyncio.get_running_loop().create_task(self._process.wait())
         breach = self._channels.breach
         try:
             await asyncio.wait([exited, breach, *self._channels.readers], return_when=asyncio.FIRST_COMPLETED)
             if not breach.done():
-                # A process that ends closes its connections, in either order; a forked child may hold them open.
+                # A process that ends closes its connections, before or after; a forked child may hold them open.
                 await asyncio.wait([exited, *self._channels.readers], timeout=EXIT_GRACE_S)
             await self._sandbox.kill()
             self._channels.close(_death(exited.result() if exited.done() else None, breach))
@@ -254,7 +257,7 @@ def _death(status: int | None, breach: "asyncio.Future[KernelDied]") -> KernelDi
 
 
 class _RunningCell:
-    """One request and what has come back for it. It is over when the reply and "idle" are both here, in any order."""
+    """One request and what has come back for it. It has ended when the reply and "idle" came, in any order."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -275,7 +278,7 @@ class _RunningCell:
         return self.reply.execution_count if self.reply else None
 
     def events(self, message: messages.Message) -> Iterator[Event]:
-        """Output counts whatever request it belongs to: threads of earlier cells speak up later."""
+        """Yield the events of a message. Output of any request counts, because threads of earlier cells print later."""
         match message.content:
             case messages.StreamText(name=name, text=text):
                 yield Stream("stderr" if name == "stderr" else "stdout", text)
@@ -306,7 +309,7 @@ class _RunningCell:
                 return
 
     def closing_events(self) -> Iterator[Event]:
-        """What the reply adds, once it is sure that the output did not say it: the reply may overtake the output."""
+        """Yield what only the reply says. Called at the end, because the reply may overtake the output."""
         if self.reply is None:
             return
         for payload in self.reply.payload:
@@ -318,11 +321,11 @@ class _RunningCell:
 
 def _raised(error: messages.ErrorContent) -> Raised:
     lines = [line for block in error.traceback for line in plain_text(block).splitlines()]
-    # Some have no name for it: bash_kernel tells the exit status and nothing else.
+    # Some kernels give no name: bash_kernel sends the exit status and nothing else.
     return Raised(error.ename or "Error", plain_text(error.evalue), lines)
 
 
 def _plain(data: MimeBundle) -> MimeBundle:
-    """Plain text that really is: some kernels write it for terminals, colours and all."""
+    """Remove ANSI codes from `text/plain`, because some kernels write it for terminals, with colours."""
     text = data.get("text/plain")
     return {**data, "text/plain": plain_text(text)} if isinstance(text, str) and "\x1b" in text else data

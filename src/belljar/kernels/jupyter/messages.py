@@ -1,7 +1,7 @@
 """Jupyter's messages (jupyter-client.readthedocs.io, "Messaging"): signed on the way out, checked on the way in.
 
-Whatever comes in was written by code that may be hostile: the signature and the form are checked before anyone sees
-it. Kinds we have no use for, comms among them, are passed over.
+Whatever comes in was written by code that may be hostile, so the signature and the form are checked before anyone sees
+it. Kinds that we have no use for, comms among them, are skipped. Does not know how messages travel.
 """
 
 import json
@@ -35,7 +35,7 @@ class DisplayContent(BaseModel):
 
 
 class DisplayUpdate(DisplayContent):
-    """A rich output in the place of an earlier one."""
+    """A rich output that replaces an earlier one."""
 
 
 class ResultContent(BaseModel):
@@ -45,7 +45,7 @@ class ResultContent(BaseModel):
 
 
 class ClearContent(BaseModel):
-    """Forget the output."""
+    """The front end is to clear the output."""
 
     wait: bool = False
 
@@ -59,27 +59,27 @@ class ErrorContent(BaseModel):
 
 
 class Status(BaseModel):
-    """Busy or idle."""
+    """Whether the kernel is busy or idle."""
 
     execution_state: str
 
 
 class InputContent(BaseModel):
-    """The cell waits for an answer."""
+    """The cell waits for input from a person."""
 
     prompt: str = ""
     password: bool = False
 
 
 class Payload(BaseModel):
-    """Something for the front end to do; `page` shows text."""
+    """Something for the front end to do; the source `page` shows text."""
 
     source: str = ""
     data: dict[str, JsonValue] = {}
 
 
 class ExecuteReply(ErrorContent):
-    """The cell is over."""
+    """The cell has ended."""
 
     status: str
     execution_count: int | None = Field(default=None, ge=0, le=2**31)
@@ -88,7 +88,7 @@ class ExecuteReply(ErrorContent):
 
 
 class CompleteReply(BaseModel):
-    """Names that fit."""
+    """The names that fit at the cursor."""
 
     matches: list[str] = []
     cursor_start: int = 0
@@ -96,7 +96,7 @@ class CompleteReply(BaseModel):
 
 
 class InspectReply(BaseModel):
-    """What a name is."""
+    """The description of a name."""
 
     found: bool = False
     data: dict[str, JsonValue] = {}
@@ -110,7 +110,7 @@ class IsCompleteReply(BaseModel):
 
 
 class KernelInfo(BaseModel):
-    """The kernel is there."""
+    """The kernel answers; nothing of what it says about itself is used."""
 
 
 Content = (
@@ -155,7 +155,7 @@ class _Parent(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a kind we know; `parent_id` is the request it belongs to."""
+    """One message of a kind we know; `parent_id` is the id of the request it belongs to."""
 
     id: str
     parent_id: str
@@ -163,25 +163,25 @@ class Message:
 
 
 class MessageSigner:
-    """Signs and checks with the key of one connection file."""
+    """Signs and checks messages with the key of one connection file."""
 
     def __init__(self, key: str) -> None:
-        # The name of the server's user is none of the session's business.
+        # Not the default, which would tell the session the name of the server's user.
         self._session = Session(key=key.encode(), username="belljar")
 
     @property
     def identity(self) -> bytes:
-        """Shell and stdin must share it: the kernel asks where it was asked."""
+        """Return the ZeroMQ identity. Shell and stdin share it, because the kernel asks whoever sent the request."""
         return self._session.bsession
 
     def pack(self, kind: str, content: Mapping[str, Any], parent_id: str = "") -> tuple[str, list[bytes]]:
-        """A new message as its id and its parts."""
+        """Make a new message and return its id and its parts."""
         parent = {"msg_id": parent_id} if parent_id else {}
         message = self._session.msg(kind, dict(content), parent)  # pyright: ignore[reportUnknownMemberType]
         return message["msg_id"], self._session.serialize(message)
 
     def unpack(self, parts: list[bytes]) -> Message | None:
-        """The message, or None for a kind we do not know; KernelDied when it is forged or malformed."""
+        """Return the message, or None for a kind we do not know; KernelDied when it is forged or malformed."""
         try:
             start = parts.index(DELIM) + 1
             signature, header, parent, metadata, content = parts[start : start + 5]
@@ -204,7 +204,7 @@ def _validated(model: type[_Model], text: bytes) -> _Model:
     try:
         return model.model_validate_json(text)
     except ValueError:
-        # Perhaps only lone surrogates, which JSON can spell and UTF-8 cannot: JavaScript kernels send them.
+        # Perhaps it only has lone surrogates, which JSON can spell and UTF-8 cannot. JavaScript kernels send them.
         pass
     try:
         plain = json.dumps(json.loads(text.decode("utf-8", "replace")), ensure_ascii=False)

@@ -1,4 +1,7 @@
-"""Kernelspecs: which Jupyter kernels are installed, how one is started and what it needs to see. Starts nothing."""
+"""Kernelspecs: which Jupyter kernels are installed, the command of one, and what a sandbox must show it.
+
+Starts no kernel.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +20,7 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
 
 class _KernelFile(BaseModel):
-    """The parts of a `kernel.json` that we go by."""
+    """The parts of a `kernel.json` that we use."""
 
     argv: list[str] = Field(min_length=1)
     env: dict[str, str] = {}
@@ -37,22 +40,25 @@ class KernelSpec:
 
     @property
     def executable(self) -> str:
-        """Its program: a path, or a name to be found on the session's PATH."""
+        """Return the kernel's program: a path, or a name to be found on the session's PATH."""
         return self.argv[0]
 
     @property
     def is_python(self) -> bool:
-        """Whether its program is a Python."""
+        """Return whether the kernel's program is a Python."""
         return _PYTHON.fullmatch(Path(self.executable).name) is not None
 
     def command(self, connection_file: str) -> list[str]:
-        """The command that starts it."""
+        """Return the command that starts the kernel."""
         values = {"{connection_file}": connection_file, "{resource_dir}": str(self.resources)}
         pattern = re.compile("|".join(map(re.escape, values)))
         return [self.argv[0], *(pattern.sub(lambda found: values[found[0]], word) for word in self.argv[1:])]
 
     def variables(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The session's variables with the spec's own over them; programs beside the kernel's are found first."""
+        """Return the session's variables overridden by the spec's.
+
+        The folder of the kernel's program comes first on PATH, unless the spec sets PATH itself.
+        """
         own = {name: Template(value).safe_substitute(base) for name, value in self.environment.items()}
         merged = {**base, **own}
         if "PATH" not in own and "/" in self.executable:
@@ -61,8 +67,8 @@ class KernelSpec:
 
 
 def find_kernelspec(name: str, extra_folders: Iterable[Path] = ()) -> KernelSpec:
-    """The kernel of that name; the extra folders of kernelspecs come before Jupyter's own places."""
-    # Without `ensure_native_kernel=False` it would offer the server's own interpreter, packages and all.
+    """Return the kernelspec of that name; the extra folders are searched before Jupyter's own."""
+    # Without `ensure_native_kernel=False` it would offer the server's own interpreter and packages.
     finder = KernelSpecManager(ensure_native_kernel=False)
     finder.kernel_dirs = [*map(str, extra_folders), *finder.kernel_dirs]
     installed = finder.find_kernel_specs()
@@ -77,12 +83,12 @@ def find_kernelspec(name: str, extra_folders: Iterable[Path] = ()) -> KernelSpec
 
 
 def kernel_readable(spec: KernelSpec) -> tuple[Path, ...]:
-    """The trees a sandbox must show for this kernel to run; asks its interpreter, so it blocks for a moment."""
+    """Return the trees that a sandbox must show this kernel; blocks for a moment, because it runs its interpreter."""
     return (*_program(Path(spec.executable)), spec.resources)
 
 
 def kernel_environment(spec: KernelSpec) -> Environment | None:
-    """The interpreter that the kernel runs on; None where that is not Python, or not known by its path."""
+    """Return the environment of the kernel's interpreter; None if it is not Python, or has no absolute path."""
     executable = Path(spec.executable)
     if not executable.is_absolute() or not _PYTHON.fullmatch(executable.name):
         return None
@@ -92,19 +98,19 @@ def kernel_environment(spec: KernelSpec) -> Environment | None:
 def _read(name: str, folder: Path) -> KernelSpec:
     file = folder / "kernel.json"
     try:
-        told = _KernelFile.model_validate_json(file.read_bytes())
+        content = _KernelFile.model_validate_json(file.read_bytes())
     except OSError as error:
         raise EnvironmentBroken(f"{file} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
         raise EnvironmentBroken(f"{file} is not a kernelspec: {place} {fault['msg']}".replace(":  ", ": ")) from error
-    argv = (_own_python(told.argv[0], folder), *told.argv[1:])
-    return KernelSpec(name, argv, told.env, folder, told.interrupt_mode == "message")
+    argv = (_own_python(content.argv[0], folder), *content.argv[1:])
+    return KernelSpec(name, argv, content.env, folder, content.interrupt_mode == "message")
 
 
 def _own_python(executable: str, folder: Path) -> str:
-    """A bare `python` means that of the tree the kernelspec is installed in, PREFIX/share/jupyter/kernels/NAME."""
+    """Resolve a bare `python` to PREFIX/bin/python, for a kernelspec in PREFIX/share/jupyter/kernels/NAME."""
     if not _PYTHON.fullmatch(executable) or folder.parts[-4:-1] != ("share", "jupyter", "kernels"):
         return executable
     python = folder.parents[3] / "bin" / executable
@@ -119,5 +125,5 @@ def _program(executable: Path) -> tuple[Path, ...]:
     prefix = executable.parent.parent
     if (prefix / "conda-meta").is_dir():
         return (prefix,)
-    # Not the folder around it, which may be somebody's ~/.local/bin.
+    # The program alone, because the folder around it may be somebody's ~/.local/bin.
     return (executable, executable.resolve())

@@ -1,8 +1,8 @@
 """The client's half of ZMTP 3.0 over one UNIX socket: greeting, NULL handshake, messages (rfc.zeromq.org/spec/23).
 
-Not libzmq, because the peer may be hostile. Its MAXMSGSIZE bounds a frame and not a message: one message of 400 frames,
-each within a limit of 1 MB, grew the process by 400 MB at a high-water mark of 4. And it hides a lost connection,
-making a new one to whatever lies at the path by then. Knows nothing of Jupyter.
+We do not use libzmq, because the peer may be hostile. Its MAXMSGSIZE bounds a frame and not a message: one message of
+400 frames, each within a limit of 1 MB, grew the process by 400 MB at a high-water mark of 4. And it hides a lost
+connection by making a new one to whatever is at the path by then. Knows nothing of Jupyter.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ SocketType = Literal["DEALER", "SUB"]
 
 
 class ZmtpConnection:
-    """One connection, greeted and ready. It is never made anew: lost is lost."""
+    """One connection after the handshake. It is never made again when it is lost."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer_pid: int) -> None:
         self._reader = reader
         self._writer = writer
         self.peer_pid = peer_pid
-        """Who listens, in the host's own numbers; 0 when it cannot be told."""
+        """The host's pid of the process that listens; 0 when it is unknown."""
 
     async def send(self, parts: list[bytes]) -> None:
-        """Send one message; OSError when there is no peer. Waits while the peer does not read."""
+        """Send one message; OSError when the peer is gone. Waits while the peer does not read."""
         self.send_nowait(parts)
         await self._writer.drain()
 
     def send_nowait(self, parts: list[bytes]) -> None:
-        """Send one message when the peer reads next; for small ones."""
+        """Queue one small message, to be sent when the peer reads next."""
         last = len(parts) - 1
         for index, part in enumerate(parts):
             self._writer.write(_frame(part, _MORE if index < last else 0))
 
     async def receive(self) -> list[bytes] | None:
-        """The next message, None when the peer is gone, KernelDied when it breaks the form or a limit."""
+        """Return the next message; None when the peer is gone, KernelDied when it breaks the protocol or a limit."""
         parts: list[bytes] = []
         left_bytes = MAX_MESSAGE_BYTES
         try:
@@ -72,7 +72,7 @@ class ZmtpConnection:
             await self._writer.wait_closed()
 
     async def shake_hands(self, socket_type: SocketType, identity: bytes) -> None:
-        """Greet and say what we are; IncompleteReadError when the peer hangs up, KernelDied when it is no ZMTP 3."""
+        """Do the handshake; IncompleteReadError when the peer hangs up, KernelDied when it does not speak ZMTP 3."""
         self._writer.write(_GREETING)
         greeting = await self._reader.readexactly(len(_GREETING))
         if greeting[0] != 0xFF or greeting[9] != 0x7F or greeting[10] < 3 or greeting[12:32] != _GREETING[12:32]:

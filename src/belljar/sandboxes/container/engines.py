@@ -1,4 +1,4 @@
-"""The container engines of this host, docker and podman: which are here, what they say of themselves, what they need.
+"""The container engines of this host, docker and podman: which are installed, what they report, and what they need.
 
 Runs their programs and waits for the answer; knows nothing of sessions, and makes no container.
 """
@@ -16,49 +16,49 @@ from typing import Any, Literal
 from belljar.sandboxes.base import Identity
 
 LABEL = "belljar.pids"
-"""Of every container of ours: which process numbers the one in its name belongs to."""
+"""On every container of ours: the pid namespace to which the process number in its name belongs."""
 
 _NAMES = ("podman", "docker")
 _PATIENCE_S = 15
 _CONTROLLERS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
-# Beyond it podman 4.3 may refuse, having lowered its own limit first.
+# Above this podman 4.3 may refuse, because it has lowered its own limit first.
 _MOST_PROCESSES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEngine:
-    """One that answered, and how it wants to be talked to."""
+    """An engine that answered, and how it must be called."""
 
     kind: Literal["podman", "docker"]
     program: str
     version: str
     is_rootless: bool
-    """Whether its containers are in a user namespace of an ordinary user."""
+    """Whether its containers are in the user namespace of an ordinary user."""
     controllers: frozenset[str]
     """What it can limit: memory, cpu, pids."""
     options: tuple[str, ...] = ()
-    """In front of every command."""
+    """Put before every command."""
     limits_processes: bool = False
-    """Whether it has to be told a RLIMIT_NPROC, because it would choose one that it may not set."""
+    """Whether it must be given an RLIMIT_NPROC, because it would choose one that it may not set."""
     maps_users: bool = True
-    """Whether an ordinary user can be the same user inside; else that one is root to itself."""
+    """Whether an ordinary user can be the same user inside; otherwise that user is root inside."""
 
     def command(self, *words: str) -> list[str]:
-        """A command line of it."""
+        """Return a command line of the engine."""
         return [self.program, *self.options, *words]
 
     def users(self, identity: Identity | None) -> tuple[list[str], Identity]:
-        """The options that make a container run as that user, else as the server's, and who that is inside."""
+        """Return the options that run a container as that user, or as the server's, and who that is inside."""
         ours = identity or Identity(os.geteuid(), os.getegid())
         if not self.is_rootless:
-            # A daemon may be set to map users: sessions' would not be those that own their folders.
+            # A daemon may be set to map users, and then the session's user would not be the owner of its folders.
             return ["--userns", "host", "--user", f"{ours.uid}:{ours.gid}"], ours
         if self.kind == "podman" and self.maps_users:
             return ["--userns", "keep-id", "--user", f"{ours.uid}:{ours.gid}"], ours
         return ["--user", "0:0"], Identity(0, 0)
 
     def ulimits(self) -> list[str]:
-        """Never more than we have ourselves: an engine that lacks CAP_SYS_RESOURCE could not set it."""
+        """Return limits no higher than the server's own, because an engine without CAP_SYS_RESOURCE cannot set more."""
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
         words = [] if files == resource.RLIM_INFINITY else ["--ulimit", f"nofile={files}:{files}"]
         if self.limits_processes:
@@ -68,11 +68,11 @@ class ContainerEngine:
         return words
 
     def fallbacks(self) -> Iterator["ContainerEngine"]:
-        """Other ways to talk to it, to be tried in turn where containers do not start."""
+        """Yield other ways to call it, to be tried in turn where containers do not start."""
         limited = replace(self, limits_processes=True)
         yield limited
         if self.kind == "podman":
-            # crun refuses hosts with control groups of both kinds; without systemd there is nobody to make them.
+            # crun refuses hosts with both kinds of control groups; without systemd there is nobody to make groups.
             runtimes = [("--runtime", name) for name in ("runc", "crun") if shutil.which(name, path=_search_path())]
             for runtime in runtimes:
                 yield replace(limited, options=runtime)
@@ -81,7 +81,7 @@ class ContainerEngine:
                 yield replace(limited, maps_users=False)
 
     def complaint_about_image(self, image: str) -> str:
-        """Why no container can be made of that image; empty when one can."""
+        """Return why no container can be made from that image; empty when one can."""
         try:
             answer = ask(self.command("image", "inspect", "--format", "{{json .Config}}", image))
         except EngineSilent as silence:
@@ -89,7 +89,7 @@ class ContainerEngine:
         return _complaint_about(answer) if self.kind == "docker" else ""
 
     def names(self, numbers: str) -> list[str]:
-        """Our containers, whoever's of ours, that were named with these process numbers."""
+        """Return the containers of any belljar server that were named with these process numbers."""
         listing = ["ps", "--all", "--filter", f"label={LABEL}={numbers}", "--format", "{{.Names}}"]
         try:
             return ask(self.command(*listing)).split()
@@ -97,7 +97,7 @@ class ContainerEngine:
             return []
 
     def remove(self, name: str) -> None:
-        """End a container and everything in it, if there is one of that name."""
+        """Kill and remove a container with everything in it, if there is one of that name."""
         try:
             ask(self.command("rm", "--force", name))
         except EngineSilent:
@@ -105,11 +105,11 @@ class ContainerEngine:
 
 
 class EngineSilent(Exception):
-    """An engine did not do as it was told; the message is its last words."""
+    """Raised when an engine fails or does not answer; the message is the end of its output."""
 
 
 def find_engines(choice: str) -> Iterator[ContainerEngine | tuple[str, str]]:
-    """Those that answer, the preferred first; for one that does not, its name and why."""
+    """Yield the engines that answer, the preferred first; for one that does not, its name and why."""
     for name in _NAMES if choice == "auto" else (choice,):
         program = shutil.which(name, path=_search_path())
         if program is None:
@@ -121,7 +121,7 @@ def find_engines(choice: str) -> Iterator[ContainerEngine | tuple[str, str]]:
 
 
 def ask(command: Sequence[str]) -> str:
-    """What an engine's program prints."""
+    """Return what an engine's program prints."""
     try:
         answer = subprocess.run(
             command,
@@ -142,9 +142,9 @@ def ask(command: Sequence[str]) -> str:
 
 
 def last_words(text: str) -> str:
-    """What an engine complained of, without the lines that lead up to it."""
+    """Return an engine's complaint, without the lines that lead up to it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # docker ends with where its help is.
+    # docker's last line says where its help is.
     said = [line for line in lines if not line.startswith(("See '", "Run '"))]
     return said[-1][-500:] if said else ""
 
@@ -160,7 +160,7 @@ def _read_engine(program: str, text: str) -> ContainerEngine:
 def _podman(program: str, facts: Mapping[str, Any]) -> ContainerEngine:
     host = facts["host"]
     is_rootless = bool(host["security"]["rootless"])
-    # An ordinary user has no part in the old hierarchy: there podman takes limits, and does not set them.
+    # An ordinary user may not write the v1 hierarchy: podman accepts limits there, and does not set them.
     is_powerless = is_rootless and host.get("cgroupVersion") == "v1"
     named: list[str] = host.get("cgroupControllers") or []
     known = frozenset(name for name in _CONTROLLERS if name in named and not is_powerless)
@@ -183,5 +183,5 @@ def _complaint_about(config: str) -> str:
 
 
 def _search_path() -> str:
-    # Debian keeps runc where only root looks.
+    # Debian installs runc where only root's PATH looks.
     return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))

@@ -1,8 +1,8 @@
-"""The server's end of a container's first moments: a folder and a socket that only that container ever sees.
+"""The server's end of a container's start: a folder and a socket that only that container ever sees.
 
-The folder is private on the host and shown to one container alone, whose first process is ours and connects before
-any code of a session runs; one peer is let in, the right user, and then the socket and the folder are removed.
-What waits inside is `doorstep.py`.
+The folder is private on the host and mounted in one container alone. That container's first process is ours
+(`inside/container_init.py`) and connects before any code of a session runs. One peer is accepted, if it is the right
+user, and then the socket and the folder are removed.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ _PROGRAM = FOLDER / "container_init.py"
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """What the first process shall start. `descriptors` are the host's, by the number that they have inside."""
+    """What the container's first process shall start. `descriptors` maps numbers inside to the host's descriptors."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: str
     descriptors: Mapping[int, int]
     program: bytes
-    """A filter of system calls; empty: none."""
+    """A filter of system calls; empty for none."""
 
     def check(self) -> None:
         """Refuse what could not be executed, before anything is started for it."""
@@ -47,15 +47,15 @@ class StartOrder:
 
 
 class ContainerInit:
-    """The first process of a container, connected."""
+    """The connected first process of a container."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.pid = pid
-        """As the host counts."""
+        """As numbered on the host."""
 
     def hand_over(self, order: StartOrder, limits: Mapping[int, int]) -> None:
-        """Let it start the command."""
+        """Send it the order, so that it starts the command."""
         text = json.dumps(
             {
                 "command": [*order.command],
@@ -67,23 +67,23 @@ class ContainerInit:
             }
         )
         with contextlib.ExitStack() as stack:
-            told = open_content(text.encode(), stack)
-            socket.send_fds(self.connection, [b"!"], [told, *order.descriptors.values()])
+            order_file = open_content(text.encode(), stack)
+            socket.send_fds(self.connection, [b"!"], [order_file, *order.descriptors.values()])
 
 
 class Handshake:
-    """Open until somebody has come in, or `close`."""
+    """Waits for a container's first process to connect, until it has or until `close`."""
 
     def __init__(self, uid: int, files: Mapping[str, str]) -> None:
-        """`uid`: whom to let in. `files` are put into the folder too, by name."""
+        """Accept only the user `uid`. `files` are put into the folder too, by name."""
         self._uid = uid
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
-        self._visitor: asyncio.Future[ContainerInit | None] = self._loop.create_future()
+        self._connected: asyncio.Future[ContainerInit | None] = self._loop.create_future()
         self._private = Path(tempfile.mkdtemp(prefix="belljar-"))
         try:
             self.step = _make_folder(self._private / "step")
-            """To be shown inside: the program, and the socket that it connects to."""
+            """The folder to mount inside: the program, and the socket that it connects to."""
             self.files = _make_folder(self._private / "files")
             _write(self.step / _PROGRAM.name, _PROGRAM.read_text())
             for name, text in files.items():
@@ -98,45 +98,45 @@ class Handshake:
         listener.setblocking(False)
         ipc.bind(listener, self.step / "door", 0o666)
         listener.listen(1)
-        self._loop.add_reader(listener, self._on_knock)
+        self._loop.add_reader(listener, self._on_connect)
 
     async def visitor(self) -> ContainerInit | None:
-        """Who came in; None when the doorway was closed before."""
-        return await asyncio.shield(self._visitor)
+        """Return the first process once it has connected; None when `close` came first."""
+        return await asyncio.shield(self._connected)
 
-    def turn_away(self) -> None:
-        """Let nobody in, and nobody stay who came in and was not handed anything yet."""
+    def refuse(self) -> None:
+        """Accept nobody any more, and drop the first process if it has connected and got no order yet."""
         self.close()
-        if visitor := self._visitor.result():
-            visitor.connection.close()
+        if init := self._connected.result():
+            init.connection.close()
 
     def close(self) -> None:
-        """Let nobody in any more; may be called twice."""
+        """Accept nobody any more; may be called twice."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
-        # What is mounted stays there for the container.
+        # The container keeps what is mounted in it.
         shutil.rmtree(self._private, ignore_errors=True)
-        if not self._visitor.done():
-            self._visitor.set_result(None)
+        if not self._connected.done():
+            self._connected.set_result(None)
 
-    def _on_knock(self) -> None:
+    def _on_connect(self) -> None:
         if self._listener is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = self._listener.accept()
             peer = ipc.peer_of(connection)
-            if peer is None or peer.uid != self._uid or self._visitor.done():
+            if peer is None or peer.uid != self._uid or self._connected.done():
                 connection.close()
                 return
             connection.setblocking(False)
-            self._visitor.set_result(ContainerInit(connection, peer.pid))
+            self._connected.set_result(ContainerInit(connection, peer.pid))
             self.close()
 
 
 def watch(connection: socket.socket, on_end: Callable[[bytes], None]) -> None:
-    """Call back once, with what the peer said or with nothing if it is gone, and close the connection."""
+    """Call back once, with what the peer sent, or with nothing if it is gone, and stop reading."""
     loop = asyncio.get_running_loop()
 
     def on_readable() -> None:
@@ -154,7 +154,7 @@ def watch(connection: socket.socket, on_end: Callable[[bytes], None]) -> None:
 
 def _make_folder(path: Path) -> Path:
     path.mkdir()
-    # Whatever our umask is: it is shown to another user, and nobody else gets through the folder above.
+    # Independent of our umask, because another user must read it; the folder above keeps everyone else out.
     path.chmod(0o755)
     return path
 

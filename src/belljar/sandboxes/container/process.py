@@ -1,6 +1,6 @@
-"""One command in its container: started, handed what it needs, watched, and ended with everybody inside.
+"""One command in its container: starts the container, hands the command over, watches it, and kills everything inside.
 
-What the container looks like is `enclosure.py`'s, how its first process is met `doorway.py`'s.
+`run_arguments.py` says what the container looks like; `handshake.py` connects to its first process.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, adopt
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
 from belljar.sandboxes.container.engines import EngineSilent, ask, last_words
 from belljar.sandboxes.container.handshake import ContainerInit, Handshake, StartOrder, watch
-from belljar.sandboxes.container.run_arguments import DOORSTEP, RunArguments, file_name, find_interpreter
+from belljar.sandboxes.container.run_arguments import INIT_FOLDER, RunArguments, file_name, find_interpreter
 from belljar.sandboxes.limits import Enforcement
 
 _KILLED = -signal.SIGKILL
-# A container that has been started and does not knock within this time is asked after.
-_KNOCK_S = 2.0
+# A container that was started and does not connect within this time may be dead, so the engine is asked.
+_CONNECT_S = 2.0
 _LEVELS = 3
-_DOORSTEP = ("-I", "-S", "-B", f"{DOORSTEP}/doorstep.py", f"{DOORSTEP}/door")
+_INIT_ARGUMENTS = ("-I", "-S", "-B", f"{INIT_FOLDER}/container_init.py", f"{INIT_FOLDER}/door")
 _ELSEWHERE = "Its processes are not this host's: the server and the engine must run on the same machine"
 
 
@@ -35,14 +35,14 @@ class ContainerProcess:
     pid = 0
 
     def __init__(
-        self, enclosure: RunArguments, enforcement: Enforcement, *, on_end: Callable[["ContainerProcess"], None]
+        self, run_arguments: RunArguments, enforcement: Enforcement, *, on_end: Callable[["ContainerProcess"], None]
     ) -> None:
-        self._enclosure = enclosure
+        self._run_arguments = run_arguments
         self._enforcement = enforcement
         self._on_end = on_end
-        self._doorway: Handshake | None = None
+        self._handshake: Handshake | None = None
         self._child: Child | None = None
-        self._visitor: ContainerInit | None = None
+        self._init: ContainerInit | None = None
         self._first: int | None = None
         self._meter: Enforcement | None = None
         self._group: ControlGroup | None = None
@@ -50,33 +50,33 @@ class ContainerProcess:
         self._has_ended = asyncio.Event()
 
     async def start(self, order: StartOrder) -> None:
-        """Make the container and hand the command in."""
-        doorway = self._doorway = self._open_doorway()
-        await self._run(self._arguments(doorway, order, _DOORSTEP))
-        visitor = await self._awaited(doorway)
+        """Make the container and hand the command to its first process."""
+        handshake = self._handshake = self._open_handshake()
+        await self._run(self._arguments(handshake, order, _INIT_ARGUMENTS))
+        init = await self._awaited(handshake)
         if self._has_ended.is_set():
             raise SandboxUnavailable("The sandbox was ended before its container had started")
-        if visitor is None:
+        if init is None:
             complaint = await self._explain(order)
             raise SandboxUnavailable(
                 f"The container ended before its first process was there: {complaint}",
-                hint=f"Its Python must run in the image {self._enclosure.image}",
+                hint=f"Its Python must run in the image {self._run_arguments.image}",
             )
-        self._receive(visitor, order)
+        self._receive(init, order)
 
-    def _open_doorway(self) -> Handshake:
-        spec = self._enclosure.spec
+    def _open_handshake(self) -> Handshake:
+        spec = self._run_arguments.spec
         uid = spec.identity.uid if spec.identity else os.geteuid()
-        return Handshake(uid, {file_name(path): text for path, text in self._enclosure.files().items()})
+        return Handshake(uid, {file_name(path): text for path, text in self._run_arguments.files().items()})
 
-    def _arguments(self, doorway: Handshake, order: StartOrder, program: Sequence[str], name: str = "") -> list[str]:
-        enclosure = replace(self._enclosure, name=name or self._enclosure.name)
-        mounts = enclosure.mounts(order.command, doorway.step, doorway.files)
-        return enclosure.arguments(find_interpreter(enclosure.spec, order.command), mounts, program)
+    def _arguments(self, handshake: Handshake, order: StartOrder, program: Sequence[str], name: str = "") -> list[str]:
+        run_arguments = replace(self._run_arguments, name=name or self._run_arguments.name)
+        mounts = run_arguments.mounts(order.command, handshake.step, handshake.files)
+        return run_arguments.arguments(find_interpreter(run_arguments.spec, order.command), mounts, program)
 
     async def _run(self, arguments: list[str]) -> None:
-        engine = self._enclosure.engine
-        # Not a pipe: what the engine leaves running would hold it open.
+        engine = self._run_arguments.engine
+        # Not a pipe, because processes that the engine leaves running would hold it open.
         words = os.memfd_create("belljar")
         try:
             child = self._child = start_child(
@@ -99,83 +99,83 @@ class ContainerProcess:
         finally:
             os.close(words)
 
-    async def _awaited(self, doorway: Handshake) -> ContainerInit | None:
-        """The first process, which usually has knocked before the engine is done; None when it never will."""
+    async def _awaited(self, handshake: Handshake) -> ContainerInit | None:
+        """Return the first process, which usually connects before the engine is done; None when it never will."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KNOCK_S):
-                return await doorway.visitor()
-        # It is slow, or dead: whichever comes first, it knocks or the engine says that it has ended.
-        waiting = self._enclosure.engine.command("wait", self._enclosure.name)
+            async with asyncio.timeout(_CONNECT_S):
+                return await handshake.visitor()
+        # It is slow or dead: wait until it connects or the engine says that it has ended, whichever comes first.
+        waiting = self._run_arguments.engine.command("wait", self._run_arguments.name)
         ending = asyncio.create_task(asyncio.to_thread(_wait_for_end, waiting))
-        ending.add_done_callback(lambda _: doorway.close())
+        ending.add_done_callback(lambda _: handshake.close())
         try:
-            return await doorway.visitor()
+            return await handshake.visitor()
         finally:
             ending.cancel()
 
     async def _explain(self, order: StartOrder) -> str:
-        """What its Python says, started once more in the foreground: a container that has ended is gone."""
-        doorway = self._open_doorway()
+        """Return the error of its Python, run again in the foreground, because an ended container is removed."""
+        handshake = self._open_handshake()
         try:
-            name = f"{self._enclosure.name}-again"
-            arguments = self._arguments(doorway, order, ["-I", "-S", "-c", "import ctypes, resource, socket"], name)
-            return await asyncio.to_thread(_complaint, self._enclosure.engine.command("run", *arguments))
+            name = f"{self._run_arguments.name}-again"
+            arguments = self._arguments(handshake, order, ["-I", "-S", "-c", "import ctypes, resource, socket"], name)
+            return await asyncio.to_thread(_complaint, self._run_arguments.engine.command("run", *arguments))
         finally:
-            doorway.close()
+            handshake.close()
 
-    def _receive(self, visitor: ContainerInit, order: StartOrder) -> None:
-        self._visitor = visitor
-        self.pid = visitor.pid
-        watch(visitor.connection, self._on_said)
-        if visitor.pid == 0:
+    def _receive(self, init: ContainerInit, order: StartOrder) -> None:
+        self._init = init
+        self.pid = init.pid
+        watch(init.connection, self._on_said)
+        if init.pid == 0:
             raise SandboxUnavailable(_ELSEWHERE)
-        self._first = open_pidfd(visitor.pid)
+        self._first = open_pidfd(init.pid)
         limits = self._enforcement.limits
-        offer = read_membership(Path(f"/proc/{visitor.pid}"))
+        offer = read_membership(Path(f"/proc/{init.pid}"))
         self._group = adopt(limiting(offer, limits), is_unified=offer.is_unified)
         self._meter = Enforcement(self._enforcement.groups, self._group, limits, None)
         with contextlib.suppress(OSError):
-            self._enforcement.place(visitor.pid)
-        is_alone = self._enclosure.spec.identity is not None
-        visitor.hand_over(order, self._meter.process_limits(is_alone=is_alone))
+            self._enforcement.place(init.pid)
+        is_alone = self._run_arguments.spec.identity is not None
+        init.hand_over(order, self._meter.process_limits(is_alone=is_alone))
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call."""
+        """Return the limits that were hit since the last call."""
         return self._meter.incidents() if self._meter else []
 
     def memory_peak_mb(self) -> float:
-        """The most that everybody in it held since the last call; 0 where that is not measured."""
+        """Return the most memory that all its processes held since the last call; 0 where that is not measured."""
         return self._meter.memory_peak_mb() if self._meter else 0.0
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         await self._has_ended.wait()
         return self._status
 
     async def kill_all(self) -> None:
-        """Kill everybody in it, and return when they are gone; may be called twice."""
-        if self._visitor is None:
+        """Kill every process in the container, and return when they are gone; may be called twice."""
+        if self._init is None:
             await self._abort()
         else:
             self._close(self._status)
             await self._end_first()
 
     async def _abort(self) -> None:
-        """The container is about to start, and nobody may run in it."""
+        """End a container that is about to start, before any code can run in it."""
         self._has_ended.set()
-        if self._doorway is not None:
-            # Whoever finds it closed ends by itself.
-            self._doorway.turn_away()
+        if self._handshake is not None:
+            # A first process that finds the socket closed ends by itself.
+            self._handshake.refuse()
         if self._child is not None:
-            # Killed, the engine would leave half a container.
+            # Not killed, because the engine would leave half a container.
             await self._child.wait()
             self._child.release()
-            await asyncio.to_thread(self._enclosure.engine.remove, self._enclosure.name)
+            await asyncio.to_thread(self._run_arguments.engine.remove, self._run_arguments.name)
 
     async def _end_first(self) -> None:
-        """With the first process Linux ends all others, before it tells that this one has ended."""
+        """Kill the first process: Linux ends all others with it, before it reports that this one has ended."""
         if self._first is None:
-            await asyncio.to_thread(self._enclosure.engine.remove, self._enclosure.name)
+            await asyncio.to_thread(self._run_arguments.engine.remove, self._run_arguments.name)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -184,28 +184,28 @@ class ContainerProcess:
         self._first = None
 
     def _on_said(self, said: bytes) -> None:
-        """The status, or nothing: the first process is gone, and only a SIGKILL from outside ends that one."""
+        """Take the status it sent. Nothing means the first process is gone, which only a SIGKILL from outside does."""
         status = _KILLED
         with contextlib.suppress(ValueError):
             status = max(-64, min(int(said), 255))
         self._close(status)
 
     def _close(self, status: int) -> None:
-        if self._visitor is None or self._has_ended.is_set():
+        if self._init is None or self._has_ended.is_set():
             return
         self._status = status
-        # While the connection is open the container is there, and its group can be read.
+        # The container exists, and its group can be read, while the connection is open.
         self._on_end(self)
         self._meter = None
         if self._group is not None:
             self._group.release()
-        asyncio.get_running_loop().remove_reader(self._visitor.connection)
-        self._visitor.connection.close()
+        asyncio.get_running_loop().remove_reader(self._init.connection)
+        self._init.connection.close()
         self._has_ended.set()
 
 
 def limiting(offer: ControlGroups, limits: Limits) -> dict[str, Path]:
-    """The groups that really hold a process to its limits: its own, or one just above that the engine made."""
+    """Return the groups that really limit the process: its own, or one just above that the engine made."""
     wanted = {
         "memory": ("memory.max" if offer.is_unified else "memory.limit_in_bytes", limits.memory_mb * MEBIBYTE),
         "pids": ("pids.max", limits.processes),
@@ -222,13 +222,13 @@ def limiting(offer: ControlGroups, limits: Limits) -> dict[str, Path]:
 
 
 def _wait_for_end(command: list[str]) -> None:
-    # No answer in its time is no end; then whoever waits gives up as well.
+    # If the engine does not answer in time, the container has not ended; whoever waits for it gives up as well.
     with contextlib.suppress(EngineSilent):
         ask(command)
 
 
 def _complaint(command: list[str]) -> str:
-    """What its Python says when it is started the same way, in the foreground."""
+    """Return the error of its Python when it is started the same way, in the foreground."""
     try:
         ask(command)
     except EngineSilent as silence:

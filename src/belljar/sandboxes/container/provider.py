@@ -1,13 +1,13 @@
 """The `container` provider: every command in a container of docker or podman, whichever answers; podman is asked first.
 
-A container's first process is ours, `doorstep.py`: it starts the command with the environment and the descriptors it
-is handed through a socket, and ends, the container with it, when the server closes that socket or dies. So nothing
-outlives a server that was killed; the engine removes what ended (`--rm`). What an engine left all the same, after a
-power cut say, is removed when the next server makes its first sandbox: a container's name says which process made it
-and when that was started, its label whose numbers these are.
+A container's first process is ours, `inside/container_init.py`: it starts the command with the environment and the
+descriptors that it gets through a socket, and ends, the container with it, when the server closes that socket or dies.
+So nothing outlives a server that was killed; the engine removes what ended (`--rm`). What an engine still leaves, after
+a power cut for example, is removed when the next server makes its first sandbox: a container's name says which
+process made it and when that process was started, its label to which pid namespace that number belongs.
 
-System calls are filtered twice, by the engine's own list and by ours. What is visible inside is in `enclosure.py`,
-what engines need in `engines.py`. Each command has the session's limits for itself.
+System calls are filtered twice, by the engine's own list and by ours. `run_arguments.py` says what is visible inside,
+`engines.py` what engines need. Each command has the session's limits for itself.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _WITHOUT = {
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What this host has to make containers with."""
+    """The checks of this host, and the engine that makes containers here, if any."""
 
     checks: list[HostCheck]
     engine: ContainerEngine | None = None
@@ -67,13 +67,13 @@ class ContainerProvider:
     def __init__(self, engine: str = "auto", image: str = "belljar:latest") -> None:
         self._choice = engine
         self._image = image
-        # Groups are the engine's to make: ours only chooses processors.
+        # The engine makes the control groups; this enforcer only chooses processors.
         self._enforcer = Enforcer(ControlGroups("none"))
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def warning(self) -> str:
-        """What is less tight here than it could be; tried once, then remembered."""
+        """Say what is less protected here than it could be; found out once, then remembered."""
         if (engine := self._found.engine) is None:
             return ""
         gaps = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
@@ -82,15 +82,15 @@ class ContainerProvider:
         return ". ".join(filter(None, (_WARNING_FOR_ROOT if is_bare else "", limits)))
 
     def check(self) -> list[HostCheck]:
-        """Whether an engine answers, has the image and starts a container of it; tried once, then remembered."""
+        """Return whether an engine answers, has the image and starts a container of it; tried once, then remembered."""
         return self._found.checks
 
     def take_identity(self) -> Identity | None:
-        """A user for one session of a server run by root; None where sessions are the server's own user."""
+        """Return a user for one session of a server that root runs; None where sessions run as the server's user."""
         return self._identities.take() if self._identities else None
 
     def release_identity(self, identity: Identity) -> None:
-        """It may be given to another session."""
+        """Let another session have this user."""
         if self._identities:
             self._identities.release(identity)
 
@@ -106,20 +106,20 @@ class ContainerProvider:
     def _make(self, engine: ContainerEngine, spec: SandboxSpec) -> ContainerSandbox:
         check_folders(spec)
         if self._identities is None:
-            return self._seal(engine, replace(spec, identity=None))
+            return self._new_sandbox(engine, replace(spec, identity=None))
         if spec.identity is not None:
             hand_over(spec, spec.identity)
-            return self._seal(engine, spec)
+            return self._new_sandbox(engine, spec)
         identity = self._identities.take()
         release = partial(self._identities.release, identity)
         try:
             hand_over(spec, identity)
-            return self._seal(engine, replace(spec, identity=identity), on_close=release)
+            return self._new_sandbox(engine, replace(spec, identity=identity), on_close=release)
         except BaseException:
             release()
             raise
 
-    def _seal(
+    def _new_sandbox(
         self, engine: ContainerEngine, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None
     ) -> ContainerSandbox:
         return ContainerSandbox(
@@ -138,7 +138,7 @@ class ContainerProvider:
 
     @cached_property
     def _found(self) -> _Finding:
-        """The first engine that works, else what the first of them lacks."""
+        """The first engine that works, otherwise what the first of them lacks."""
         if sys.platform != "linux":
             detail = f"Linux only, this is {sys.platform}: elsewhere containers are on a machine of their own"
             hint = "`--sandbox process` does not isolate: choose it knowingly"
@@ -179,8 +179,8 @@ class ContainerProvider:
         )
 
     def _complaint(self, engine: ContainerEngine) -> str:
-        """Run something in a container like a session's, and return what was complained of: nothing, at best."""
-        # A loop of its own: whoever asks may be in one.
+        """Run something in a container like a session's; return what went wrong, or nothing."""
+        # In a thread with its own loop, because the caller may be in one.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._try(engine)).result()
 
@@ -207,7 +207,7 @@ class ContainerProvider:
 
 
 def _working(engine: ContainerEngine, identities: HostUsers | None) -> list[HostCheck]:
-    told = f" with {' '.join(engine.options)}" if engine.options else ""
+    options = f" with {' '.join(engine.options)}" if engine.options else ""
     filtered = load_filter()
     detail = f"filtered by {engine.kind}'s own list and by ours"
     if filtered.complaint:
@@ -216,7 +216,7 @@ def _working(engine: ContainerEngine, identities: HostUsers | None) -> list[Host
     lacking = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
     limits = "; ".join(lacking) or "control groups bound the memory, CPU and processes of a session"
     return [
-        HostCheck("container", is_ok=True, detail=f"starts{told}"),
+        HostCheck("container", is_ok=True, detail=f"starts{options}"),
         HostCheck("system calls", is_ok=True, detail=detail),
         HostCheck("users", is_ok=True, detail=users),
         HostCheck("limits", is_ok=True, detail=limits),

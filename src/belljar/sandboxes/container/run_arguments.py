@@ -1,7 +1,7 @@
 """What the `container` sandbox looks like from inside, as arguments for an engine's `run`. Starts nothing.
 
-The image gives the system, the host gives the trees that a session's interpreter needs, at their own paths. The same
-places as in the `namespace` sandbox are writable, and nothing else is.
+The image provides the system; the host provides the trees that a session's interpreter needs, at their own paths. The
+same places as in the `namespace` sandbox are writable, and nothing else is.
 """
 
 import os
@@ -15,25 +15,25 @@ from belljar.sandboxes.container.engines import ContainerEngine
 from belljar.sandboxes.machine_files import ETC, machine_files
 from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH
 
-DOORSTEP = "/run/doorstep"
+INIT_FOLDER = "/run/doorstep"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_TABLES = ("/etc/ld.so.cache", "/etc/alternatives")
-# The host's authorities, which a session's requests through the server's proxy are signed by.
+# The host's certificate authorities, because they signed the servers that a session reaches through the proxy.
 _ETC = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/localtime")
 _WRITTEN = {
     **ETC,
     "/etc/hostname": "belljar\n",
     "/etc/resolv.conf": "",
 }
-_SEAL = (
+_ISOLATION = (
     *("--network", "none", "--ipc", "private", "--cgroupns", "private", "--hostname", "belljar"),
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--workdir", "/"),
     *("--log-driver", "none", "--no-healthcheck", "--stop-signal", "SIGKILL"),
 )
 _OF_ENGINE = {
-    # What podman does by itself otherwise: folders of its own, volumes of the image, the host's proxies and its
-    # service manager's socket handed in, names written to /etc.
+    # Switches off what podman does by default: its own temporary folders, the image's volumes, handing in the host's
+    # proxies and its service manager's socket, and writing names to /etc.
     "podman": (
         *("--pid", "private", "--uts", "private", "--read-only-tmpfs=false", "--image-volume", "ignore"),
         # Where an ordinary user's podman may not make control groups, it shows those of the host.
@@ -47,7 +47,7 @@ _UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class RunArguments:
-    """One container that is to be made."""
+    """The arguments for one container that is to be made."""
 
     engine: ContainerEngine
     image: str
@@ -56,18 +56,18 @@ class RunArguments:
     labels: Sequence[str]
 
     def files(self) -> dict[str, str]:
-        """Texts of single files that are shown in place of the image's and the host's, by path inside."""
+        """Return the texts of single files that are shown in place of the image's and the host's, by path inside."""
         _, user = self.engine.users(self.spec.identity)
         written = {path: text.format(uid=user.uid, gid=user.gid, home=HOME) for path, text in _WRITTEN.items()}
         return {**written, **machine_files(self.spec.limits)}
 
     def arguments(self, interpreter: str, mounts: Sequence[str], program: Sequence[str]) -> list[str]:
-        """Everything after the engine's name, but how to run: `--detach` or not."""
+        """Return everything after `run`, except `--detach`."""
         users, _ = self.engine.users(self.spec.identity)
         return [
             *("--rm", "--pull", "never", "--name", self.name),
             *(word for label in self.labels for word in ("--label", label)),
-            *_SEAL,
+            *_ISOLATION,
             *_OF_ENGINE[self.engine.kind],
             *_selinux(),
             *users,
@@ -79,14 +79,14 @@ class RunArguments:
         ]
 
     def mounts(self, command: Sequence[str], step: Path, files: Path) -> list[str]:
-        """What of the host is shown; `files` has the texts of `files()` by `file_name`."""
+        """Return the mounts from the host; `files` has the texts of `files()` by `file_name`."""
         spec = self.spec
         trees = {*spec.readable, *_found(_ETC)}
         if is_of_system(command[0]):
             trees |= {*_found(path for path in _SYSTEM if not Path(path).is_symlink()), *_found(_SYSTEM_TABLES)}
         shown = [(path.resolve() if path.is_symlink() else path, str(path), True) for path in sorted(trees)]
         shown += [(files / file_name(path), path, True) for path in self.files()]
-        shown += [(step, DOORSTEP, True)]
+        shown += [(step, INIT_FOLDER, True)]
         shown += [(spec.workspace.resolve(), WORKSPACE, False), (spec.scratch.resolve(), SCRATCH, False)]
         return [word for source, path, is_closed in shown for word in self._mount(source, path, is_closed=is_closed)]
 
@@ -97,23 +97,23 @@ class RunArguments:
                     f"Path cannot be shown in a container: {text!r}",
                     hint="Use folders without commas, quotes and newlines",
                 )
-        # docker has no word for it; nothing inside could gain by such files, with no-new-privileges and no devices.
+        # docker has no such options; but with no-new-privileges and no devices nothing inside could gain by such files.
         plain = ",nosuid,nodev" if self.engine.kind == "podman" else ""
         yield from ("--mount", f"type=bind,source={source},target={path}{plain}{',readonly' if is_closed else ''}")
 
 
 def file_name(path: str) -> str:
-    """A single file's name in the folder that holds them all."""
+    """Return a single file's name in the folder that holds them all."""
     return path.strip("/").replace("/", "-")
 
 
 def is_of_system(program: str) -> bool:
-    """Whether a program is one of the host's own system. Its libraries are the host's as well: both must be shown."""
+    """Return whether a program belongs to the host's system, whose libraries must then be shown too."""
     return program.startswith("/") and Path(program).exists() and _is_below(os.path.realpath(program), _SYSTEM)
 
 
 def find_interpreter(spec: SandboxSpec, command: Sequence[str]) -> str:
-    """The Python for the first process: of a tree that is shown, else the command's own, else the image's."""
+    """Return the Python for the first process: of a tree that is shown, else the command's own, else the image's."""
     trees = [str(tree.resolve()) for tree in spec.readable]
     for tree in spec.readable:
         for name in ("python3", "python"):
@@ -134,17 +134,17 @@ def _found(paths: Iterator[str] | Sequence[str]) -> set[Path]:
 
 
 def _selinux() -> Iterator[str]:
-    # Labels of the host's trees are the host's: to relabel them would break whoever else uses them.
+    # The labels of the host's trees must stay, because relabelling them would break their other users.
     if Path("/sys/fs/selinux/enforce").exists():
         yield from ("--security-opt", "label=disable")
 
 
 def _limits(engine: ContainerEngine, limits: Limits) -> Iterator[str]:
     if limits.memory_mb and "memory" in engine.controllers:
-        # The same for both: memory and swap together.
+        # The second number is for memory and swap together.
         yield from ("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m")
     if limits.cpus and "cpu" in engine.controllers:
-        # Engines refuse more processors than there are.
+        # Engines refuse more processors than the host has.
         yield from ("--cpus", f"{min(limits.cpus, os.cpu_count() or 1):g}")
     if "pids" in engine.controllers:
         yield from ("--pids-limit", str(limits.processes or _UNLIMITED))
@@ -155,7 +155,7 @@ def _temporary(engine: ContainerEngine, spec: SandboxSpec) -> Iterator[str]:
     size = f"size={limits.temporary_mb}m" if limits.temporary_mb else ""
     for path in ("/tmp", "/var/tmp", "/run", HOME):  # noqa: S108
         yield from _tmpfs(engine, spec, path, "rw", "exec", size)
-    # /sys describes the host's hardware; and a home in the image is closed to the session, which has to get through.
+    # /sys describes the host's hardware; a home in the image is closed to the session, which has to pass through it.
     for path in ("/sys", *_homes(spec.readable)):
         yield from _tmpfs(engine, spec, path, "ro", "size=64k")
     yield from ("--shm-size", f"{limits.temporary_mb}m" if limits.temporary_mb else str(_half_of_memory()))
@@ -163,19 +163,19 @@ def _temporary(engine: ContainerEngine, spec: SandboxSpec) -> Iterator[str]:
 
 def _tmpfs(engine: ContainerEngine, spec: SandboxSpec, path: str, *options: str) -> Iterator[str]:
     _, user = engine.users(spec.identity)
-    # The session's own: where the image has the folder, runc 1.1 gives it that one's mode, whatever it is told.
+    # Owned by the session's user: if the image has the folder, runc 1.1 uses that one's mode, whatever it is told.
     owned = ("U", "notmpcopyup") if engine.kind == "podman" else (f"uid={user.uid}", f"gid={user.gid}")
     mode = "1777" if Path(path).name == "tmp" else "0755"
     yield from ("--tmpfs", f"{path}:" + ",".join(filter(None, (*options, "nosuid", "nodev", f"mode={mode}", *owned))))
 
 
 def _homes(trees: Sequence[Path]) -> list[str]:
-    """The homes that trees are below, but for the session's own."""
+    """Return the home folders that trees are below, except the session's own."""
     found = {str(Path(*tree.parts[: 3 if tree.parts[1] == "home" else 2])) for tree in trees if len(tree.parts) > 2}
     homes = {home for home in found if home == "/root" or home.startswith("/home/")}
     return sorted(homes - {HOME, *map(str, trees)})
 
 
 def _half_of_memory() -> int:
-    """What Linux gives a memory file system that nobody limited."""
+    """Return the size that Linux gives a memory file system without a limit."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,6 +1,6 @@
-"""A session's containers, one for each command; and what tells a server's containers from those of others.
+"""A session's containers, one for each command, and the names by which a server tells its containers from others.
 
-Which engine makes them is `container.py`'s to find, one command's life `containment.py`'s.
+`provider.py` finds the engine that makes them; `process.py` runs one command.
 """
 
 import asyncio
@@ -60,37 +60,37 @@ class ContainerSandbox:
         stderr: int,
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
-        """Start a command in a new container; returns once it has been handed in."""
+        """Start a command in a new container; return once the container's first process has it."""
         if self._is_closed:
             raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
         descriptors = {1: stdout, 2: stderr} | {number: number for number in pass_fds}
         order = StartOrder(command, environment, WORKSPACE, descriptors, load_filter().program)
         order.check()
         name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
-        enclosure = RunArguments(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
-        process = ContainerProcess(enclosure, self._enforcement, on_end=self._on_end)
-        # Before anything is awaited: a spawn that is cancelled leaves a container to be ended.
+        run_arguments = RunArguments(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
+        process = ContainerProcess(run_arguments, self._enforcement, on_end=self._on_end)
+        # Before anything is awaited, because a spawn that is cancelled leaves a container to be ended.
         self._processes.append(process)
         await process.start(order)
         return process
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call."""
+        """Return the limits that were hit since the last call."""
         found, self._incidents = self._incidents, []
         return found + [incident for process in self._processes for incident in process.incidents()]
 
     def memory_peak_mb(self) -> float:
-        """The most that all processes together held since the last call; 0 where that is not measured."""
+        """Return the most memory that all processes together held since the last call; 0 where not measured."""
         peak, self._peak_mb = self._peak_mb, 0.0
         return max(peak, sum(process.memory_peak_mb() for process in self._processes))
 
     def _on_end(self, process: ContainerProcess) -> None:
-        """Read what its group has counted: the engine is about to remove it."""
+        """Read what the container's group has counted, because the engine is about to remove it."""
         self._incidents += process.incidents()
         self._peak_mb = max(self._peak_mb, process.memory_peak_mb())
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """End every container; returns when nobody is left in them. Nobody is spared."""
+        """Kill every container; return when nothing is left in them. No process can be spared."""
         async with self._ending:
             while self._processes:
                 process = self._processes[-1]
@@ -98,7 +98,7 @@ class ContainerSandbox:
                 self._processes.remove(process)
 
     async def aclose(self) -> None:
-        """Kill, and start nothing more; may be called twice."""
+        """Kill everything and start nothing more; may be called twice."""
         self._is_closed = True
         await self.kill()
         await self._enforcement.release()
@@ -106,7 +106,7 @@ class ContainerSandbox:
 
 
 def sweep(engine: ContainerEngine) -> None:
-    """Remove containers of servers that are gone."""
+    """Remove the containers of servers that are gone."""
     for name in engine.names(_numbers()):
         pid = name.split("-")[1] if name.startswith("belljar-") else ""
         if pid.isdecimal() and not name.startswith(_prefix(int(pid))):
@@ -114,7 +114,7 @@ def sweep(engine: ContainerEngine) -> None:
 
 
 def _prefix(pid: int) -> str:
-    """How the names of a process's containers begin: with its number, and when it was started."""
+    """Return the prefix of the names of a process's containers: its pid, and when it was started."""
     started = "gone"
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -123,5 +123,5 @@ def _prefix(pid: int) -> str:
 
 
 def _numbers() -> str:
-    """Which processes our numbers mean: servers in containers share an engine, and have the same numbers."""
+    """Return which pid namespace our pids are of, because servers in containers share an engine and have the same."""
     return str(Path("/proc/self/ns/pid").stat().st_ino)

@@ -1,1 +1,1 @@
-"""The `gvisor` provider: sessions on a kernel of their own, made for hostile programs, inside the namespace glass."""
+"""The `gvisor` provider: sessions run on gVisor's kernel, made for hostile programs, inside namespaces."""

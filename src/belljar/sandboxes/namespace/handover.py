@@ -1,7 +1,7 @@
-"""Sandboxes that outlive their server: what is deposited of one, and how it is made whole by the next server.
+"""Hands namespace sandboxes over to the next server: what is deposited of one, and how it is rebuilt.
 
-A branch needs its origin, so the whole line up to the trunk is deposited. Their processes are the supervisor's; what a
-server can make again, such as the mounts that further branches start from, is not kept.
+A branch needs its origin, so all its origins up to the trunk are deposited too. Their processes are the supervisor's
+children. What a server can make again, such as the mounts that further branches start from, is not deposited.
 """
 
 import os
@@ -23,11 +23,11 @@ from belljar.supervisor import Deposit, SupervisorClient
 
 PREFIX = "sandbox:"
 TakeIdentity = Callable[[Identity], Callable[[], None]]
-"""Takes one that a sandbox has; gives what releases it."""
+"""Marks a user as taken that a restored sandbox has; returns what releases it."""
 
 
 class NamespaceHandover:
-    """Hands over the sandboxes of namespaces. See `SandboxHandover`."""
+    """Hands over sandboxes made of namespaces. See `SandboxHandover`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class NamespaceHandover:
 
     def deposit(self, sandbox: Sandbox) -> str:
         """See `SandboxHandover`. The sandboxes that it was branched from are deposited with it."""
-        # Exactly these: what other providers make out of them does not end with its first process alone.
+        # Exactly these classes, because other providers' subclasses do not end with their first process alone.
         if not isinstance(sandbox, NamespaceSandbox) or type(sandbox) not in (NamespaceSandbox, NestedSandbox):
             return ""
         origin = self.deposit(sandbox.origin) if isinstance(sandbox, NestedSandbox) else ""
@@ -64,7 +64,7 @@ class NamespaceHandover:
         if isinstance(sandbox, NamespaceSandbox):
             sandbox.detach()
 
-    # What an earlier server has left
+    # Restoring what an earlier server has left
 
     def restore(self, key: str) -> RestoredSandbox:
         """See `SandboxHandover`."""
@@ -78,12 +78,12 @@ class NamespaceHandover:
         for key in [key for key in kept if key not in self._restored and self._supervisor.has(key)]:
             try:
                 await self._restore(key).aclose()
-            except (SandboxUnavailable, LookupError, TypeError):  # in part gone, or of another version
+            except (SandboxUnavailable, LookupError, TypeError):  # partly gone, or of another version
                 self._supervisor.drop(key, ends=True)
         self._enforcer.groups.remove_unclaimed()
 
     def _restore(self, key: str) -> NamespaceSandbox:
-        """Return a sandbox with those it was branched from; their users are taken for as long as they live."""
+        """Return a sandbox with those it was branched from; their users stay taken for as long as they live."""
         if key not in self._restored:
             deposit = self._supervisor.take(key)
             with ExitStack() as stack:
@@ -93,41 +93,43 @@ class NamespaceHandover:
         return self._restored[key]
 
     def _rebuild(self, key: str, words: dict[str, Any], descriptors: list[int]) -> NamespaceSandbox:
-        """Takes from the descriptors those that it uses."""
+        """Make the sandbox anew; remove from `descriptors` those that it uses."""
         tools, spec = self._tools(), _spec_of(words["spec"])
         origin = self._restore(words["origin"]) if words["origin"] else None
-        processes = [self._process_of(told, descriptors) for told in words["processes"]]
+        processes = [self._process_of(saved, descriptors) for saved in words["processes"]]
         user, levels = Identity(*words["user"]), words["levels"]
         enforcement = self._enforcer.restore(words["enforcement"], spec.limits)
         if origin is not None:
-            place = NamespaceLevel(user, origin.place.stage, levels)
+            place = NamespaceLevel(user, origin.place.root_view, levels)
             sandbox = NestedSandbox(tools, spec, enforcement, place=place, origin=origin)
         else:
-            stage = descriptors.pop(0) if words["has_stage"] else -1
-            sandbox = NamespaceSandbox(tools, spec, enforcement, place=NamespaceLevel(user, stage, levels), lay=_refuse)
-            if stage >= 0:
-                sandbox.when_closed(lambda: os.close(stage))
+            root_view = descriptors.pop(0) if words["has_stage"] else -1
+            sandbox = NamespaceSandbox(
+                tools, spec, enforcement, place=NamespaceLevel(user, root_view, levels), prepare_layout=_refuse
+            )
+            if root_view >= 0:
+                sandbox.when_closed(lambda: os.close(root_view))
         sandbox.key = key
         sandbox.when_closed(lambda: self._supervisor.drop(key))
         if spec.identity is not None:
             release = self._take_identity(spec.identity)
-            # A trunk's user is its own; the others' is their session's, which may have another sandbox after this one.
+            # A trunk owns its user; a branch's user is its session's, which may have another sandbox after this one.
             if origin is None and levels:
                 sandbox.when_closed(release)
         sandbox.restored(processes)
         return sandbox
 
-    def _process_of(self, told: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
-        child = _Gone(told["pid"]) if told["is_left_alone"] else self._supervisor.find_child(told["pid"])
-        process = NamespaceProcess(child, hops=told["hops"])
-        process.command = tuple(told["command"])
-        alone, command_pid = told["is_left_alone"], told["command_pid"]
-        process.restored(told["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
+    def _process_of(self, saved: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
+        child = _Gone(saved["pid"]) if saved["is_left_alone"] else self._supervisor.find_child(saved["pid"])
+        process = NamespaceProcess(child, hops=saved["hops"])
+        process.command = tuple(saved["command"])
+        alone, command_pid = saved["is_left_alone"], saved["command_pid"]
+        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
         return process
 
 
 class _Gone:
-    """In place of what has made a sandbox and is gone: nothing is left to wait for, to kill or to reap."""
+    """In place of the process that made a sandbox and is gone: there is nothing to wait for, to kill or to reap."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -152,7 +154,7 @@ async def _refuse(_: Resources) -> Layout:
 def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
     processes = [process for process in sandbox.processes() if process.first is not None]
     descriptors = [process.first for process in processes if process.first is not None]
-    has_stage = not origin and sandbox.place.stage >= 0
+    has_stage = not origin and sandbox.place.root_view >= 0
     user = sandbox.place.user
     words = {
         "spec": _words_of(sandbox.spec),
@@ -174,7 +176,7 @@ def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
         ],
     }
     children = [process.pid for process in processes if not process.is_left_alone]
-    return Deposit(words, [*descriptors, *([sandbox.place.stage] if has_stage else [])], children)
+    return Deposit(words, [*descriptors, *([sandbox.place.root_view] if has_stage else [])], children)
 
 
 def _words_of(spec: SandboxSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""How tightly this host lets a sandbox be closed: with a filter of system calls, and, for root, with users of its own.
+"""How well this host can harden a sandbox: with a filter of system calls, and, for root, with a user per session.
 
-Where something is missing the next best is chosen, and said. Starts nothing; what the sandbox shows is in
-`bubblewrap.py`.
+Where something is missing, the next best is chosen and the reason recorded. Starts nothing; `bwrap_args.py` says what
+the sandbox shows.
 """
 
 import os
@@ -14,8 +14,8 @@ from belljar.sandboxes.base import Identity
 from belljar.sandboxes.host_users import HostUsers, find_host_users
 from belljar.sandboxes.seccomp import load_filter
 
-# What a program started with privileges must not hear from those it is about to serve: the C library ignores these
-# for set-user-ID programs, and setpriv is none.
+# Variables that must not reach a privileged program from the session it serves: the C library ignores these for
+# set-user-ID programs, but setpriv is not one.
 _LOADER_PREFIXES = ("LD_", "MALLOC_")
 _LOADER_NAMES = frozenset(
     (
@@ -28,55 +28,56 @@ _SHOWN = ("/usr/", "/bin/", "/sbin/")
 
 @dataclass(frozen=True, slots=True)
 class Hardening:
-    """What there is to close a sandbox with."""
+    """What can harden a sandbox here, and why something cannot."""
 
     program: bytes = b""
-    """A filter of system calls; empty: none."""
+    """A filter of system calls; empty for none."""
     identities: HostUsers | None = None
-    """Users for sessions; None: they are the server's user, in a user namespace."""
+    """Users for sessions; None if they run as the server's user, in a user namespace."""
     setpriv: str = ""
     filter_gap: str = ""
     """Why there is no filter."""
     identity_gap: str = ""
-    """Why a server run by root has no users for its sessions."""
+    """Why a server that root runs has no users for its sessions."""
     identity_hint: str = ""
 
     def without_identities(self, why: str) -> "Hardening":
-        """The next best."""
+        """Return the next best hardening, in which sessions have no users of their own."""
         return replace(self, identities=None, setpriv="", identity_gap=why)
 
 
 def best_hardening() -> Hardening:
-    """The tightest that can be told without trying."""
+    """Return the strongest hardening that this host should support, without trying it."""
     loaded = load_filter()
-    seal = Hardening(program=loaded.program, filter_gap=loaded.complaint)
+    hardening = Hardening(program=loaded.program, filter_gap=loaded.complaint)
     if os.geteuid() != 0:
-        return seal
+        return hardening
     if not loaded.program:
-        # Without a user namespace of its own nothing but the filter keeps a session from making one.
-        return seal.without_identities("there is no filter of system calls")
-    return _with_identities(seal)
+        # A session without its own user namespace could make one; only the filter keeps it from that.
+        return hardening.without_identities("there is no filter of system calls")
+    return _with_identities(hardening)
 
 
 def unfiltered_hardening() -> Hardening:
-    """The tightest for a sandbox whose kernel is not the host's: what it calls, it filters itself."""
+    """Return the strongest hardening for a sandbox with its own kernel, which filters its system calls itself."""
     return _with_identities(Hardening()) if os.geteuid() == 0 else Hardening()
 
 
-def _with_identities(seal: Hardening) -> Hardening:
+def _with_identities(hardening: Hardening) -> Hardening:
     setpriv = _find_setpriv()
     if not setpriv:
-        return replace(seal, identity_gap="setpriv is not installed", identity_hint="install util-linux (setpriv)")
+        return replace(hardening, identity_gap="setpriv is not installed", identity_hint="install util-linux (setpriv)")
     identities = find_host_users()
     if identities is None:
-        return seal.without_identities("too few users are mapped into this user namespace")
-    return replace(seal, identities=identities, setpriv=setpriv)
+        return hardening.without_identities("too few users are mapped into this user namespace")
+    return replace(hardening, identities=identities, setpriv=setpriv)
 
 
 def drop_command(setpriv: str, identity: Identity, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What goes before a command so that it runs as that user, without groups and capabilities; and its variables.
+    """Return what goes before a command so that it runs as that user without capabilities, and its variables.
 
-    Those that the dynamic loader obeys are set after the drop: setpriv would load the session's code as root.
+    Variables that the dynamic loader obeys are set after the drop, because with them setpriv would load the session's
+    code as root.
     """
     held_back = {name: value for name, value in environment.items() if _is_obeyed(name)}
     dropping = [
@@ -90,7 +91,7 @@ def drop_command(setpriv: str, identity: Identity, environment: Mapping[str, str
 
 def _find_setpriv() -> str:
     found = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin")
-    # As the sandbox shows it, links followed: busybox has one that cannot drop capabilities.
+    # As the sandbox shows it, links followed, because busybox's setpriv cannot drop capabilities.
     real = os.path.realpath(found) if found else ""
     return real if real.startswith(_SHOWN) and Path(real).name == "setpriv" else ""
 

@@ -1,9 +1,9 @@
-"""Where bubblewrap is started, so that a process of one sandbox can enter another with its memory.
+"""Where and as whom bubblewrap is started, so that a process of one sandbox can enter another with its memory.
 
-An origin's user namespace has those of its branches below it, and a process without capabilities may enter a user
-namespace that is a child of its own and that its user owns. So a branch's namespaces are made by bubblewrap from within
-the origin's user and pid namespaces, by the origin's user. Only command lines, descriptors and maps of users;
-`enclosure.py` starts bubblewrap, and who enters does so by itself.
+A process without capabilities may enter a user namespace that is a child of its own and that its user owns. So
+bubblewrap makes a branch's namespaces from within the origin's user and pid namespaces, as the origin's user. This
+module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts bubblewrap, and
+processes enter by themselves.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ from belljar.sandboxes.namespace.process import NamespaceProcess, only_child
 from belljar.sandboxes.namespace.trial import BwrapTrial
 
 Resources = AsyncExitStack
-"""What is needed until bubblewrap has started."""
+"""What must stay open until bubblewrap has started."""
 
 _NS_GET_USERNS = 0xB701
 _MAP = 'read -r pid && printf "$1" > "/proc/$pid/uid_map" && printf "$1" > "/proc/$pid/gid_map"'
@@ -46,46 +46,46 @@ _ROOT = Identity(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What bubblewrap stands on."""
+    """How and where bubblewrap is started for one sandbox."""
 
-    footing: UserMap
+    user_map: UserMap
     prefix: tuple[str, ...] = ()
-    """What goes before bubblewrap on the command line. It names descriptors of the server: none may be passed on."""
+    """What goes before bubblewrap on the command line. It names the server's descriptors by path; none is passed on."""
     descriptors: tuple[int, ...] = ()
-    """But for these, which what reads them closes."""
+    """The only descriptors that are passed on; whatever reads them closes them."""
     hops: int = 0
     """How many processes are between the one that is started and bubblewrap."""
     maps: str = ""
-    """The users of the new user namespace, and its groups alike; empty: bubblewrap maps the one it needs."""
+    """The map of the new user namespace, for users and groups alike; empty if bubblewrap maps the only one itself."""
     mapping: tuple[str, ...] = ()
-    """A command that writes the maps of the process whose number is on its standard input; none: the server writes."""
+    """A command that writes the maps of the process whose pid is on its stdin; empty if the server writes them."""
     changes_user: bool = False
-    """Bubblewrap's user is not the server's, which may then not bind its processes."""
+    """Whether bubblewrap runs as another user than the server, which then may not set its processes' limits."""
     has_to_settle: bool = True
-    """Others enter, and may only when all is in place."""
+    """Whether other processes will enter, which they may only when all mounts and namespaces are made."""
     is_left_alone: bool = False
-    """What made the namespaces goes as soon as they are made: the origin's code sees it. They end with the origin's."""
+    """Whether their maker is killed once they are made, because the origin's code sees it. They end with the origin."""
 
     async def ready(self, _resources: Resources) -> "Layout":
-        """Itself: nothing has to be opened for it."""
+        """Return itself, because nothing has to be opened for it."""
         return self
 
 
-def trunk_layout(identity: Identity | None, numbers: range | None, stage: int, setpriv: str) -> Layout:
-    """For a sandbox that is nobody's branch. For root: `numbers` are the users its branches may have."""
+def trunk_layout(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> Layout:
+    """Return the layout of a sandbox that is nobody's branch. `numbers` are the users a root server's branches have."""
     if identity is None or numbers is None:
         return Layout(user_map_to_fork_from(MAPPED))
     user = ("--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups")
     return Layout(
         user_map_to_fork_from(_ROOT),
-        prefix=(_nsenter(), f"--mount={_path(stage)}", "--", setpriv, *user, "--"),
+        prefix=(_nsenter(), f"--mount={_path(root_view)}", "--", setpriv, *user, "--"),
         maps=_trunk_maps(identity.uid, numbers),
         changes_user=True,
     )
 
 
 def fork_user_map(user: Identity, owner: Identity) -> UserMap:
-    """For a branch whose code is `user`, where the origin's is `owner`, as numbered inside."""
+    """Return the map of a branch whose code is `user`, where the origin's code is `owner`, as numbered inside."""
     if user == owner:
         return user_map_to_fork_from(user)
     if owner != _ROOT:
@@ -94,46 +94,46 @@ def fork_user_map(user: Identity, owner: Identity) -> UserMap:
 
 
 class ParentSandbox:
-    """The namespaces of a sandbox that others are made below; for as long as one is made."""
+    """The namespaces of a sandbox below which a branch is being made."""
 
-    def __init__(self, holder: NamespaceProcess, stage: int, resources: Resources) -> None:
+    def __init__(self, holder: NamespaceProcess, root_view: int, resources: Resources) -> None:
         self._holder = holder
-        self._is_roots = stage >= 0
+        self._is_roots = root_view >= 0
         self._resources = resources
         self._users = self._open("user")
         self._pids = self._open("pid")
-        self._stage = (f"--mount={_path(stage)}",) if self._is_roots else ()
+        self._root_view = (f"--mount={_path(root_view)}",) if self._is_roots else ()
         self._entering: tuple[str, ...] = (f"--pid={_path(self._pids)}", "--")
         if not self._is_roots:
-            # bubblewrap puts a second user namespace below the one that owns its pid namespace: the code is in that.
+            # bubblewrap makes a second user namespace below the one that owns its pid namespace; the code is in that.
             owner = fcntl.ioctl(self._pids, _NS_GET_USERNS)
             self._resources.callback(os.close, owner)
             self._entering = ("--preserve-credentials", f"--user={_path(owner)}", *self._entering)
 
-    async def ground(self, user: Identity, owner: Identity) -> Layout:
-        """For a branch: its code is `user`, the origin's code `owner`, both as numbered inside."""
+    async def layout(self, user: Identity, owner: Identity) -> Layout:
+        """Return the layout of a branch whose code is `user`, where the origin's is `owner`, as numbered inside."""
         mounts = await self._mounts()
         if not self._is_roots:
             return Layout(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
         enter = (_nsenter(), f"--user={_path(self._users)}", *_as(owner))
         prefix = (*enter, mounts, f"--pid={_path(self._pids)}", "--")
-        footing = fork_user_map(user, owner)
-        ground = Layout(footing, prefix, hops=1, changes_user=True)
-        if not footing.has_to_drop:
-            return ground
+        user_map = fork_user_map(user, owner)
+        layout = Layout(user_map, prefix, hops=1, changes_user=True)
+        if not user_map.has_to_drop:
+            return layout
         maps = f"0 0 1\n{user.uid} {user.uid} 1\n"
-        return replace(ground, maps=maps, mapping=(*enter, "--", "/bin/sh", "-c", _MAP, "belljar", maps))
+        return replace(layout, maps=maps, mapping=(*enter, "--", "/bin/sh", "-c", _MAP, "belljar", maps))
 
-    async def ground_out_of_sight(self, user: Identity, bubblewrap: Path, backdrop: Sequence[str]) -> Layout:
-        """For a branch of a sandbox that runs a session's code, which is `user` as well.
+    async def layout_out_of_sight(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
+        """Return the layout of a branch of a sandbox that runs a session's code as `user`, the branch's user too.
 
-        That code sees who makes the branch, and whoever is in its own user namespace as its own user it can look
-        into: their root folder must not be the host's. So another bubblewrap puts up a backdrop first, from a user
-        namespace above.
+        That code sees the processes that make the branch, and it can look into those that are in its own user
+        namespace as its own user; so their root folder must not be the host's. Therefore another bubblewrap first makes
+        a minimal root folder for them, from a user namespace above.
         """
         mounts = await self._mounts()
-        told = open_content(encode(backdrop), self._resources)
-        building = (str(bubblewrap), "--args", str(told), "--")
+        arguments_fd = open_content(encode(minimal_root), self._resources)
+        building = (str(bubblewrap), "--args", str(arguments_fd), "--")
         credentials = _as(user) if self._is_roots else ("--preserve-credentials",)
         prefix = (
             *(_nsenter(), mounts, f"--net={_path(self._open('net'))}", *self._entering),
@@ -142,7 +142,7 @@ class ParentSandbox:
         return Layout(
             user_map_to_fork_from(user),
             prefix,
-            descriptors=(told,),
+            descriptors=(arguments_fd,),
             hops=2,
             changes_user=self._is_roots,
             is_left_alone=True,
@@ -160,11 +160,11 @@ class ParentSandbox:
         )
 
     async def _mounts(self) -> str:
-        if self._holder.threshold is None:
-            # On the origin's network: whoever sees a process may read what it could be connected to.
-            entering = [_nsenter(), *self._stage, f"--net={_path(self._open('net'))}", *self._entering]
-            self._holder.threshold = await open_proc_mount(entering, find_tool("unshare"))
-        return f"--mount={_path(self._holder.threshold)}"
+        if self._holder.proc_mount is None:
+            # In the origin's network namespace, because code that sees a process may read its connections from /proc.
+            entering = [_nsenter(), *self._root_view, f"--net={_path(self._open('net'))}", *self._entering]
+            self._holder.proc_mount = await open_proc_mount(entering, find_tool("unshare"))
+        return f"--mount={_path(self._holder.proc_mount)}"
 
     def _open(self, kind: str) -> int:
         try:
@@ -172,7 +172,7 @@ class ParentSandbox:
         except OSError as error:
             raise SandboxUnavailable(f"The {kind} namespace to branch from is gone: {error.strerror}") from error
         self._resources.callback(os.close, descriptor)
-        # Asked afterwards: then the number was not a stranger's.
+        # Checked after opening, because then the pid still belonged to the holder when it was opened.
         if not self._holder.is_there():
             raise SandboxUnavailable("The sandbox to branch from has ended")
         return descriptor
@@ -192,63 +192,62 @@ def _path(descriptor: int) -> str:
 
 @cache
 def find_tool(name: str) -> str:
-    """One of util-linux's programs; empty where it is not installed."""
+    """Return the path of one of util-linux's programs; empty where it is not installed."""
     return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
 
 
 def _trunk_maps(root: int, numbers: range) -> str:
-    """The trunk's user is root inside; every other number is itself, so that branches may have it."""
+    """Return the map in which the trunk's user is root; other numbers map to themselves, for branches to have."""
     parts = (range(numbers.start, min(root, numbers.stop)), range(max(root + 1, numbers.start), numbers.stop))
     lines = [f"0 {root} 1", *(f"{part.start} {part.start} {len(part)}" for part in parts if part)]
     return "".join(f"{line}\n" for line in lines)
 
 
-# What a sandbox is made with, and where it stands: whose it is, and how deep below the server's namespaces.
+# Tools and nesting level
 
 MOST_LEVELS = 32
-"""Of user namespaces, which are nested deeper than pid namespaces here."""
+"""Of user namespaces, which here are nested deeper than pid namespaces."""
 
 
 class NamespaceTools(NamedTuple):
     """What sandboxes are made with."""
 
     bubblewrap: Path
-    seal: Hardening
+    hardening: Hardening
     start: StartChild = start_own_child
-    will: OrphanReaper | None = OF_THIS_SERVER
-    """None where another process sees to what the server leaves."""
+    reaper: OrphanReaper | None = OF_THIS_SERVER
+    """None where another process, the supervisor, ends what the server leaves."""
 
 
 class NamespaceLevel(NamedTuple):
-    """What a sandbox is to those that are branched from it."""
+    """What a branch has to know of the sandbox it is made from."""
 
     user: Identity
-    """Whom its code is, as numbered inside."""
-    stage: int = -1
-    """Root's view of the host's files, for bubblewrap to start in; negative where the server is an ordinary user."""
+    """The user its code runs as, as numbered inside."""
+    root_view: int = -1
+    """A mount namespace for bubblewrap to start in, from `open_root_view`; negative where the server is not root."""
     levels: int = 0
-    """How many user namespaces it is away from the server's."""
+    """How many user namespaces it is below the server's."""
 
 
 def nested_level(origin: NamespaceLevel, identity: Identity | None) -> NamespaceLevel:
-    """Of a branch: whose it is, and how deep."""
+    """Return the level of a branch: its user and its depth."""
     user = identity or origin.user
-    footing = fork_user_map(user, origin.user)
-    if (levels := origin.levels + footing.levels) > MOST_LEVELS:
+    user_map = fork_user_map(user, origin.user)
+    if (levels := origin.levels + user_map.levels) > MOST_LEVELS:
         raise SandboxUnavailable(
             f"The branch would be {levels} user namespaces deep, Linux nests {MOST_LEVELS}",
             hint="Branch from an earlier one, or from the trunk",
         )
-    return NamespaceLevel(user, origin.stage, levels)
+    return NamespaceLevel(user, origin.root_view, levels)
 
 
-# Where bubblewrap starts when it makes a branch: the host's files, with a /proc that counts as the origin does.
-# bubblewrap looks its child up in /proc by the number that its own pid namespace gave it, which there is the
-# origin's. Made once for each origin. Knows nothing of what is started there.
+# The mounts in which bubblewrap makes a branch: the host's files, with a /proc of the origin's pid namespace, because
+# bubblewrap looks its child up in /proc by the pid that it has in its own pid namespace. Made once for each origin.
 
 
 async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
-    """A descriptor of a mount namespace with a new /proc; `entering` goes before a command of the origin's."""
+    """Return a mount namespace with a new /proc, as a descriptor. `entering` is the prefix that enters the origin."""
     stdin, stdin_end = os.pipe()
     stdout, stdout_end = os.pipe()
     mounting = (unshare, "--mount", "--propagation=slave", "--mount-proc", "--", "/bin/sh", "-c", "echo; read -r _")
@@ -279,39 +278,39 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
         raise SandboxUnavailable(f"The mounts to branch from cannot be reached: {error.strerror}") from error
     finally:
         os.close(stdout)
-        # At the end of its input it ends; the namespace stays as long as the descriptor.
+        # The shell ends at the end of its input; the namespace lasts as long as the descriptor.
         os.close(stdin_end)
         await child.wait()
         child.release()
 
 
-# The users of a new user namespace, mapped while bubblewrap waits for it. What maps to what is `branches.py`'s.
+# User maps
 
 
 class UserMapWriter:
-    """Made with bubblewrap's command line; nothing is written until its first process is known."""
+    """Writes the maps of a new user namespace while bubblewrap waits; first, its first process must be known."""
 
-    def __init__(self, ground: Layout) -> None:
-        self._maps = ground.maps
-        self._mapping = ground.mapping
+    def __init__(self, layout: Layout) -> None:
+        self._maps = layout.maps
+        self._mapping = layout.mapping
         self._gate: int | None = None
         self._helper: Child | None = None
-        self._told: int | None = None
+        self._helper_stdin: int | None = None
 
     def words(self, stack: ExitStack) -> BwrapTrial:
-        """What bubblewrap is told, if it has to wait."""
+        """Return the arguments that make bubblewrap wait, if it has to."""
         if not self._maps:
             return BwrapTrial([], [])
         gate_end, self._gate = os.pipe()
         stack.callback(os.close, gate_end)
-        # The second word is for its end: bubblewrap leaves the first to the command, and takes a `sync-fd` from it.
+        # `--sync-fd` makes bubblewrap close it for the command, which the first option alone would let inherit it.
         return BwrapTrial(["--userns-block-fd", str(gate_end), "--sync-fd", str(gate_end)], [gate_end])
 
     def start(self) -> None:
-        """Start whoever writes, while bubblewrap is starting too: the kernel wants it done from the namespace above."""
+        """Start the helper that writes maps, while bubblewrap starts: the kernel wants it from the namespace above."""
         if not self._mapping:
             return
-        reading, self._told = os.pipe()
+        reading, self._helper_stdin = os.pipe()
         try:
             self._helper = start_child(
                 self._mapping,
@@ -326,7 +325,7 @@ class UserMapWriter:
             os.close(reading)
 
     async def map(self, pid: int) -> None:
-        """Write the maps of a process's user namespace, if there are any to write, and let bubblewrap go on."""
+        """Write the maps of a process's user namespace, if there are any, and let bubblewrap continue."""
         if self._gate is None:
             return
         try:
@@ -342,17 +341,17 @@ class UserMapWriter:
         os.write(self._gate, b"\n")
 
     async def _have_written(self, helper: Child, pid: int) -> None:
-        if self._told is not None:
-            os.write(self._told, f"{pid}\n".encode())
+        if self._helper_stdin is not None:
+            os.write(self._helper_stdin, f"{pid}\n".encode())
         await helper.wait()
 
     async def aclose(self) -> None:
-        """Let everybody go; called once."""
-        for descriptor in (self._gate, self._told):
+        """Release bubblewrap and the helper; called once."""
+        for descriptor in (self._gate, self._helper_stdin):
             if descriptor is not None:
                 os.close(descriptor)
         if self._helper is not None:
-            # At the end of its input it ends.
+            # The helper ends at the end of its input.
             await self._helper.wait()
             self._helper.release()
 
@@ -377,27 +376,26 @@ def _read(pid: int, kind: str) -> bytes:
         os.close(descriptor)
 
 
-# A view of root's files that somebody without rights can walk through: what a sandbox needs, at the same paths.
-# Data folders and interpreters of a server run by root may lie below folders that are root's alone, such as its home.
-# In a mount namespace of its own each such folder is covered by an empty one that lets everybody through, with
-# nothing below it but the trees that are needed. Modes and owners of the host's files stay as they are. Knows nothing
-# of sandboxes.
+# A view of root's files through which a user without rights can pass, with what a sandbox needs at the same paths.
+# Data folders and interpreters of a server that root runs may lie below folders that only root may enter, such as its
+# home. In a separate mount namespace each such folder is covered by an empty one that everybody may pass through, and
+# below it only the needed trees are mounted. Modes and owners of the host's files do not change.
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
 
 
 def open_root_view(trees: Iterable[Path]) -> int:
-    """A descriptor of the mount namespace in which these trees can be reached. It lasts as long as the descriptor."""
+    """Return a mount namespace, as a descriptor, in which these trees are reachable. It lasts as long as that."""
     outcome: list[int | BaseException] = []
 
     def build() -> None:
         try:
             outcome.append(_build(sorted(set(trees), key=lambda path: len(path.parts))))
-        except BaseException as error:  # noqa: BLE001 - raised again below, by whoever asked
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
             outcome.append(error)
 
-    # A thread has its mounts, its working directory and its umask to itself once it asks, and takes them with it.
+    # In a thread, because after unshare its mounts, working directory and umask are its own, and go with it.
     thread = threading.Thread(target=build, name="stage")
     thread.start()
     thread.join()
@@ -416,12 +414,12 @@ def _build(trees: list[Path]) -> int:
     _mount(libc, "none", "/", _MS_REC | _MS_SLAVE)
     sources: dict[Path, int] = {}
     try:
-        # All are opened first: what is covered later can then still be mounted.
+        # Open all trees first, because those that get covered can then still be mounted.
         for tree in trees:
             sources[tree] = os.open(tree, os.O_PATH | os.O_CLOEXEC)
         for tree, source in sources.items():
             _place(libc, tree.resolve(), source)
-        # The way by links, for those who were told it; most lead there by now.
+        # Then the paths as given, through links, for those who use them; most lead to the same place by now.
         for tree, source in sources.items():
             _place(libc, tree, source)
         return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

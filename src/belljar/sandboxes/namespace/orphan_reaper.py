@@ -1,7 +1,7 @@
-"""What has to end should the server die without a word: named while it lives, carried out by a shell that outlives it.
+"""Kills processes that are being started when the server dies: a shell that outlives the server has their pids.
 
-Bubblewrap asks to be killed with its parent, but only some milliseconds after it was started, and what it has started
-in turn asks for the same later still. A server that is killed in between would leave them to the host's init for good.
+bubblewrap asks to be killed with its parent, but only some milliseconds after its start, and what it has started in
+turn asks for the same later still. A server that is killed in between would leave them to the host's init for good.
 """
 
 import logging
@@ -9,8 +9,9 @@ import os
 import subprocess
 import threading
 
-# It leaves its parent, who then has no child that it would have to know of. A number may be a stranger's by now: only
-# the first process of a sandbox, which is bubblewrap for as long as it lives, is killed by its number alone.
+# The shell detaches from its parent, so that the server has no child to know of. A pid may be another process's by now:
+# so a single pid, that of a sandbox's first process, is killed only if it is still bubblewrap, which that process
+# remains for as long as it lives.
 _EXECUTOR = """exec 3<&0
 (
 trap '' HUP INT QUIT TERM
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class OrphanReaper:
-    """Names, and a shell that has them. It is started with the first name, and once more should it be gone."""
+    """The pids to kill, and a shell that has them. It is started with the first pid, and again if it is gone."""
 
     def __init__(self) -> None:
         self._named: set[int] = set()
@@ -41,14 +42,14 @@ class OrphanReaper:
         self._lock = threading.Lock()
 
     def register(self, pid: int) -> None:
-        """A process is to be killed, or a process group, as a negative number."""
+        """Have a process killed if the server dies, or, by a negative number, a process group."""
         with self._lock:
             if pid not in self._named:
                 self._named.add(pid)
                 self._say(f"name {pid}\n")
 
     def unregister(self, pid: int) -> None:
-        """It has ended; may be called twice."""
+        """Forget a process or group that has ended; may be called twice."""
         with self._lock:
             if pid in self._named:
                 self._named.discard(pid)
@@ -58,7 +59,7 @@ class OrphanReaper:
         if self._line is not None:
             try:
                 os.write(self._line, words.encode())
-            except (BrokenPipeError, BlockingIOError):  # it was killed, or stopped
+            except (BrokenPipeError, BlockingIOError):  # the shell was killed, or stopped
                 os.close(self._line)
                 self._line = None
             else:
@@ -66,10 +67,10 @@ class OrphanReaper:
         self._start()
 
     def _start(self) -> None:
-        """A shell that knows everything so far."""
+        """Start a shell that gets all pids so far."""
         reading, line = os.pipe()
         try:
-            # In a session of its own: what is typed or hung up at the server's terminal is not for it.
+            # In a session of its own, so that signals from the server's terminal do not reach it.
             subprocess.run(
                 ["/bin/sh", "-c", _EXECUTOR],
                 stdin=reading,
@@ -92,4 +93,4 @@ class OrphanReaper:
 
 
 OF_THIS_SERVER = OrphanReaper()
-"""There is one death to prepare for, whoever makes the sandboxes."""
+"""One for this process, whichever provider makes the sandboxes."""

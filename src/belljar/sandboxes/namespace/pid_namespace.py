@@ -1,7 +1,7 @@
-"""Ends the processes of one pid namespace but for some of them, by reading /proc. Knows nothing of sandboxes.
+"""Kills the processes of one pid namespace except some of them, by reading /proc. Knows nothing of sandboxes.
 
-Namespaces within it have processes of their own, which are not its. What has made those is in it, and is told by its
-parents, which are not.
+Processes in pid namespaces nested in it do not count. The processes that make those nested namespaces are in it, and
+are recognised by their parents, which are not.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ _PATIENT_PASSES = 20
 
 @dataclass(frozen=True, slots=True)
 class SparedProcesses:
-    """Who stays, beside the namespace's first process. Numbers are the host's."""
+    """The processes that stay alive, besides the namespace's first process. Pids are the host's."""
 
     processes: Collection[int] = ()
     children_of: Collection[int] = ()
     forks_of: Sequence[str] = ()
-    """A command: who was started with it and has started nothing else in its place."""
+    """A command: spares the processes that were started with it and have executed nothing else since."""
 
-    def has(self, resident: "_NamespaceProcess") -> bool:
-        """Whether a process of the namespace is among them."""
-        if resident.pid in self.processes or resident.parent in self.children_of:
+    def has(self, process: "_NamespaceProcess") -> bool:
+        """Return whether a process of the namespace is spared."""
+        if process.pid in self.processes or process.parent in self.children_of:
             return True
         line = b"".join(os.fsencode(word) + b"\0" for word in self.forks_of)
-        return bool(line) and _command_line(resident.pid) == line
+        return bool(line) and _command_line(process.pid) == line
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,61 +45,63 @@ class _NamespaceProcess:
 
 
 def kill_all_except(first: int, spared: SparedProcesses) -> None:
-    """Kill until nobody is left but the spared. Blocks until the others are gone, for some seconds at most."""
+    """Kill until only the spared are left. Blocks until the others are gone, for some seconds at most."""
     if (namespace := _namespace(first)) is None:
         return
     deadline = time.monotonic() + _PATIENCE_S
     quiet = passes = 0
     while quiet < _QUIET and time.monotonic() < deadline:
         with contextlib.ExitStack() as stack:
-            hunt = _NamespaceKill(first, namespace, spared, stack)
-            # Stopped first, those of a bomb keep their places. Not at once: who shares a process group with the stopped
-            # is sent a hang-up when the group is orphaned, and may be one of the spared.
-            while passes > _PATIENT_PASSES and hunt.send(signal.SIGSTOP) and time.monotonic() < deadline:
+            kill_pass = _NamespaceKill(first, namespace, spared, stack)
+            # After some passes stop all before killing, because stopped processes of a fork bomb keep their places. Not
+            # at first: a process in the same process group as a stopped one gets SIGHUP when the group is orphaned, and
+            # may be a spared one.
+            while passes > _PATIENT_PASSES and kill_pass.send(signal.SIGSTOP) and time.monotonic() < deadline:
                 continue
-            hunt.send(signal.SIGKILL)
-            hunt.wait_gone(deadline)
-            # Between a look at /proc and the next, somebody who forks and ends all the time may have been two people.
-            quiet = 0 if hunt.met else quiet + 1
+            kill_pass.send(signal.SIGKILL)
+            kill_pass.wait_gone(deadline)
+            # Several scans must find nobody, because a process that forks and ends all the time may be missed: it has
+            # another pid at each scan of /proc.
+            quiet = 0 if kill_pass.found else quiet + 1
         passes += 1
 
 
 class _NamespaceKill:
-    """One pass, with descriptors of all it met."""
+    """One pass of killing, with a pidfd of each process found."""
 
     def __init__(
         self, first: int, namespace: tuple[int, int], spared: SparedProcesses, stack: contextlib.ExitStack
     ) -> None:
-        self.met: dict[int, int] = {}
-        """Processes and their pidfds."""
+        self.found: dict[int, int] = {}
+        """Pids and their pidfds."""
         self._first = first
         self._namespace = namespace
         self._spared = spared
         self._stack = stack
 
     def send(self, number: signal.Signals) -> bool:
-        """To those met already and to those found now; whether there were any of the latter."""
-        for pidfd in self.met.values():
+        """Signal the processes found before and those found now; return whether any were new."""
+        for pidfd in self.found.values():
             _send(pidfd, number)
-        count = len(self.met)
+        count = len(self.found)
         for pid in _candidates(self._first):
-            if pid not in self.met and self._is_wanted(pid) and (pidfd := open_pidfd(pid)) is not None:
+            if pid not in self.found and self._is_wanted(pid) and (pidfd := open_pidfd(pid)) is not None:
                 self._stack.callback(os.close, pidfd)
-                # Asked again: the number may have become a stranger's before there was a descriptor.
+                # Checked again, because the pid may have become another process's before the pidfd was opened.
                 if _namespace(pid) == self._namespace and _send(pidfd, number):
-                    self.met[pid] = pidfd
-        return len(self.met) > count
+                    self.found[pid] = pidfd
+        return len(self.found) > count
 
     def _is_wanted(self, pid: int) -> bool:
         if pid == self._first or _namespace(pid) != self._namespace:
             return False
-        resident = _read(pid)
-        return resident is not None and not self._spared.has(resident)
+        process = _read(pid)
+        return process is not None and not self._spared.has(process)
 
     def wait_gone(self, deadline: float) -> None:
-        """Wait until all it met have ended."""
+        """Wait until all processes found have ended."""
         poll = select.poll()
-        left = set(self.met.values())
+        left = set(self.found.values())
         for pidfd in left:
             poll.register(pidfd, select.POLLIN)
         while left and (left_s := deadline - time.monotonic()) > 0:
@@ -109,7 +111,7 @@ class _NamespaceKill:
 
 
 def _candidates(first: int) -> Iterator[int]:
-    """First those whose parents have ended, again and again: who forks all the time is elsewhere a moment later."""
+    """Yield first the orphans, several times, because one that forks all the time soon has another pid; then all."""
     for _ in range(_LOOKS):
         yield from children(first)
     for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""A command behind bubblewrap: told of, let in and ended. Does not know what bubblewrap was told."""
+"""A command that bubblewrap runs in new namespaces: waits for it, lets it start, and kills it. Knows no arguments."""
 
 import asyncio
 import contextlib
@@ -22,39 +22,39 @@ _END_PATIENCE_S = 10.0
 
 
 class NamespaceProcess:
-    """A command in new namespaces; its pid is the one the host can wait for."""
+    """A command in new namespaces; `pid` is the process that the host can wait for."""
 
-    def __init__(self, child: Started, *, hops: int = 0, will: OrphanReaper | None = None) -> None:
+    def __init__(self, child: Started, *, hops: int = 0, reaper: OrphanReaper | None = None) -> None:
         self.pid = child.pid
         self.command: Sequence[str] = ()
         self.first_pid = 0
-        """Of the namespaces' first process, as the host counts; the command waits behind it for `let_in`."""
+        """The pid, on the host, of the namespaces' first process; the command waits behind it for `let_in`."""
         self.first: int | None = None
-        """A pidfd of it, as long as it is ours to end."""
-        self.threshold: int | None = None
-        """Where bubblewrap starts for a branch of these namespaces, once there was one."""
+        """A pidfd of the first process, while it is ours to kill."""
+        self.proc_mount: int | None = None
+        """The mount namespace in which bubblewrap starts for a branch of these namespaces, once there was a branch."""
         self._command_pid = 0
         self._hops = hops
         self._maker: int | None = None
         self._has_ended: asyncio.Event | None = None
         self._child = child
         self._is_held = False
-        self._will = will
-        if will is not None:
-            will.register(-child.pid)
+        self._reaper = reaper
+        if reaper is not None:
+            reaper.register(-child.pid)
         self._gate: int | None = None
         self._info = bytearray()
-        self._is_told = asyncio.Event()
+        self._is_reported = asyncio.Event()
 
     def listen(self, info: int, gate: int) -> None:
-        """Hear what bubblewrap tells, and hold the command back until `let_in`; both descriptors are its own now."""
+        """Read bubblewrap's report and hold the command back until `let_in`; takes over both descriptors."""
         self._gate = gate
-        # Not awaited by `spawn` alone: a spawn that is cancelled still leaves a first process to be killed.
+        # Read by the loop, not by `spawn`, because a spawn that is cancelled still leaves a first process to be killed.
         asyncio.get_running_loop().add_reader(info, self._on_info, info)
 
     async def has_entered(self) -> bool:
-        """Whether there has been a first process inside, once that is known."""
-        await self._is_told.wait()
+        """Wait for bubblewrap's report; return whether there was a first process inside."""
+        await self._is_reported.wait()
         return self.first_pid != 0
 
     def let_in(self) -> None:
@@ -65,13 +65,13 @@ class NamespaceProcess:
         self._close_gate()
 
     async def has_settled(self) -> bool:
-        """Let the command start, and say whether all mounts and namespaces were made first."""
+        """Let the command start, and return whether all mounts and namespaces were made before."""
         if self._gate is None:
             return False
-        # Of its own: an end meanwhile closes the other.
+        # Duplicate the descriptor, because `kill_all` may close the original while we wait.
         gate = os.dup(self._gate)
         try:
-            # One byte fills a pipe of one page: it can be written to again when bubblewrap, all done, has taken it.
+            # One byte fills a pipe of one page, so it is writable again when bubblewrap, all done, has read that byte.
             fcntl.fcntl(gate, fcntl.F_SETPIPE_SZ, _ONE_PAGE)
             with contextlib.suppress(BrokenPipeError):
                 os.write(gate, b"\n")
@@ -82,19 +82,19 @@ class NamespaceProcess:
             self._close_gate()
 
     async def leave_alone(self) -> None:
-        """End what has made the namespaces, and nothing in them. How the command ends is not known from then on."""
+        """Kill what made the namespaces, and nothing in them. How the command ends cannot be known from then on."""
         if self.first is None:
             return
         self._watch(self.first)
         if self._maker is not None:
-            # It alone: what it has made may not have left its process group yet.
+            # Only this process, not its group, because what it has made may not have left the group yet.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._maker, signal.SIGKILL)
         await self._child.wait()
         self._release()
 
     def _watch(self, first: int) -> None:
-        """Know of its end by the first process alone."""
+        """Watch the first process alone for the end."""
         self._has_ended = ended = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -106,7 +106,7 @@ class NamespaceProcess:
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether what has made the namespaces is gone."""
+        """Whether what made the namespaces is gone."""
         return self._has_ended is not None
 
     @property
@@ -115,38 +115,38 @@ class NamespaceProcess:
         return self._hops
 
     def restored(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
-        """It was told and let in when another server had it; the descriptor is its own now."""
+        """Take over a command that another server started and let in; the descriptor is then its own."""
         self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
-        self._is_told.set()
+        self._is_reported.set()
         if is_left_alone:
             self._watch(first)
 
     def detach(self) -> None:
-        """Look at it no longer and let it live; may be called twice."""
+        """Stop watching it and let it live; may be called twice."""
         self._child.detach()
         if self.first is not None:
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
             self.first = None
-        self._close_threshold()
+        self._close_proc_mount()
 
     def command_pid(self) -> int:
-        """Of the command itself, as the host counts; 0 until it has been started.
+        """Return the pid of the command itself on the host; 0 until it has been started.
 
-        Asked before anything else runs inside: it is the first process's oldest child, and orphans become later ones.
+        Called before anything else runs inside, when it is the first process's oldest child; orphans come later.
         """
         self._command_pid = self._command_pid or only_child(self.first_pid)
         return self._command_pid
 
     async def has_started(self) -> int:
-        """The same, once it has been started; 0 when that never happens."""
-        # It follows the last word from bubblewrap by some 100 µs, and nothing tells.
+        """Return the command's pid on the host once it has been started; 0 if that never happens."""
+        # The command starts some 100 µs after bubblewrap's last message, and nothing reports it.
         while not self.command_pid() and self.is_there():  # noqa: ASYNC110
             await asyncio.sleep(_RETRY_S)
         return self._command_pid
 
     def is_there(self) -> bool:
-        """Whether the first process lives."""
+        """Return whether the first process lives."""
         if self.first is None:
             return False
         poll = select.poll()
@@ -154,22 +154,22 @@ class NamespaceProcess:
         return not poll.poll(0)
 
     async def wait(self) -> int:
-        """Exit status when it ends; negative for a signal, as which the end of one left alone is told too."""
+        """Return the exit status when it ends; negative for a signal. After `leave_alone` it is always -SIGKILL."""
         if self._has_ended is not None:
             await self._has_ended.wait()
             return -signal.SIGKILL
         status = await self._child.wait()
-        # bubblewrap tells of a signal as shells do.
+        # bubblewrap reports a signal as shells do.
         return 128 - status if status - 128 in signal.valid_signals() else status
 
     async def kill_all(self) -> None:
-        """Kill the namespaces' first process, which takes all others along, then bubblewrap; may be called twice."""
-        # bubblewrap tells or dies at once; killed before, it would leave its child to the host's init.
-        await self._is_told.wait()
+        """Kill the namespaces' first process, which ends all others, then bubblewrap; may be called twice."""
+        # bubblewrap reports or dies soon; if it were killed before, it would leave its child to the host's init.
+        await self._is_reported.wait()
         if self.first is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.first, signal.SIGKILL)
-            # It is killed: whatever keeps its end from being seen must not keep everyone else waiting.
+            # It is killed; whatever hides its end must not keep everyone else waiting.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_PATIENCE_S):
                     await (self._has_ended.wait() if self._has_ended else wait_readable(self.first))
@@ -177,8 +177,8 @@ class NamespaceProcess:
             os.close(self.first)
             self.first = None
             if self._hops:
-                # Each ends with its child and reaps it. Killed, it would leave that to the host's init, and until that
-                # one looks, the namespace of the origin cannot end.
+                # Each process in between ends with its child and reaps it. If killed, it would leave that to the host's
+                # init, and until init reaps the child, the origin's pid namespace cannot end.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._child.wait(), _PATIENCE_S)
         elif not self._is_held:
@@ -186,14 +186,14 @@ class NamespaceProcess:
         self._child.kill_group()
         await self._child.wait()
         self._release()
-        if self._will is not None:
-            self._will.unregister(self.first_pid)
+        if self._reaper is not None:
+            self._reaper.unregister(self.first_pid)
         self._close_gate()
         self._close_maker()
-        self._close_threshold()
+        self._close_proc_mount()
 
     def _kill_by_number(self) -> None:
-        """For a host without descriptors of processes: the number is its own while a parent not yet reaped has it."""
+        """Kill the first process by pid, where there are no pidfds. An unreaped parent that has it proves the pid."""
         parent = self.pid
         for _ in range(self._hops):
             parent = only_child(parent)
@@ -202,15 +202,15 @@ class NamespaceProcess:
                 os.kill(self.first_pid, signal.SIGKILL)
 
     def _release(self) -> None:
-        # First: from then on its number may be a stranger's.
-        if self._will is not None:
-            self._will.unregister(-self.pid)
+        # Unregister first, because after the release the pid may become another process's.
+        if self._reaper is not None:
+            self._reaper.unregister(-self.pid)
         self._child.release()
 
-    def _close_threshold(self) -> None:
-        if self.threshold is not None:
-            os.close(self.threshold)
-            self.threshold = None
+    def _close_proc_mount(self) -> None:
+        if self.proc_mount is not None:
+            os.close(self.proc_mount)
+            self.proc_mount = None
 
     def _close_gate(self) -> None:
         if self._gate is not None:
@@ -226,20 +226,20 @@ class NamespaceProcess:
         piece = os.read(info, 4096)
         self._info += piece
         try:
-            told = int(json.loads(self._info)["child-pid"])
-        except ValueError:  # not all of it, or nothing: bubblewrap died
+            reported_pid = int(json.loads(self._info)["child-pid"])
+        except ValueError:  # incomplete, or empty because bubblewrap died
             if piece:
                 return
         else:
-            self._find_first(told)
-        # Not read to its end: what entered other namespaces before bubblewrap still holds it.
+            self._find_first(reported_pid)
+        # Not read to end of file, because what entered other namespaces before bubblewrap still holds the pipe.
         asyncio.get_running_loop().remove_reader(info)
         os.close(info)
-        self._is_told.set()
+        self._is_reported.set()
 
-    def _find_first(self, told: int) -> None:
-        """Behind hops the number is another pid namespace's: then it is the only child of the only child."""
-        parent, first = self.pid, told
+    def _find_first(self, reported_pid: int) -> None:
+        """Find the first process. Behind hops bubblewrap reports a pid of another namespace, so follow the children."""
+        parent, first = self.pid, reported_pid
         for _ in range(self._hops):
             grandparent, parent = parent, only_child(parent)
             first = only_child(parent)
@@ -248,10 +248,10 @@ class NamespaceProcess:
         self.first_pid = first
         self.first = _open_child(first, of=parent)
         self._is_held = self.first is not None
-        if self._will is not None and self.first is not None:
-            self._will.register(first)
+        if self._reaper is not None and self.first is not None:
+            self._reaper.register(first)
         if not first:
-            # It lives, and cannot be found: nothing would ever end it.
+            # It lives but cannot be found, so nothing else would ever end it.
             self._child.kill_group()
 
 
@@ -270,12 +270,12 @@ def _unread(pipe: int) -> int:
 
 
 def only_child(pid: int) -> int:
-    """The child of a process that has one and one thread; 0 when it is gone."""
+    """Return the child of a process that has one child and one thread; 0 when it is gone."""
     return next(iter(children(pid)), 0)
 
 
 def _open_child(pid: int, *, of: int) -> int | None:
-    """A pidfd of that child. A command may be over so quickly that the number is a stranger's: not that one's."""
+    """Return a pidfd of that child; None if the pid is by now another process's, because commands can end quickly."""
     if (pidfd := open_pidfd(pid)) is None:
         return None
     with contextlib.suppress(OSError):

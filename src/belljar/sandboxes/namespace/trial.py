@@ -1,4 +1,4 @@
-"""What bubblewrap is told for a sandbox, whether this host lets it work, and what to do where it does not."""
+"""Bubblewrap's command line for a sandbox, a trial whether it works on this host, and advice where it does not."""
 
 import contextlib
 import subprocess
@@ -16,72 +16,74 @@ TRIAL_PATIENCE_S = 10
 
 
 class BwrapTrial(NamedTuple):
-    """What bubblewrap is told, and the descriptors that it is told with."""
+    """The rest of bubblewrap's command line, and the descriptors that it names."""
 
     command: list[str]
     descriptors: list[int]
     stdin: int | None = None
-    """Instead of one at its end."""
+    """The command's stdin, instead of an empty one."""
 
     def after(self, other: "BwrapTrial") -> "BwrapTrial":
-        """Both, the other first."""
+        """Return both, the other first."""
         return BwrapTrial([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
 
 
-def tell_bubblewrap(
-    seal: Hardening,
+def bubblewrap_command(
+    hardening: Hardening,
     spec: SandboxSpec,
-    footing: UserMap,
+    user_map: UserMap,
     command: Sequence[str],
     environment: Mapping[str, str],
     stack: contextlib.ExitStack,
 ) -> BwrapTrial:
-    """The rest of bubblewrap's command line, for a sandbox that runs this command."""
+    """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
     dropping: list[str] = []
-    if footing.has_to_drop:
-        dropping, environment = drop_command(seal.setpriv, footing.user, environment)
-    files = open_files(spec, footing.user, stack)
-    # In a file and not on the command line, which every user of the host may read.
-    told = open_content(encode(arguments(spec, footing, environment, files)), stack)
-    words, descriptors = ["--args", str(told)], [told, *files.values()]
-    if seal.program:
-        program = open_content(seal.program, stack)
+    if user_map.has_to_drop:
+        dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
+    files = open_files(spec, user_map.user, stack)
+    # In a file, because every user of the host may read a command line.
+    arguments_fd = open_content(encode(arguments(spec, user_map, environment, files)), stack)
+    words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values()]
+    if hardening.program:
+        program = open_content(hardening.program, stack)
         words += ["--seccomp", str(program)]
         descriptors.append(program)
     return BwrapTrial([*words, "--", *dropping, *command], descriptors)
 
 
-def try_bubblewrap(bubblewrap: Path, seal: Hardening) -> str:
-    """Make a sandbox like a session's, run `true` in it, and return what bubblewrap complains of: nothing, at best."""
-    with open_trial(seal) as (spec, stack):
-        told = tell_bubblewrap(seal, spec, user_map_of(spec.identity), ["true"], {"PATH": "/usr/bin:/bin"}, stack)
-        return try_told(bubblewrap, told)
+def try_bubblewrap(bubblewrap: Path, hardening: Hardening) -> str:
+    """Make a sandbox like a session's, run `true` in it, and return bubblewrap's complaint, or nothing."""
+    with open_trial(hardening) as (spec, stack):
+        bwrap = bubblewrap_command(
+            hardening, spec, user_map_of(spec.identity), ["true"], {"PATH": "/usr/bin:/bin"}, stack
+        )
+        return try_command(bubblewrap, bwrap)
 
 
 @contextlib.contextmanager
-def open_trial(seal: Hardening) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
-    """A session that is none, to try a sandbox with."""
+def open_trial(hardening: Hardening) -> Generator[tuple[SandboxSpec, contextlib.ExitStack]]:
+    """Yield the spec of a made-up session, to try a sandbox with."""
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, contextlib.ExitStack() as stack:
         spec = SandboxSpec("trial", workspace=Path(folder), scratch=Path(folder), home=Path(folder))
-        if seal.identities:
-            identity = seal.identities.take()
-            stack.callback(seal.identities.release, identity)
+        if hardening.identities:
+            identity = hardening.identities.take()
+            stack.callback(hardening.identities.release, identity)
             spec = replace(spec, identity=identity)
         yield spec, stack
 
 
-def try_told(bubblewrap: Path, told: BwrapTrial) -> str:
-    """Run bubblewrap once and return what was complained of."""
+def try_command(bubblewrap: Path, bwrap: BwrapTrial) -> str:
+    """Run bubblewrap once and return its complaint, or nothing."""
     try:
         answer = subprocess.run(
-            [str(bubblewrap), *told.command],
+            [str(bubblewrap), *bwrap.command],
             env={},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=TRIAL_PATIENCE_S,
-            pass_fds=told.descriptors,
+            pass_fds=bwrap.descriptors,
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -90,7 +92,7 @@ def try_told(bubblewrap: Path, told: BwrapTrial) -> str:
 
 
 def advice() -> str:
-    """The next action on a host where bubblewrap is refused."""
+    """Return what the operator can do on a host where bubblewrap is refused."""
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap"
     if _setting("user/max_user_namespaces") == "0":

@@ -1,9 +1,9 @@
-"""Who is calling over HTTP: API keys, OAuth 2.1 bearer tokens, and the principal that sessions belong to.
+"""Authentication over HTTP: API keys, OAuth 2.1 bearer tokens, and the principal that sessions belong to.
 
-`keys.py` and `tokens.py` say whose a credential is (`issuers.py`: by whose signatures), `guarding.py` asks them before
-each request, `principals.py` tells handlers whom they serve. A key is known by its hash only, a token is verified and
-then forgotten: what handlers can see of a caller holds no credential. Every refusal looks the same from outside. Knows
-nothing of binds, paths or sessions.
+`verification.py` checks API keys and makes the guard that runs before each request, `tokens.py` verifies bearer tokens
+by their issuer's signatures, `principals.py` tells handlers which caller they serve. Keys are stored only as hashes and
+tokens are discarded once they are verified, so what handlers can see of a caller holds no credential. Every refusal
+looks the same from outside. Knows nothing of binds, paths or sessions.
 """
 
 from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, current_principal, is_loopback

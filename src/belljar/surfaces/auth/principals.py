@@ -1,4 +1,4 @@
-"""The caller of the request at hand, as sessions know their owner."""
+"""The principal of the current request, which owns the sessions it makes; and which hosts and URLs can be trusted."""
 
 import ipaddress
 from typing import Final
@@ -8,14 +8,14 @@ from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import principal_components
 
 LOCAL_PRINCIPAL: Final = "local"
-"""The caller on stdio, and on loopback HTTP without keys."""
+"""The principal of callers on stdio, and on loopback HTTP without credentials."""
 
 WITHHELD: Final = "withheld"
-"""What stands where handlers could otherwise see a credential."""
+"""Stands in place of the credential in what handlers can see."""
 
 
 def current_principal() -> str:
-    """Who made the request being handled: "local", "key:NAME" or "jwt:ISSUER#SUBJECT"."""
+    """Return who made the current request: "local", "key:NAME" or "jwt:ISSUER#SUBJECT"."""
     token = get_access_token()
     if token is None:
         return LOCAL_PRINCIPAL
@@ -23,11 +23,11 @@ def current_principal() -> str:
     return f"key:{subject}" if issuer is None else f"jwt:{issuer}#{subject}"
 
 
-# Which addresses only this machine can reach, and which can be believed.
+# Hosts and URLs
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host."""
+    """Return whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -35,7 +35,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_safe_url(url: str) -> bool:
-    """Whether what the URL returns can be believed: https, or http to this machine."""
+    """Return whether the URL's answers can be trusted: it is https, or http to this machine."""
     parts = urlsplit(url)
     if not parts.hostname:
         return False

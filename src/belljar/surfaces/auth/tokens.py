@@ -1,4 +1,7 @@
-"""OAuth 2.1 bearer tokens: verified against their issuer's keys, and then forgotten."""
+"""OAuth 2.1 bearer tokens: their verification against the issuer's public keys, which are fetched and cached here.
+
+No token is kept once it is verified.
+"""
 
 import logging
 import time
@@ -12,7 +15,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from belljar.surfaces.auth.principals import WITHHELD, is_safe_url
 
-# An issuer's public keys: where they are, and when they are fetched again. Verifies nothing.
+# The issuer's public keys
 
 
 REFETCH_INTERVAL_S: Final = 30.0
@@ -50,7 +53,7 @@ class IssuerKeys:
         return matching[0] if len(matching) == 1 else None
 
     async def _refresh(self) -> None:
-        # Anyone can send a token with an invented key id: the issuer must not feel it.
+        # Anyone can send a token with an invented key id, and the issuer must not feel it: so fetches are limited.
         async with self._lock:
             if time.monotonic() - self._tried_at < self._refetch_interval_s:
                 return
@@ -118,7 +121,7 @@ _CLOCK_SKEW_S: Final = 30
 
 
 class JwtVerifier(TokenVerifier):
-    """Accepts tokens that the issuer signed for this server (OAuth 2.1 resource server, RFC 9068 and 8707)."""
+    """Verifier of tokens that the issuer signed for this server (OAuth 2.1 resource server, RFC 9068 and 8707)."""
 
     def __init__(
         self,
@@ -133,8 +136,8 @@ class JwtVerifier(TokenVerifier):
         self._keys = IssuerKeys(issuer, jwks_url, refetch_interval_s=refetch_interval_s)
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return what the token grants; None for any other token, whatever is wrong with it."""
-        # 90 ms of import that a server with keys alone, or on stdio, never needs.
+        """Return what the token grants; None for a token that is not accepted, whatever is wrong with it."""
+        # Imported here, because it takes 90 ms and a server with API keys alone, or on stdio, never needs it.
         import jwt
 
         try:
@@ -164,7 +167,7 @@ class JwtVerifier(TokenVerifier):
         key = await self._keys.find(header.get("kid"))
         if key is None or key.get("alg", algorithm) != algorithm:
             return None
-        # Clients spell a resource without a path both ways, and the SDK compares the two as equal.
+        # Clients write a resource without a path with or without a final slash, and the SDK compares the two as equal.
         audience = self._audience.rstrip("/")
         return jwt.decode(
             token,
@@ -172,7 +175,7 @@ class JwtVerifier(TokenVerifier):
             algorithms=_ALGORITHMS,
             audience=[audience, f"{audience}/"],
             issuer=self._issuer,
-            # For tokens dated ahead of our clock; past `exp` the SDK's middleware gives no leeway.
+            # The leeway is for tokens dated ahead of our clock; past `exp` the SDK's middleware gives none.
             leeway=_CLOCK_SKEW_S,
             options={"require": ["exp", "iss", "aud", "sub"], "enforce_minimum_key_length": True},
         )

@@ -1,4 +1,4 @@
-"""The guard before each request, made of the settings: which credentials are asked for, and what a refusal says."""
+"""API keys, and the guard before each request: which credentials the settings ask for, and what a refusal says."""
 
 import hmac
 import re
@@ -23,13 +23,13 @@ from belljar.surfaces.auth.tokens import JwtVerifier
 
 
 class EitherVerifier(TokenVerifier):
-    """Accepts what any of its verifiers accepts, asked in order."""
+    """Verifier that accepts what any of its verifiers accepts, asked in order."""
 
     def __init__(self, *verifiers: TokenVerifier) -> None:
         self._verifiers = verifiers
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the first answer."""
+        """Return the first answer that is not None."""
         for verifier in self._verifiers:
             access = await verifier.verify_token(token)
             if access is not None:
@@ -39,13 +39,13 @@ class EitherVerifier(TokenVerifier):
 
 @dataclass(frozen=True)
 class AuthConfig:
-    """How callers are told apart: made by `build_auth`, applied to each route by `guard`."""
+    """How callers are authenticated: made by `build_auth`, applied to each route by `guard`."""
 
     settings: AuthSettings
     verifier: TokenVerifier
 
     def guard(self, app: ASGIApp) -> ASGIApp:
-        """Let only callers with credentials through to `app`, and let it know them."""
+        """Return `app` behind a check: only callers with credentials reach it, and it can see who they are."""
         settings = self.settings
         scopes = settings.required_scopes or []
         resource = settings.resource_server_url
@@ -57,7 +57,7 @@ class AuthConfig:
         return _ScopedChallenge(known, scopes) if scopes else known
 
     def metadata_routes(self) -> list[Route]:
-        """Return the public route of RFC 9728 that tells clients where to get a token; none with keys alone."""
+        """Return the public route of RFC 9728 that tells clients where to get a token; none with API keys alone."""
         if self.settings.resource_server_url is None:
             return []
         return create_protected_resource_routes(
@@ -66,7 +66,7 @@ class AuthConfig:
 
 
 class _ScopedChallenge:
-    """Adds to a challenge the scopes to ask for, which mcp 2.3 leaves out."""
+    """Middleware that adds to a challenge the scopes to ask for, because mcp 2.3 leaves them out."""
 
     def __init__(self, app: ASGIApp, scopes: Sequence[str]) -> None:
         self._app = app
@@ -85,15 +85,15 @@ class _ScopedChallenge:
 
 
 def build_auth(settings: Settings) -> AuthConfig | None:
-    """Return the way callers are known by these settings, or None when anyone who can connect is "local"."""
+    """Return how these settings authenticate callers, or None when anyone who can connect is "local"."""
     check_oauth(settings)
     issuer, audience, scopes = settings.oauth_issuer, settings.oauth_audience, list(settings.oauth_scopes)
     if not issuer or not audience:
         if not settings.api_keys:
             return None
-        # The SDK wants an issuer even where there is no metadata to publish; nothing reads this one.
-        nobody = AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
-        return AuthConfig(nobody, KeyVerifier(settings.api_keys))
+        # The SDK requires an issuer even where there is no metadata to publish; nothing reads this one.
+        unpublished = AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
+        return AuthConfig(unpublished, KeyVerifier(settings.api_keys))
     verifier: TokenVerifier = JwtVerifier(issuer=issuer, audience=audience, jwks_url=settings.oauth_jwks_url or None)
     if settings.api_keys:
         verifier = EitherVerifier(KeyVerifier(settings.api_keys, scopes=scopes, resource=audience), verifier)
@@ -109,7 +109,7 @@ def build_auth(settings: Settings) -> AuthConfig | None:
 
 
 def check_oauth(settings: Settings) -> None:
-    """Refuse OAuth settings that are half there, or whose answers could not be believed."""
+    """Raise SettingsError for OAuth settings that are incomplete, or with URLs whose answers cannot be trusted."""
     needed = {"oauth_issuer": settings.oauth_issuer, "oauth_audience": settings.oauth_audience}
     if not any((*needed.values(), settings.oauth_jwks_url, settings.oauth_scopes)):
         return
@@ -124,7 +124,7 @@ def check_oauth(settings: Settings) -> None:
             )
 
 
-# API keys: listed in the settings, known by their hash only.
+# API keys: listed in the settings, stored only as hashes
 
 _KEY_HINT: Final = "Make one with `belljar key` and list it in BELLJAR_API_KEYS as NAME:KEY or NAME:sha256:HEX"
 _KEY_MIN_CHARS: Final = 16
@@ -132,7 +132,7 @@ _KEY_CHARS: Final = re.compile(r"[\x21-\x7e]+")
 
 
 class KeyVerifier(TokenVerifier):
-    """Accepts the API keys of the settings: "KEY", "NAME:KEY" or "NAME:sha256:HEX" each."""
+    """Verifier of the API keys in the settings: "KEY", "NAME:KEY" or "NAME:sha256:HEX" each."""
 
     def __init__(
         self, entries: Sequence[SecretStr], *, scopes: Sequence[str] = (), resource: str | None = None
@@ -146,7 +146,7 @@ class KeyVerifier(TokenVerifier):
         self._resource = resource
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Say whose key this is, in the same time whichever key it is or is not."""
+        """Return whose key this is, in the same time for every token, so that the time tells nothing about the keys."""
         presented = hash_key(token)
         name: str | None = None
         for digest, owner in self._names.items():
@@ -158,7 +158,7 @@ class KeyVerifier(TokenVerifier):
 
 
 def _read_key(entry: str, number: int) -> ApiKey:
-    """Errors give the number of an entry, never its text."""
+    """Parse an entry of the setting. Errors give the number of the entry, never its text."""
     try:
         key = parse_key(entry)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""The `executor` surface: code kept in files, each run in a fresh sandboxed process of a chosen environment."""
+"""The `executor` surface: code is kept in files, and each run is a fresh sandboxed process in a chosen environment."""

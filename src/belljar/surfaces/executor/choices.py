@@ -1,6 +1,6 @@
-"""Which environment the code files run in: what the operator's variables say, and what a caller may choose instead.
+"""The environment that code files run in: the operator's choice by variables, and what a caller may choose instead.
 
-A path from a caller is never followed, because the interpreter there runs outside the sandbox when it is looked at:
+A path from a caller is never followed, because looking at an environment runs its interpreter outside the sandbox:
 callers choose among what the operator has named and what conda's own tools list.
 """
 
@@ -24,38 +24,38 @@ _FIELDS: dict[Kind, str] = {"conda": "conda_name", "venv": "venv_path", "venv-uv
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An environment by kind and place; without a kind, the one that sessions have."""
+    """An environment by kind and place (a path or a conda name); without a kind, the one that sessions have."""
 
     kind: Kind | None = None
     place: str = ""
 
     def entry(self) -> EnvironmentEntry | None:
-        """The same as the settings would name it."""
+        """Return the choice as an entry of the settings; None for the environment that sessions have."""
         return EnvironmentEntry(kind=self.kind, path=self.place) if self.kind else None
 
     def fields(self, settings: Settings) -> dict[str, str]:
-        """As callers are told."""
+        """Return the choice as answers show it to callers."""
         if self.kind is None:
             return {"type": "default", "environment": settings.environment}
         return {"type": self.kind, _FIELDS[self.kind]: self.place}
 
 
 def from_variables(variables: Mapping[str, str] = os.environ) -> Choice:
-    """What the operator has chosen; a configuration that names a place and no kind means the kind of that place."""
+    """Return what the operator has chosen. Without ENV_TYPE, the variable that names a place also says its kind."""
     named: dict[Kind, str] = {kind: variables[name] for kind, name in _VARIABLES.items() if variables.get(name)}
-    told = variables.get("ENV_TYPE", "")
-    if not told:
+    kind_name = variables.get("ENV_TYPE", "")
+    if not kind_name:
         return next((Choice(kind, place) for kind, place in named.items()), Choice())
-    kind = _KINDS.get(told)
+    kind = _KINDS.get(kind_name)
     if kind is None:
-        raise SettingsError(f"ENV_TYPE = {told!r}", hint=f"ENV_TYPE takes {', '.join(_VARIABLES)}")
+        raise SettingsError(f"ENV_TYPE = {kind_name!r}", hint=f"ENV_TYPE takes {', '.join(_VARIABLES)}")
     if kind not in named:
         raise SettingsError(f"ENV_TYPE is {kind}, but {_VARIABLES[kind]} is not set", hint=f"Set {_VARIABLES[kind]}")
     return Choice(kind, named[kind])
 
 
-def asked(settings: Settings, kind: Kind, places: Mapping[str, str], operators: Choice) -> Choice:
-    """What a caller asks for, if the operator knows it; blocks while conda's tools are asked."""
+def requested_choice(settings: Settings, kind: Kind, places: Mapping[str, str], operators: Choice) -> Choice:
+    """Return what a caller asks for, if the operator has it; blocks while conda's tools run."""
     place = places.get(_FIELDS[kind], "")
     if not place:
         raise InvalidArgument(f"type {kind} needs {_FIELDS[kind]}", hint=f"Pass {_FIELDS[kind]}")

@@ -1,4 +1,4 @@
-"""The nine tools of the `executor` surface, with the names and JSON answers that its clients know."""
+"""The nine tools of the `executor` surface, with the names and JSON answers that its clients expect."""
 
 import asyncio
 import hashlib
@@ -43,24 +43,24 @@ EXECUTOR_INSTRUCTIONS = (
 )
 MOST_CONNECTIONS = 1_000
 _PLAIN = "is_plain"
-"""In the fields of a program that failed, where the settings want no `isError` for it; not sent."""
+"""Key in the fields of a failed program for which the settings want no `isError`; removed before the answer is sent."""
 
 
 def answered(tool: Callable[P, Coroutine[Any, Any, Fields]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
-    """Fields as the JSON that clients of this surface parse; our own refusals have the same form."""
+    """Wrap a tool: its fields are sent as the JSON that clients of this surface parse, and so are our own refusals."""
 
     @wraps(tool)
-    async def told(*args: P.args, **kwargs: P.kwargs) -> Answer:
+    async def answer(*args: P.args, **kwargs: P.kwargs) -> Answer:
         try:
             return _in_json(await tool(*args, **kwargs))
         except BelljarError as error:
             note_refusal(error)
-            return told_refusal(error)
+            return refusal_as_json(error)
 
-    return told
+    return answer
 
 
-def told_refusal(error: BelljarError) -> CallToolResult:
+def refusal_as_json(error: BelljarError) -> CallToolResult:
     """Return a refusal in the form of every other answer."""
     return _in_json({"status": "error", "error": f"{error.code}: {error}"})
 
@@ -75,7 +75,7 @@ def _in_json(fields: Fields) -> CallToolResult:
 
 
 class ExecutorSurface:
-    """Tools over one runtime. What the operator's variables name is checked here, before anyone asks."""
+    """The tools over one runtime. The constructor checks the environment that the operator's variables name."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -86,9 +86,9 @@ class ExecutorSurface:
         given = os.environ.get("CODE_STORAGE_DIR", "")
         self._storage = Path(given).expanduser().resolve() if given else self._settings.data_directory / "code"
         self._chosen: dict[tuple[str, str], Choice] = {}
-        self._benches: dict[str, ProgramRunner] = {}
+        self._runners: dict[str, ProgramRunner] = {}
         self._opened: dict[Choice, Environment] = {}
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._saving: set[asyncio.Task[None]] = set()
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
@@ -110,41 +110,41 @@ class ExecutorSurface:
     @answered
     async def execute_code(self, ctx: Ctx, code: Code, filename: FileName = "") -> Fields:
         """Run Python in a fresh process of the configured environment. The code is kept in a file."""
-        bench, name = await self._write(ctx, code, filename)
-        return {**await self._run(ctx, bench, name), "generated_filename": name}
+        runner, name = await self._write(ctx, code, filename)
+        return {**await self._run(ctx, runner, name), "generated_filename": name}
 
     @answered
     async def initialize_code_file(self, ctx: Ctx, content: Code, filename: FileName = "") -> Fields:
         """Start a code file that append_to_code_file goes on with; nothing runs yet."""
-        bench, name = await self._write(ctx, content, filename)
+        runner, name = await self._write(ctx, content, filename)
         message = f"{name} is there. Go on with append_to_code_file, then run it with execute_code_file."
-        return {"status": "success", "message": message, "file_path": bench.storage.path(name), "filename": name}
+        return {"status": "success", "message": message, "file_path": runner.storage.path(name), "filename": name}
 
     @answered
     async def append_to_code_file(self, ctx: Ctx, file_path: FilePath, content: Code) -> Fields:
         """Add code at the end of a code file."""
-        bench = await self._opened_bench()
-        name = bench.storage.name_of(file_path)
+        runner = await self._opened_runner()
+        name = runner.storage.name_of(file_path)
         self._check_size(content)
-        await bench.check_room(await self._environment(ctx), len(content))
-        async with bench.writing:
-            await asyncio.to_thread(bench.storage.append, name, content)
-        return {"status": "success", "message": f"{name} goes on.", "file_path": bench.storage.path(name)}
+        await runner.check_room(await self._environment(ctx), len(content))
+        async with runner.writing:
+            await asyncio.to_thread(runner.storage.append, name, content)
+        return {"status": "success", "message": f"{name} goes on.", "file_path": runner.storage.path(name)}
 
     @answered
     async def execute_code_file(self, ctx: Ctx, file_path: FilePath) -> Fields:
         """Run a code file in a fresh process of the configured environment."""
-        bench = await self._opened_bench()
-        name = bench.storage.name_of(file_path)
-        return await self._run(ctx, bench, name)
+        runner = await self._opened_runner()
+        name = runner.storage.name_of(file_path)
+        return await self._run(ctx, runner, name)
 
     @answered
     async def read_code_file(self, file_path: FilePath) -> Fields:
         """The text of a code file."""
-        bench = self._bench()
-        name = bench.storage.name_of(file_path)
-        content = await asyncio.to_thread(bench.storage.read, name, self._settings.max_code_bytes)
-        return {"status": "success", "content": content, "file_path": bench.storage.path(name)}
+        runner = self._runner()
+        name = runner.storage.name_of(file_path)
+        content = await asyncio.to_thread(runner.storage.read, name, self._settings.max_code_bytes)
+        return {"status": "success", "content": content, "file_path": runner.storage.path(name)}
 
     # Packages
 
@@ -152,8 +152,8 @@ class ExecutorSurface:
     async def install_dependencies(self, ctx: Ctx, packages: Packages) -> Fields:
         """Install packages for your code, beside the environment."""
         check_requirements(packages)
-        bench, environment = await self._opened_bench(), await self._environment(ctx)
-        outcomes = await bench.install(environment, packages, stage_reporter(ctx))
+        runner, environment = await self._opened_runner(), await self._environment(ctx)
+        outcomes = await runner.install(environment, packages, stage_reporter(ctx))
         failed = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
         there = [f"{outcome.name}=={outcome.installed_version}" for outcome in outcomes if not outcome.error]
         notes = [f"{outcome.name}: a wheel; {outcome.note}" for outcome in outcomes if outcome.note]
@@ -170,8 +170,8 @@ class ExecutorSurface:
     @answered
     async def check_installed_packages(self, ctx: Ctx, packages: Packages) -> Fields:
         """Which packages there are, by distribution or import name or with a version; imports nothing."""
-        bench, environment = self._bench(), await self._environment(ctx)
-        layer = bench.layer(environment)
+        runner, environment = self._runner(), await self._environment(ctx)
+        layer = runner.layer(environment)
         found = await asyncio.to_thread(check_installed, environment, layer if layer.is_dir() else None, packages)
         missing = [status.name for status in found if not status.installed]
         return {
@@ -198,7 +198,7 @@ class ExecutorSurface:
     ) -> Fields:
         """Choose another environment, among those the operator has, for the rest of this connection."""
         places = {"conda_name": conda_name, "venv_path": venv_path, "uv_venv_path": uv_venv_path}
-        choice = await asyncio.to_thread(choices.asked, self._settings, type, places, self._operators)
+        choice = await asyncio.to_thread(choices.requested_choice, self._settings, type, places, self._operators)
         previous = self._choice(ctx)
         await self._open(choice)
         self._chosen[_connection(ctx)] = choice
@@ -214,19 +214,19 @@ class ExecutorSurface:
     @answered
     async def get_environment_config(self, ctx: Ctx) -> Fields:
         """Which environment code runs in, and where code files are."""
-        environment, bench = await self._environment(ctx), self._bench()
-        told = {"python": environment.version, "code_storage_dir": str(bench.storage.folder)}
-        return {"status": "success", "config": {**self._choice(ctx).fields(self._settings), **told}}
+        environment, runner = await self._environment(ctx), self._runner()
+        details = {"python": environment.version, "code_storage_dir": str(runner.storage.folder)}
+        return {"status": "success", "config": {**self._choice(ctx).fields(self._settings), **details}}
 
     # Steps the tools share
 
     async def _write(self, ctx: Ctx, code: str, filename: str) -> tuple[ProgramRunner, str]:
-        bench = await self._opened_bench()
+        runner = await self._opened_runner()
         self._check_size(code)
-        name = bench.storage.new_name(filename)
-        await bench.check_room(await self._environment(ctx), len(code))
-        await asyncio.to_thread(bench.storage.create, name, code)
-        return bench, name
+        name = runner.storage.new_name(filename)
+        await runner.check_room(await self._environment(ctx), len(code))
+        await asyncio.to_thread(runner.storage.create, name, code)
+        return runner, name
 
     def _check_size(self, code: str) -> None:
         size, most = len(code.encode(errors="replace")), self._settings.max_code_bytes
@@ -236,9 +236,9 @@ class ExecutorSurface:
                 hint="Send it in parts, with append_to_code_file",
             )
 
-    async def _run(self, ctx: Ctx, bench: ProgramRunner, name: str) -> Fields:
+    async def _run(self, ctx: Ctx, runner: ProgramRunner, name: str) -> Fields:
         environment = await self._environment(ctx)
-        running = asyncio.get_running_loop().create_task(bench.run(environment, name))
+        running = asyncio.get_running_loop().create_task(runner.run(environment, name))
         ended: list[str] = []
 
         def stop(asked: str) -> None:
@@ -253,39 +253,39 @@ class ExecutorSurface:
             if ended and task is not None and not task.cancelling():
                 raise KernelDied(f"the program was ended {ended[0]}") from None
             if not ended:
-                # Whoever went away finds what it said beside the code.
-                self._keep_later(bench, name, running)
+                # The client went away and the program goes on: save its output beside the code, to be found there.
+                self._save_output_later(runner, name, running)
             raise
-        fields = _told(end, self._settings.output_budget_chars, self._settings.execution_timeout_s)
+        fields = _result_fields(end, self._settings.output_budget_chars, self._settings.execution_timeout_s)
         if "truncated" in fields:
-            fields["full_output"] = await _keep_output(bench, name, end)
-        return {**fields, "file_path": bench.storage.path(name), _PLAIN: not self._settings.failures_are_errors}
+            fields["full_output"] = await _save_output(runner, name, end)
+        return {**fields, "file_path": runner.storage.path(name), _PLAIN: not self._settings.failures_are_errors}
 
-    def _keep_later(self, bench: ProgramRunner, name: str, running: "asyncio.Task[ProgramEnd]") -> None:
-        async def keep() -> None:
+    def _save_output_later(self, runner: ProgramRunner, name: str, running: "asyncio.Task[ProgramEnd]") -> None:
+        async def save() -> None:
             with suppress(BelljarError):
-                await _keep_output(bench, name, await running)
+                await _save_output(runner, name, await running)
 
-        keeping = asyncio.get_running_loop().create_task(keep())
-        self._keeping.add(keeping)
-        keeping.add_done_callback(self._keeping.discard)
+        saving = asyncio.get_running_loop().create_task(save())
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
 
-    async def _opened_bench(self) -> ProgramRunner:
-        """The caller's, with its folders made: for calls that write or run something."""
-        bench = self._bench()
-        await bench.open()
-        return bench
+    async def _opened_runner(self) -> ProgramRunner:
+        """Return the caller's runner with its folders made, for calls that write or run something."""
+        runner = self._runner()
+        await runner.open()
+        return runner
 
-    def _bench(self) -> ProgramRunner:
+    def _runner(self) -> ProgramRunner:
         principal = current_principal()
-        if principal not in self._benches:
+        if principal not in self._runners:
             key = hashlib.sha256(principal.encode()).hexdigest()[:16]
             storage = self._storage if principal == LOCAL_PRINCIPAL else self._storage / key
             root = self._settings.data_directory / "executor" / key
-            self._benches[principal] = ProgramRunner(
+            self._runners[principal] = ProgramRunner(
                 self._runtime.starter, self._runtime.sessions, principal, storage, root
             )
-        return self._benches[principal]
+        return self._runners[principal]
 
     def _choice(self, ctx: Ctx) -> Choice:
         return self._chosen.get(_connection(ctx), self._operators)
@@ -303,12 +303,12 @@ class ExecutorSurface:
 
 
 def _connection(ctx: Ctx) -> tuple[str, str]:
-    """Whose call it is, and on which connection; a protocol that has none leaves the caller."""
+    """Return the caller and its connection; the connection is empty where the protocol has none."""
     return current_principal(), (ctx.headers or {}).get("mcp-session-id", "")
 
 
-def _told(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
-    """Only the status of the process says whether it failed: warnings on stderr are no error."""
+def _result_fields(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
+    """Return the answer's fields. Only the exit status says whether the program failed: stderr may have warnings."""
     reason = _reason(end, timeout_s)
     fields: Fields = {"status": "error" if reason else "success", "output": clip(end.stdout, budget)}
     if reason:
@@ -330,12 +330,15 @@ def _reason(end: ProgramEnd, timeout_s: float) -> str:
     return f"the program ended with exit status {end.status}{hit}" if end.status else ""
 
 
-async def _keep_output(bench: ProgramRunner, name: str, end: ProgramEnd) -> str:
-    """Where all of it is, or why it is nowhere: the program has run, so that is no reason to answer with an error."""
+async def _save_output(runner: ProgramRunner, name: str, end: ProgramEnd) -> str:
+    """Save all of a program's output, and return its path or why it could not be saved.
+
+    The program has run, so output that cannot be saved is no reason to answer with an error.
+    """
     kept = f"{name.removesuffix('.py')}.output.txt"
     text = end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else "")
     try:
-        await asyncio.to_thread(bench.storage.write, kept, text)
+        await asyncio.to_thread(runner.storage.write, kept, text)
     except BelljarError as error:
         return f"not kept: {error}"
-    return bench.storage.path(kept)
+    return runner.storage.path(kept)

@@ -16,8 +16,8 @@ from serving_process import alive, http_server, serve_over_http, supervisors, tr
 from waiting import until
 
 
-class Estate:
-    """A data directory, and what belongs to it on the machine whichever server is at it."""
+class KeptDirectory:
+    """A data directory, and what belongs to it on the machine whichever server serves it."""
 
     def __init__(self, environment: Environment, folder: Path) -> None:
         self.folder = folder
@@ -28,11 +28,11 @@ class Estate:
         """Every process that was ever seen to belong to it."""
 
     @contextmanager
-    def server(self, **variables: str) -> Generator["Reign"]:
+    def server(self, **variables: str) -> Generator["ServerRun"]:
         chosen = {"BELLJAR_KEEP_ALIVE": "true", "BELLJAR_KEEP_ALIVE_S": "60", **variables}
         with http_server(self._command, self.folder, **chosen) as (url, process):
             self._servers.add(process.pid)
-            yield Reign(self, url, process)
+            yield ServerRun(self, url, process)
 
     def supervisors(self) -> set[int]:
         return supervisors(self.folder)
@@ -50,12 +50,12 @@ class Estate:
         return [path for path in made if int(path.name.split("-")[1]) in self._servers]
 
 
-class Reign:
-    """One server's time."""
+class ServerRun:
+    """One server process on a kept directory, from its start to its end."""
 
-    def __init__(self, estate: Estate, url: str, process: Any) -> None:
+    def __init__(self, directory: KeptDirectory, url: str, process: Any) -> None:
         self.url = url
-        self.estate = estate
+        self.directory = directory
         self._process = process
 
     def client(self) -> Client:
@@ -82,14 +82,14 @@ class Reign:
         self._process.wait()
 
     def kill(self) -> None:
-        self.estate.members |= tree(self._process.pid)
-        self.estate.look()
+        self.directory.members |= tree(self._process.pid)
+        self.directory.look()
         self._process.kill()
         self._process.wait()
 
 
-def an_estate(environment: Environment, folder: Path) -> Generator[Estate]:
-    made = Estate(environment, folder)
+def kept_directory(environment: Environment, folder: Path) -> Generator[KeptDirectory]:
+    made = KeptDirectory(environment, folder)
     yield made
     for pid in made.supervisors():
         os.kill(pid, signal.SIGTERM)

@@ -12,11 +12,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from cells import DEADLINE_S, ForkingPlace, Place, run, usable
 
 from belljar.environments import Environment
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel, StatefulKernel, StateReport
+from cells import DEADLINE_S, ForkingPlace, Place, run, usable
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalIndex:
+def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalIndex:
     """An index that uv takes for its own."""
     (tmp_path / "index").mkdir()
     index = LocalIndex(tmp_path / "index")
@@ -42,9 +42,9 @@ def site_packages(venv: Path) -> Path:
 
 
 async def test_an_environment_without_ipython_gets_it_beside_and_stays_as_it_is(
-    shelf: LocalIndex, venv: Path, settings: Settings
+    local_index: LocalIndex, venv: Path, settings: Settings
 ) -> None:
-    add_support(shelf)
+    add_support(local_index)
 
     environment = await open_environment(settings)
 
@@ -58,9 +58,9 @@ async def test_an_environment_without_ipython_gets_it_beside_and_stays_as_it_is(
 
 
 async def test_it_is_fetched_once_for_all_interpreters_of_a_kind(
-    shelf: LocalIndex, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    local_index: LocalIndex, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_support(shelf)
+    add_support(local_index)
     lines: list[str] = []
     first = await open_environment(settings, on_progress=lines.append)
     assert any(line.startswith("fetching IPython for Python 3.") for line in lines)
@@ -78,9 +78,9 @@ async def test_an_environment_that_has_all_of_it_needs_none(venv: Path, settings
 
 
 async def test_packages_of_the_environment_that_do_not_go_with_it_are_told_of(
-    shelf: LocalIndex, venv: Path, settings: Settings
+    local_index: LocalIndex, venv: Path, settings: Settings
 ) -> None:
-    add_support(shelf)
+    add_support(local_index)
     (site_packages(venv) / "traitlike.py").write_text("raise ImportError('too old')\n")
 
     with pytest.raises(EnvironmentBroken) as caught:
@@ -91,7 +91,7 @@ async def test_packages_of_the_environment_that_do_not_go_with_it_are_told_of(
 
 
 async def test_an_index_without_it_is_quoted_and_leaves_nothing(
-    shelf: LocalIndex, venv: Path, settings: Settings
+    local_index: LocalIndex, venv: Path, settings: Settings
 ) -> None:
     with pytest.raises(EnvironmentBroken) as caught:
         await open_environment(settings)
@@ -103,7 +103,7 @@ async def test_an_index_without_it_is_quoted_and_leaves_nothing(
 
 
 async def test_one_that_lacks_only_cloudpickle_runs_without_it_if_need_be(
-    shelf: LocalIndex, venv: Path, settings: Settings
+    local_index: LocalIndex, venv: Path, settings: Settings
 ) -> None:
     (site_packages(venv) / "ipython-9.0.dist-info").mkdir()
 

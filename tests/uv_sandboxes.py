@@ -7,7 +7,7 @@ from belljar.sandboxes.namespace.provider import NamespaceProvider
 from shared_environment import settings_with
 
 
-def open_workshop(**flags: object) -> UvSandbox:
+def open_uv_sandbox(**flags: object) -> UvSandbox:
     provider = NamespaceProvider()
     for check in provider.check():
         if not check.is_ok:

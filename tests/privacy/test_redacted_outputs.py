@@ -1,4 +1,4 @@
-"""What executions say, behind the veil: in pieces, in all forms, and in sessions as users have them."""
+"""What executions say, redacted: in pieces, in all forms, and in sessions as users have them."""
 
 import threading
 from collections.abc import AsyncGenerator
@@ -142,7 +142,7 @@ def anyio_backend() -> str:
 async def engine(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[belljar.Engine]:
-    folder = tmp_path_factory.mktemp("veiled")
+    folder = tmp_path_factory.mktemp("redacted")
     (folder / "policy.toml").write_text(POLICY)
     async with belljar.open_engine(
         data_directory=folder / "data",

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from cells import ForkingPlace, Place, run
 
 from belljar.errors import KernelDied
 from belljar.kernels import forked_process
 from belljar.kernels.forked_process import exit_status, tells_exits
+from cells import ForkingPlace, Place, run
 from waiting import until
 
 pytestmark = pytest.mark.anyio

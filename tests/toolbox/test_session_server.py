@@ -60,7 +60,7 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def served(folder: Path) -> AsyncGenerator[tuple[ToolServer, Callable[[], socket.socket]]]:
-    """A hatch that answers every search with as many megabytes as its limit says."""
+    """A tool server that answers every search with as many megabytes as its limit says."""
 
     async def find(asked: SearchMessage) -> dict[str, Any]:
         return {"outcome": "found", "text": asked.query * asked.limit * MEBIBYTE}
@@ -69,15 +69,15 @@ async def served(folder: Path) -> AsyncGenerator[tuple[ToolServer, Callable[[], 
 
         def connected() -> socket.socket:
             sock = sockets.enter_context(socket.socket(socket.AF_UNIX))
-            sock.connect(str(folder / "hatch"))
+            sock.connect(str(folder / "tools"))
             sock.setblocking(False)
             return sock
 
         broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=MEBIBYTE)
         async with open_tool_server(
-            folder, "hatch", broker=broker, find=find, folder_inside="/", paces=FairShares()
-        ) as hatch:
-            yield hatch, connected
+            folder, "tools", broker=broker, find=find, folder_inside="/", paces=FairShares()
+        ) as tool_server:
+            yield tool_server, connected
 
 
 def search(number: int, limit: int = 1, query: str = "x") -> bytes:
@@ -139,11 +139,11 @@ async def test_a_line_that_is_too_long_is_hung_up_on(tmp_path: Path):
 
 async def test_what_is_fetched_late_arrives_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_server, "BACKLOG_S", 60)
-    async with served(tmp_path) as (hatch, connected):
+    async with served(tmp_path) as (tool_server, connected):
         sock = connected()
         await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
-        await until(lambda: 0 < hatch.under_way == hatch.unsent.waiting)
-        assert hatch.unsent.size_bytes > session_server.MOST_BYTES
+        await until(lambda: 0 < tool_server.under_way == tool_server.unsent.waiting)
+        assert tool_server.unsent.size_bytes > session_server.MOST_BYTES
         answers = await lines(sock, 12)
         assert {answer["id"]: len(answer["text"]) for answer in answers} == dict.fromkeys(range(1, 13), 3 * MEBIBYTE)
 
@@ -152,15 +152,15 @@ async def test_who_never_reads_loses_its_connection_and_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(session_server, "BACKLOG_S", 0.2)
-    async with served(tmp_path) as (hatch, connected):
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+    async with served(tmp_path) as (tool_server, connected):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "tools")
         writer.write(search(1, query=""))
         assert json.loads(await reader.readline())["id"] == 1
         sock = connected()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
-        await until(lambda: hatch.under_way == 0 and "unread" in caplog.text)
-        assert (hatch.unsent.waiting, hatch.unsent.size_bytes) == (0, 0)
+        await until(lambda: tool_server.under_way == 0 and "unread" in caplog.text)
+        assert (tool_server.unsent.waiting, tool_server.unsent.size_bytes) == (0, 0)
         writer.write(search(2, query=""))
         assert json.loads(await reader.readline())["id"] == 2
         writer.close()
@@ -171,14 +171,14 @@ async def test_who_never_reads_loses_its_connection_and_nobody_else_does(
 
 async def test_while_too_much_is_unread_no_further_request_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_server, "BACKLOG_S", 60)
-    async with served(tmp_path) as (hatch, connected):
+    async with served(tmp_path) as (tool_server, connected):
         sock = connected()
         for number in range(1, 4):
             sock.send(search(number, 3))
-            await until(lambda number=number: hatch.unsent.waiting == number)
+            await until(lambda number=number: tool_server.unsent.waiting == number)
         sock.send(b"".join(search(number, 3) for number in range(4, 9)))
         await until(lambda: is_taken(sock))
-        assert (hatch.under_way, hatch.unsent.is_full) == (3, True)
+        assert (tool_server.under_way, tool_server.unsent.is_full) == (3, True)
         assert sorted(answer["id"] for answer in await lines(sock, 8)) == [*range(1, 9)]
 
 
@@ -187,7 +187,7 @@ async def test_who_is_refused_all_the_time_and_never_reads_is_hung_up_on(tmp_pat
         b'{"id": 1, "op": "call", "server": "a", "tool": "b", "arguments": {"x": ' + b"[" * 300 + b"]" * 300 + b"}}\n"
     )
     async with served(tmp_path):
-        _, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        _, writer = await asyncio.open_unix_connection(tmp_path / "tools")
         writer.write(deep * 30_000)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             await asyncio.wait_for(writer.drain(), 60)
@@ -198,16 +198,16 @@ async def test_code_that_was_hung_up_on_is_told_so_and_can_call_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(session_server, "BACKLOG_S", 0.2)
-    async with served(tmp_path) as (hatch, _):
+    async with served(tmp_path) as (tool_server, _):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
             UNREAD_CELL,
-            env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "hatch")},
+            env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "tools")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        await until(lambda: hatch.under_way == 0 and "unread" in caplog.text)
+        await until(lambda: tool_server.under_way == 0 and "unread" in caplog.text)
         told, _ = await process.communicate(b"the connection is closed\n")
     outcomes, again = told.decode().splitlines()
     assert set(json.loads(outcomes)) <= {"ToolError: " + LEFT_UNREAD, "an answer"}
@@ -232,15 +232,15 @@ async def test_what_is_taken_back_makes_room_however_much_waits_before_the_word_
     numbers = range(1, 1_001)
     broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=MEBIBYTE)
     async with open_tool_server(
-        tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=FairShares()
-    ) as hatch:
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        tmp_path, "tools", broker=broker, find=find, folder_inside="/", paces=FairShares()
+    ) as tool_server:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "tools")
         writer.writelines(search(number, query="never") for number in numbers)
         writer.writelines(json.dumps({"id": number, "op": "cancel"}).encode() + b"\n" for number in numbers)
         writer.write(search(2_000, query="hello"))
         async with asyncio.timeout(30):
             assert json.loads(await reader.readline()) == {"id": 2_000, "outcome": "found", "text": "hello"}
-        assert hatch.under_way <= 1
+        assert tool_server.under_way <= 1
         writer.close()
         await writer.wait_closed()
 
@@ -249,7 +249,7 @@ async def test_who_passes_too_deep_a_value_is_told_and_not_hung_up_on(tmp_path: 
     arguments = json.dumps({"id": 1, "op": "call", "server": "a", "tool": "b", "arguments": {}})
     deep = arguments.replace("{}}", '{"x": ' + "[" * 300 + "]" * 300 + "}}").encode() + b"\n"
     async with served(tmp_path):
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "hatch")
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "tools")
         writer.writelines([deep, search(2, query="")])
         answers = [json.loads(await reader.readline()) for _ in range(2)]
         writer.close()

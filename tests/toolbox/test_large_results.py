@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from belljar.toolbox.large_results import encoded, is_larger
@@ -15,6 +15,7 @@ JSON = some.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of the values
 @given(value=JSON, limit=some.integers(0, 3_000))
 def test_what_is_taken_to_fit_fits(value: object, limit: int):
     assert is_larger(value, limit) == (len(encoded(value)) > limit)

@@ -1,4 +1,4 @@
-"""Tools of a real server behind the veil: what code gets, what the server gets, what callers see."""
+"""Tools of a real server, with redaction: what code gets, what the server gets, what callers see."""
 
 import json
 import sys

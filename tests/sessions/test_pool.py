@@ -67,8 +67,8 @@ async def test_a_held_sandbox_is_nobodys_session(runtime: Runtime) -> None:
 
 async def test_a_sandbox_held_open_by_a_process_that_died_is_not_used(runtime: Runtime) -> None:
     environment = await runtime.starter.environments.get(runtime.settings.environment)
-    nursery = await runtime.starter.nurseries.of(environment)
-    zygote = nursery and await nursery.zygote()
+    environment_zygote = await runtime.starter.nurseries.of(environment)
+    zygote = environment_zygote and await environment_zygote.zygote()
     assert zygote is not None
     for pid in zygotes():
         os.kill(pid, signal.SIGKILL)

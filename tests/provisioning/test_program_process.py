@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from cells import branching
 
 from belljar.environments import Environment
 from belljar.provisioning.program_process import ProgramEnd, program_arguments, run_program
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
+from cells import branching
 from shared_environment import shared_settings
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,6 @@ from typing import Any
 
 import anyio
 import pytest
-from confined import open_workshop
 
 from belljar.environments.base import Environment
 from belljar.environments.package_index import read_access
@@ -27,11 +26,12 @@ from belljar.environments.packages import InstallOutcome, install
 from belljar.environments.uv import UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken
 from belljar.files.fd_walk import remove_tree
-from belljar.provisioning import confined_uv as workshop_module
+from belljar.provisioning import confined_uv
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.sandboxes.process import ProcessProvider
 from local_index import LocalIndex
 from shared_environment import settings_with
+from uv_sandboxes import open_uv_sandbox
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -114,9 +114,9 @@ def inside(small_environment: Environment, layer: Path, tmp_path: Path, monkeypa
     """Runs code where uv would run."""
     stand_in(small_environment, tmp_path, monkeypatch, "exec(sys.argv[-1])")
 
-    async def run(code: str, *, timeout_s: float = 30, shop: UvSandbox | None = None) -> UvAnswer:
+    async def run(code: str, *, timeout_s: float = 30, uv_sandbox: UvSandbox | None = None) -> UvAnswer:
         (staging := layer.parent / "staging").mkdir(exist_ok=True)
-        async with (shop or open_workshop()).uv_for("s1")(small_environment, staging) as uv:
+        async with (uv_sandbox or open_uv_sandbox()).uv_for("s1")(small_environment, staging) as uv:
             return await uv([code], timeout_s=timeout_s)
 
     return run
@@ -126,7 +126,7 @@ def stand_in(environment: Environment, folder: Path, monkeypatch: pytest.MonkeyP
     script = folder / "uv-stand-in"
     script.write_text(f"#!{environment.python}\nimport os, sys\n{code}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(workshop_module, "find_uv", lambda: str(script))
+    monkeypatch.setattr(confined_uv, "find_uv", lambda: str(script))
 
 
 async def test_the_servers_variables_are_not_there_but_the_indexs_are(
@@ -198,7 +198,7 @@ async def test_an_index_that_leads_elsewhere_is_not_followed(
             page.write_text(page.read_text().replace('href="', f'href="http://127.0.0.1:{port}/lamp/'))
         else:
             index.elsewhere[wheel] = f"http://127.0.0.1:{port}{wheel}"
-        (outcome,) = await install(small_environment, layer, ["lamp"], open_uv=open_workshop().uv_for("s1"))
+        (outcome,) = await install(small_environment, layer, ["lamp"], open_uv=open_uv_sandbox().uv_for("s1"))
 
     assert outcome.installed_version is None
     assert f"egress to 127.0.0.1:{port} is not allowed" in (outcome.error or "")
@@ -215,7 +215,7 @@ async def test_where_an_answer_leads_to_a_private_address_is_refused_though_it_i
         page.write_text(page.read_text().replace('href="', f'href="http://127.0.0.2:{port}/ipython/'))
         page = folder / "lamp" / "index.html"
         page.write_text(page.read_text().replace('href="', f'href="http://127.0.0.2:{port}/lamp/'))
-        (outcome,) = await install(small_environment, layer, ["lamp"], open_uv=open_workshop().uv_for("s1"))
+        (outcome,) = await install(small_environment, layer, ["lamp"], open_uv=open_uv_sandbox().uv_for("s1"))
 
     assert f"egress to 127.0.0.2:{port} is not allowed: it resolves to a private address" in (outcome.error or "")
     assert other.asked == []
@@ -244,7 +244,7 @@ async def test_the_indexs_password_reaches_uv(
             (tmp_path / "store" / "credentials.toml").write_text(
                 f'[[credential]]\nservice = "{plain}"\nusername = "user"\nscheme = "basic"\npassword = "opensesame"\n'
             )
-        outcomes = await install(small_environment, layer, ["lamp"], open_uv=open_workshop().uv_for("s1"))
+        outcomes = await install(small_environment, layer, ["lamp"], open_uv=open_uv_sandbox().uv_for("s1"))
 
     assert outcomes == [InstallOutcome("lamp", "1.0", None)]
     assert "/lamp/lamp-1.0-py3-none-any.whl" in kind.asked
@@ -329,8 +329,8 @@ def processes_with(mark: str) -> list[str]:
 
 
 async def test_its_memory_is_limited_and_it_is_said(index: type[Site], inside: RunInside):
-    shop = open_workshop(memory_mb=64)
-    answer = await inside("hog = b'x' * 3_000_000_000; print(len(hog))", shop=shop)
+    uv_sandbox = open_uv_sandbox(memory_mb=64)
+    answer = await inside("hog = b'x' * 3_000_000_000; print(len(hog))", uv_sandbox=uv_sandbox)
 
     assert answer.status != 0
     assert "out_of_memory" in answer.words or "MemoryError" in answer.words
@@ -383,7 +383,7 @@ async def test_what_a_subverted_uv_leaves_harms_nothing_of_the_hosts(
     stand_in(small_environment, tmp_path, monkeypatch, code)
 
     try:
-        outcomes = await install(small_environment, layer, ["lamp"], open_uv=open_workshop().uv_for("s1"))
+        outcomes = await install(small_environment, layer, ["lamp"], open_uv=open_uv_sandbox().uv_for("s1"))
     except EnvironmentBroken as broken:
         outcomes = broken
 
@@ -399,7 +399,7 @@ async def test_packages_belong_to_the_server_and_everyone_may_read_them(
     index: type[Site], small_environment: Environment, layer: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
-    await install(small_environment, layer, ["lamp"], open_uv=open_workshop().uv_for("s1"))
+    await install(small_environment, layer, ["lamp"], open_uv=open_uv_sandbox().uv_for("s1"))
 
     told = [record for record in caplog.records if record.getMessage().startswith("session s1: packages ")]
     assert {vars(record)["session_id"] for record in told} == {"s1"}
@@ -416,11 +416,11 @@ async def test_a_server_behind_a_proxy_leaves_uv_on_the_host_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("https_proxy", "http://proxy.test:3128")
-    shop = open_workshop()
+    uv_sandbox = open_uv_sandbox()
 
     with caplog.at_level(logging.WARNING):
-        assert shop.uv_for("s1") is open_uv_on_host
-        assert shop.uv_for("s2") is open_uv_on_host
+        assert uv_sandbox.uv_for("s1") is open_uv_on_host
+        assert uv_sandbox.uv_for("s2") is open_uv_on_host
 
     assert [record.message for record in caplog.records] == [
         "packages are fetched outside the sandbox: the server itself is behind HTTPS_PROXY"
@@ -430,17 +430,17 @@ async def test_a_server_behind_a_proxy_leaves_uv_on_the_host_and_says_so(
 async def test_an_index_that_did_not_answer_is_asked_again_and_one_that_did_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(workshop_module, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(confined_uv, "_ASK_AGAIN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://localhost:{port}")
-    shop = open_workshop()
-    assert [str(rule) for rule in await shop.index_rules()] == [f"localhost:{port}"]
+    uv_sandbox = open_uv_sandbox()
+    assert [str(rule) for rule in await uv_sandbox.index_rules()] == [f"localhost:{port}"]
 
     with site(folder) as (port, kind):
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://localhost:{port}")
-        first = await shop.index_rules()
+        first = await uv_sandbox.index_rules()
         asked = len(kind.asked)
-        assert await shop.index_rules() == first
+        assert await uv_sandbox.index_rules() == first
         assert [str(rule) for rule in first] == [f"localhost:{port}"]
         assert len(kind.asked) == asked > 0

@@ -1,4 +1,4 @@
-"""Trunks, branches and processes that enter them, for the tests: what a zygote does, in a few lines of its own."""
+"""Sandboxes to fork from (trunks), their forks (branches), and processes that fork into those as a zygote does."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 @dataclass
-class Inmate:
+class SandboxedProcess:
     """A process in a sandbox of its own that does what it is asked."""
 
     sandbox: Sandbox
@@ -113,8 +113,8 @@ class Inmate:
         return await self.hear() is None
 
 
-class Grove:
-    """Opens them, and closes what was opened."""
+class ForkedSandboxes:
+    """Opens trunks, branches and their processes, and closes what was opened."""
 
     def __init__(self, provider: NamespaceProvider, folder: Path, limits: Limits) -> None:
         self.provider = provider
@@ -141,7 +141,7 @@ class Grove:
             identity=identity,
         )
 
-    async def trunk(self, readable: Sequence[Path] = ()) -> Inmate:
+    async def trunk(self, readable: Sequence[Path] = ()) -> SandboxedProcess:
         spec = self.spec(readable=readable)
         sandbox = await self.provider.open_trunk(spec)
         self.opened.append(sandbox)
@@ -149,7 +149,7 @@ class Grove:
         command = [PYTHON, "-I", "-S", "-c", FORKER, str(theirs.fileno())]
         process = await self.hold(sandbox, command, [theirs.fileno()])
         theirs.close()
-        return Inmate(sandbox, spec, ours, process)
+        return SandboxedProcess(sandbox, spec, ours, process)
 
     async def hold(
         self, sandbox: Sandbox, command: Sequence[str] = ("sleep", "infinity"), pass_fds: Sequence[int] = ()
@@ -170,30 +170,36 @@ class Grove:
         self.opened.append(branch)
         return branch, await self.hold(branch)
 
-    async def branch(self, origin: Inmate, *, joins: bool = True) -> Inmate:
+    async def branch(self, origin: SandboxedProcess, *, joins: bool = True) -> SandboxedProcess:
         """A branch of the sandbox, entered by a fork of the process in it."""
         spec = self.spec()
         branch, process = await self.open_branch(origin.sandbox, spec)
         return await self.enter(origin, branch, process, spec, joins=joins)
 
     async def enter(
-        self, origin: Inmate, branch: ForkedSandbox, process: SandboxProcess, spec: SandboxSpec, *, joins: bool = True
-    ) -> Inmate:
+        self,
+        origin: SandboxedProcess,
+        branch: ForkedSandbox,
+        process: SandboxProcess,
+        spec: SandboxSpec,
+        *,
+        joins: bool = True,
+    ) -> SandboxedProcess:
         entrance = branch.entrance()
         message = {"flags": entrance.flags, "uid": entrance.identity.uid, "gid": entrance.identity.gid}
         groups = entrance.groups if joins else ()
         peer, pid = await self._tell(origin, message, "entered", [entrance.holder], groups)
         branch.admit(pid)
-        return Inmate(branch, spec, peer, process, pid)
+        return SandboxedProcess(branch, spec, peer, process, pid)
 
-    async def copy(self, inmate: Inmate) -> Inmate:
+    async def copy(self, sandboxed: SandboxedProcess) -> SandboxedProcess:
         """A fork that stays in the sandbox."""
-        peer, pid = await self._tell(inmate, {"copy": True}, "copied")
-        return replace(inmate, peer=peer, pid=pid)
+        peer, pid = await self._tell(sandboxed, {"copy": True}, "copied")
+        return replace(sandboxed, peer=peer, pid=pid)
 
     async def _tell(
         self,
-        inmate: Inmate,
+        sandboxed: SandboxedProcess,
         message: Mapping[str, object],
         expected: str,
         before: Sequence[int] = (),
@@ -202,7 +208,7 @@ class Grove:
         """Have a process fork; a way to talk to the fork, and its pid on the host."""
         ours, theirs = self._pair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        socket.send_fds(inmate.peer, [json.dumps(message).encode()], [*before, theirs.fileno(), *after])
+        socket.send_fds(sandboxed.peer, [json.dumps(message).encode()], [*before, theirs.fileno(), *after])
         theirs.close()
         ours.settimeout(DEADLINE_S)
         data, notes, _, _ = await asyncio.to_thread(ours.recvmsg, 65536, 1024)

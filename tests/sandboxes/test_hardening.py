@@ -148,7 +148,7 @@ async def test_without_libseccomp_it_runs_and_says_so(open_sandbox: Opener, monk
 @for_root
 @pytest.mark.parametrize(
     ("name", "answer", "why"),
-    [("_find_setpriv", "", "setpriv is not installed"), ("find_identities", None, "too few users are mapped")],
+    [("_find_setpriv", "", "setpriv is not installed"), ("find_host_users", None, "too few users are mapped")],
 )
 async def test_without_what_the_drop_needs_root_uses_a_user_namespace_and_says_so(
     open_sandbox: Opener, monkeypatch: pytest.MonkeyPatch, name: str, answer: object, why: str

@@ -1,6 +1,7 @@
 """Kernels that are forked from a warm process do all that others do."""
 
 import pytest
+
 from cells import ForkingPlace
 
 pytest.register_assert_rewrite("conformance")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from groves import Grove, Inmate
+from forked_sandboxes import ForkedSandboxes, SandboxedProcess
 from trials import ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
@@ -19,7 +19,7 @@ from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace import fork_trial as branch_trial
 from belljar.sandboxes.namespace import hardening
 from belljar.sandboxes.namespace import namespaces as places
-from belljar.sandboxes.namespace import sandbox as offshoots
+from belljar.sandboxes.namespace import sandbox as namespace_sandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.seccomp import Filter
@@ -33,16 +33,16 @@ NAMESPACES = "answer = {kind: os.readlink(f'/proc/self/ns/{kind}') for kind in s
 KINDS = {"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"}
 
 
-def residents(inmate: Inmate) -> set[int]:
+def residents(sandboxed: SandboxedProcess) -> set[int]:
     """Who is in the pid namespace of a sandbox's process, by the host's numbers."""
-    wanted = namespace_of(inmate.pid)
+    wanted = namespace_of(sandboxed.pid)
     return {pid for pid in pids() if namespace_of(pid) == wanted}
 
 
-def holding(inmate: Inmate) -> set[int]:
+def holding(sandboxed: SandboxedProcess) -> set[int]:
     """What holds its sandbox open."""
-    assert isinstance(inmate.sandbox, NamespaceSandbox)
-    holder = inmate.sandbox.holder()
+    assert isinstance(sandboxed.sandbox, NamespaceSandbox)
+    holder = sandboxed.sandbox.holder()
     return {holder.first_pid, holder.command_pid()}
 
 
@@ -68,10 +68,10 @@ def namespace_of(pid: int) -> str:
 # What is inside
 
 
-async def test_a_branch_has_the_memory_of_its_origin_and_files_of_its_own(grove: Grove) -> None:
-    trunk = await grove.trunk()
+async def test_a_branch_has_the_memory_of_its_origin_and_files_of_its_own(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
     await trunk.ask("kept = ['from the trunk']")
-    one, other = await grove.branch(trunk), await grove.branch(trunk)
+    one, other = await forks.branch(trunk), await forks.branch(trunk)
     await one.ask("kept.append('one'); open('made', 'w').write('x')")
     assert await one.ask("answer = kept, sorted(os.listdir('.')), os.getcwd()") == [
         ["from the trunk", "one"],
@@ -82,40 +82,40 @@ async def test_a_branch_has_the_memory_of_its_origin_and_files_of_its_own(grove:
     assert (one.spec.workspace / "made").read_text() == "x"
 
 
-async def test_every_namespace_is_its_own(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    inmates = [trunk, await grove.branch(trunk), await grove.branch(trunk)]
-    inmates.append(await grove.branch(inmates[1]))
-    seen = [await inmate.ask(NAMESPACES) for inmate in inmates]
+async def test_every_namespace_is_its_own(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    sandboxed_processes = [trunk, await forks.branch(trunk), await forks.branch(trunk)]
+    sandboxed_processes.append(await forks.branch(sandboxed_processes[1]))
+    seen = [await sandboxed.ask(NAMESPACES) for sandboxed in sandboxed_processes]
     for kind in KINDS:
         found = {str(namespaces[kind]) for namespaces in seen if isinstance(namespaces, dict)}
         assert len(found | {str(Path(f"/proc/self/ns/{kind}").readlink())}) == 5, kind
 
 
-async def test_nothing_of_any_privilege_is_left_and_the_filter_holds(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    branch = await grove.branch(trunk)
+async def test_nothing_of_any_privilege_is_left_and_the_filter_holds(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    branch = await forks.branch(trunk)
     code = "answer = [line.split()[1] for line in open('/proc/self/status') if line[:3] == 'Cap' or 'NoNew' in line]"
-    for inmate in (trunk, branch, await grove.branch(branch)):
-        assert await inmate.ask(code) == ["0" * 16] * 5 + ["1"]
-        assert await inmate.ask("answer = libc.unshare(0x10000000)") == -1
-        assert await inmate.ask("answer = libc.setns(os.pidfd_open(os.getpid()), 0x7e020000)") == -1
+    for sandboxed in (trunk, branch, await forks.branch(branch)):
+        assert await sandboxed.ask(code) == ["0" * 16] * 5 + ["1"]
+        assert await sandboxed.ask("answer = libc.unshare(0x10000000)") == -1
+        assert await sandboxed.ask("answer = libc.setns(os.pidfd_open(os.getpid()), 0x7e020000)") == -1
     assert "Error" in str(await branch.ask("os.setuid(0)"))
 
 
-async def test_no_process_of_another_sandbox_is_seen(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one, _ = await grove.branch(trunk), await grove.branch(trunk)
+async def test_no_process_of_another_sandbox_is_seen(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one, _ = await forks.branch(trunk), await forks.branch(trunk)
     assert await one.ask(PROCESSES) == [1, 2, 3]
-    clone = await grove.branch(one)
+    clone = await forks.branch(one)
     assert await clone.ask(PROCESSES) == [1, 2, 3]
 
 
 @for_root
-async def test_a_branch_of_roots_is_a_user_of_its_own(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one, other = await grove.branch(trunk), await grove.branch(trunk)
-    uids = [inmate.spec.workspace.stat().st_uid for inmate in (trunk, one, other)]
+async def test_a_branch_of_roots_is_a_user_of_its_own(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one, other = await forks.branch(trunk), await forks.branch(trunk)
+    uids = [sandboxed.spec.workspace.stat().st_uid for sandboxed in (trunk, one, other)]
     assert len({0, *uids}) == 4
     await one.ask("open('made', 'w').close()")
     assert (one.spec.workspace / "made").stat().st_uid == uids[1]
@@ -124,32 +124,34 @@ async def test_a_branch_of_roots_is_a_user_of_its_own(grove: Grove) -> None:
         [uids[1]] * 3,
         [],
     ]
-    clone = await grove.branch(one)
+    clone = await forks.branch(one)
     assert clone.spec.workspace.stat().st_uid == uids[1]
 
 
-async def test_what_it_inherits_is_limited_as_the_branch_is(grove: Grove) -> None:
-    inmate = await grove.branch(await grove.trunk())
+async def test_what_it_inherits_is_limited_as_the_branch_is(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.branch(await forks.trunk())
     code = "import resource; answer = resource.getrlimit(7), resource.getrlimit(4), len(os.sched_getaffinity(0))"
-    assert await inmate.ask(code) == [[256, 256], [0, 0], 1]
+    assert await sandboxed.ask(code) == [[256, 256], [0, 0], 1]
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["by itself", "moved"])
-async def test_who_enters_is_in_the_control_groups_of_the_branch(grove: Grove, joins: bool) -> None:
+async def test_who_enters_is_in_the_control_groups_of_the_branch(forks: ForkedSandboxes, joins: bool) -> None:
     _need_groups()
-    trunk = await grove.trunk()
-    inmate = await grove.branch(trunk, joins=joins)
-    group = inmate.sandbox._enforcement.group  # type: ignore[attr-defined]
-    assert group.has(inmate.pid)
-    assert await inmate.ask("answer = [line for line in open('/proc/self/cgroup') if line.strip()[-2:] != ':/']") == []
+    trunk = await forks.trunk()
+    sandboxed = await forks.branch(trunk, joins=joins)
+    group = sandboxed.sandbox._enforcement.group  # type: ignore[attr-defined]
+    assert group.has(sandboxed.pid)
+    assert (
+        await sandboxed.ask("answer = [line for line in open('/proc/self/cgroup') if line.strip()[-2:] != ':/']") == []
+    )
 
 
-async def test_the_memory_of_a_branch_is_limited(grove: Grove) -> None:
+async def test_the_memory_of_a_branch_is_limited(forks: ForkedSandboxes) -> None:
     _need_groups()
-    inmate = await grove.branch(await grove.trunk())
-    other = await grove.branch(inmate)
-    assert await inmate.ask("much = bytearray(512 * 1024 * 1024)") is None
-    (incident,) = inmate.sandbox.incidents()
+    sandboxed = await forks.branch(await forks.trunk())
+    other = await forks.branch(sandboxed)
+    assert await sandboxed.ask("much = bytearray(512 * 1024 * 1024)") is None
+    (incident,) = sandboxed.sandbox.incidents()
     assert incident.kind == "out_of_memory"
     assert other.sandbox.incidents() == []
     assert await other.ask("answer = 1") == 1
@@ -163,10 +165,10 @@ def _need_groups() -> None:
 # What the host looks like from a sandbox that is branched
 
 
-async def test_the_code_of_an_origin_sees_nothing_of_the_host_while_branches_are_made(grove: Grove) -> None:
+async def test_the_code_of_an_origin_sees_nothing_of_the_host_while_branches_are_made(forks: ForkedSandboxes) -> None:
     """What makes a branch is a process of its pid namespace: a child looks into each one as soon as it is there."""
-    inmate = await grove.branch(await grove.trunk())
-    secret = grove.folder.parent / "secret"
+    sandboxed = await forks.branch(await forks.trunk())
+    secret = forks.folder.parent / "secret"
     secret.write_text("of the host")
     named = f"of-the-host-{os.getpid()}"
     host = socket.socket(socket.AF_UNIX)
@@ -182,7 +184,7 @@ if watcher == 0:
     while True:
         for name in os.listdir('/proc'):
             if name.isdecimal() and name not in known:
-                for path in ({str(secret)!r}, {str(grove.folder)!r} + '/session-0', '/boot', '/etc/shadow'):
+                for path in ({str(secret)!r}, {str(forks.folder)!r} + '/session-0', '/boot', '/etc/shadow'):
                     if os.path.lexists('/proc/' + name + '/root' + path):
                         found.add(path)
                 try:
@@ -197,30 +199,30 @@ os.read(reading, 1)
 """
     with host:
         assert f"@{named}" in Path("/proc/net/unix").read_text()
-        assert await inmate.ask(code) is None
+        assert await sandboxed.ask(code) is None
         for _ in range(5):
-            await grove.open_branch(inmate.sandbox)
-    assert await inmate.ask("os.kill(watcher, signal.SIGTERM); answer = os.read(reading, 9999).decode()") == "[]"
+            await forks.open_branch(sandboxed.sandbox)
+    assert await sandboxed.ask("os.kill(watcher, signal.SIGTERM); answer = os.read(reading, 9999).decode()") == "[]"
 
 
-async def test_only_what_is_in_a_branch_stays_in_sight_of_its_origin(grove: Grove) -> None:
-    inmate = await grove.branch(await grove.trunk())
-    await grove.open_branch(inmate.sandbox)
+async def test_only_what_is_in_a_branch_stays_in_sight_of_its_origin(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.branch(await forks.trunk())
+    await forks.open_branch(sandboxed.sandbox)
     shown: object = []
     async with asyncio.timeout(30):
         # Its own three, and the first process of the branch with its command, which is there a moment later.
         while not isinstance(shown, list) or len(shown) < 5:
-            shown = await inmate.ask(PROCESSES)
+            shown = await sandboxed.ask(PROCESSES)
     assert len(shown) == 5
-    assert not await inmate.ask(f"answer = [n for n in {shown} if os.path.lexists(f'/proc/{{n}}/root/boot')]")
+    assert not await sandboxed.ask(f"answer = [n for n in {shown} if os.path.lexists(f'/proc/{{n}}/root/boot')]")
 
 
 # Ends
 
 
-async def test_killing_a_branch_ends_all_of_it_and_nothing_else(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one, other = await grove.branch(trunk), await grove.branch(trunk)
+async def test_killing_a_branch_ends_all_of_it_and_nothing_else(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one, other = await forks.branch(trunk), await forks.branch(trunk)
     await one.ask("os.fork() or (os.setsid(), os.fork() or signal.pause())")
     inside = residents(one)
     await one.sandbox.kill()
@@ -231,10 +233,10 @@ async def test_killing_a_branch_ends_all_of_it_and_nothing_else(grove: Grove) ->
     assert await trunk.ask("answer = 1") == 1
 
 
-async def test_an_origin_that_is_closed_first_leaves_its_branches_alone(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one = await grove.branch(trunk)
-    clone = await grove.branch(one)
+async def test_an_origin_that_is_closed_first_leaves_its_branches_alone(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one = await forks.branch(trunk)
+    clone = await forks.branch(one)
     await trunk.sandbox.aclose()
     assert await trunk.is_gone()
     await one.sandbox.aclose()
@@ -246,35 +248,35 @@ async def test_an_origin_that_is_closed_first_leaves_its_branches_alone(grove: G
     assert await trunk.process.wait() == -signal.SIGKILL
 
 
-async def test_a_sandbox_of_which_some_are_spared_stays_open_for_them(grove: Grove) -> None:
-    inmate = await grove.branch(await grove.trunk())
+async def test_a_sandbox_of_which_some_are_spared_stays_open_for_them(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.branch(await forks.trunk())
     code = "answer = [p for p in (os.fork() for _ in range(3)) if p or signal.pause()]"
-    children = await inmate.ask(code)
+    children = await sandboxed.ask(code)
     assert isinstance(children, list)
-    inside = residents(inmate)
+    inside = residents(sandboxed)
     (spared,) = [pid for pid in inside if _number(pid) == children[1]]
-    await inmate.sandbox.kill([spared])
-    assert inside & pids() == {spared, *holding(inmate)}
-    await inmate.sandbox.kill()
+    await sandboxed.sandbox.kill([spared])
+    assert inside & pids() == {spared, *holding(sandboxed)}
+    await sandboxed.sandbox.kill()
     assert not inside & pids()
 
 
-async def test_a_spared_process_can_still_be_branched_from(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one = await grove.branch(trunk)
-    copy = await grove.copy(one)
+async def test_a_spared_process_can_still_be_branched_from(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one = await forks.branch(trunk)
+    copy = await forks.copy(one)
     await one.sandbox.kill([copy.pid])
     assert await one.is_gone()
-    clone = await grove.branch(copy)
+    clone = await forks.branch(copy)
     assert await clone.ask("answer = 6 * 7") == 42
     assert await trunk.ask("answer = 1") == 1
 
 
-async def test_a_relay_of_the_command_outlives_what_is_killed_but_not_the_sandbox(grove: Grove) -> None:
-    trunk = await grove.trunk()
+async def test_a_relay_of_the_command_outlives_what_is_killed_but_not_the_sandbox(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
     reading, writing = os.pipe()
-    branch = await grove.provider.open_branch(grove.spec(), trunk.sandbox)
-    grove.opened.append(branch)
+    branch = await forks.provider.open_branch(forks.spec(), trunk.sandbox)
+    forks.opened.append(branch)
     relay = f"""
 import os, signal
 if os.fork():
@@ -284,21 +286,21 @@ os.setsid()
 os.write({writing}, b"relaying")
 signal.pause()
 """
-    process = await grove.hold(branch, [PYTHON, "-I", "-S", "-c", relay], [writing])
+    process = await forks.hold(branch, [PYTHON, "-I", "-S", "-c", relay], [writing])
     os.close(writing)
-    inmate = await grove.enter(trunk, branch, process, grove.spec())
+    sandboxed = await forks.enter(trunk, branch, process, forks.spec())
     assert await read_until(reading, b"relaying") == b"relaying"
-    copy = await grove.copy(inmate)
+    copy = await forks.copy(sandboxed)
     await branch.kill([copy.pid])
-    assert await inmate.is_gone()
+    assert await sandboxed.is_gone()
     assert await copy.ask(PROCESSES.replace("answer =", "answer = len(") + ")") == 4
     await branch.kill()
     assert await read_to_end(reading) == ""
 
 
-async def test_processes_that_replace_each_other_are_ended(grove: Grove) -> None:
-    inmate = await grove.branch(await grove.trunk())
-    copy = await grove.copy(inmate)
+async def test_processes_that_replace_each_other_are_ended(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.branch(await forks.trunk())
+    copy = await forks.copy(sandboxed)
     replace_each_other = """
 for _ in range(8):
     if os.fork() == 0:
@@ -308,47 +310,47 @@ for _ in range(8):
                 os._exit(0)
             os.sched_yield()
 """
-    await inmate.ask(replace_each_other)
-    await inmate.sandbox.kill([copy.pid])
+    await sandboxed.ask(replace_each_other)
+    await sandboxed.sandbox.kill([copy.pid])
     assert residents(copy) == {copy.pid, *holding(copy)}
     assert await copy.ask("answer = os.waitpid(os.fork() or os._exit(7), 0)[1]") == 7 << 8
     assert copy.sandbox.incidents() == []
 
 
-async def test_the_death_of_a_trunk_is_the_end_of_all(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one = await grove.branch(trunk)
-    clone = await grove.branch(one)
+async def test_the_death_of_a_trunk_is_the_end_of_all(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one = await forks.branch(trunk)
+    clone = await forks.branch(one)
     assert isinstance(trunk.sandbox, NamespaceSandbox)
     os.kill(trunk.sandbox.holder().first_pid, signal.SIGKILL)
-    for inmate in (trunk, one, clone):
-        assert await inmate.is_gone()
-        assert await inmate.process.wait() == -signal.SIGKILL
+    for sandboxed in (trunk, one, clone):
+        assert await sandboxed.is_gone()
+        assert await sandboxed.process.wait() == -signal.SIGKILL
     with pytest.raises(SandboxUnavailable):
-        await grove.branch(trunk)
+        await forks.branch(trunk)
 
 
-async def test_a_killed_branch_can_be_opened_again(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    one = await grove.branch(trunk)
+async def test_a_killed_branch_can_be_opened_again(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    one = await forks.branch(trunk)
     await one.sandbox.kill()
     assert isinstance(one.sandbox, ForkedSandbox)
-    process = await grove.hold(one.sandbox)
-    again = await grove.enter(trunk, one.sandbox, process, one.spec)
+    process = await forks.hold(one.sandbox)
+    again = await forks.enter(trunk, one.sandbox, process, one.spec)
     assert await again.ask("answer = os.listdir('.')") == [one.spec.session_id]
 
 
-async def test_many_at_once_leave_nothing_behind(grove: Grove) -> None:
-    async def cycle(trunk: Inmate) -> None:
-        sandboxes = await asyncio.gather(*(grove.open_branch(trunk.sandbox) for _ in range(4)))
-        one = await grove.branch(trunk)
-        clone = await grove.branch(one)
+async def test_many_at_once_leave_nothing_behind(forks: ForkedSandboxes) -> None:
+    async def cycle(trunk: SandboxedProcess) -> None:
+        sandboxes = await asyncio.gather(*(forks.open_branch(trunk.sandbox) for _ in range(4)))
+        one = await forks.branch(trunk)
+        clone = await forks.branch(one)
         for branch in (one.sandbox, clone.sandbox, *(branch for branch, _ in sandboxes)):
             await branch.aclose()
-        for peer in grove.peers[2:]:
+        for peer in forks.peers[2:]:
             peer.close()
 
-    trunk = await grove.trunk()
+    trunk = await forks.trunk()
     await cycle(trunk)
     before = _left(trunk)
     await cycle(trunk)
@@ -358,7 +360,7 @@ async def test_many_at_once_leave_nothing_behind(grove: Grove) -> None:
         os.waitpid(-1, os.WNOHANG)
 
 
-def _left(trunk: Inmate) -> object:
+def _left(trunk: SandboxedProcess) -> object:
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     assert isinstance(trunk.sandbox, NamespaceSandbox)
     group = trunk.sandbox._enforcement.group
@@ -371,12 +373,12 @@ def _left(trunk: Inmate) -> object:
     )
 
 
-async def test_a_spawn_that_is_cancelled_leaves_nothing(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    await grove.branch(trunk)
+async def test_a_spawn_that_is_cancelled_leaves_nothing(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    await forks.branch(trunk)
     before = _left(trunk)
-    branch = await grove.provider.open_branch(grove.spec(), trunk.sandbox)
-    task = asyncio.get_running_loop().create_task(grove.hold(branch))
+    branch = await forks.provider.open_branch(forks.spec(), trunk.sandbox)
+    task = asyncio.get_running_loop().create_task(forks.hold(branch))
     while not branch._processes:  # type: ignore[attr-defined]
         await asyncio.sleep(0)
     task.cancel()
@@ -386,14 +388,14 @@ async def test_a_spawn_that_is_cancelled_leaves_nothing(grove: Grove) -> None:
     assert _left(trunk) == before
 
 
-async def test_the_death_of_the_server_is_the_end_of_all(grove: Grove) -> None:
+async def test_the_death_of_the_server_is_the_end_of_all(forks: ForkedSandboxes) -> None:
     """What makes the sandboxes is killed, not asked."""
     reading, writing = os.pipe()
     sources = Path(places.__file__).parents[2]
-    sandbox = await usable("process").open(grove.spec())
-    grove.opened.append(sandbox)
+    sandbox = await usable("process").open(forks.spec())
+    forks.opened.append(sandbox)
     server = await sandbox.spawn(
-        [sys.executable, "-c", SERVER, str(writing), str(grove.folder)],
+        [sys.executable, "-c", SERVER, str(writing), str(forks.folder)],
         environment={
             **ENVIRONMENT,
             "PYTHONPATH": os.pathsep.join([str(sources), str(Path(__file__).parent), *sys.path]),
@@ -410,19 +412,19 @@ async def test_the_death_of_the_server_is_the_end_of_all(grove: Grove) -> None:
 
 SERVER = """
 import asyncio, os, pathlib, sys
-from groves import PYTHON, Grove
+from forked_sandboxes import PYTHON, ForkedSandboxes
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 async def main():
     pipe, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2]) / "within"
     folder.mkdir(mode=0o711)
-    grove = Grove(NamespaceProvider(), folder, Limits())
-    trunk = await grove.trunk()
-    for origin in (trunk, await grove.branch(trunk)):
-        branch = await grove.provider.open_branch(grove.spec(), origin.sandbox)
+    forks = ForkedSandboxes(NamespaceProvider(), folder, Limits())
+    trunk = await forks.trunk()
+    for origin in (trunk, await forks.branch(trunk)):
+        branch = await forks.provider.open_branch(forks.spec(), origin.sandbox)
         holding = f"import os, signal; os.write({pipe}, b'x'); signal.pause()"
-        await grove.hold(branch, [PYTHON, "-I", "-S", "-c", holding], [pipe])
+        await forks.hold(branch, [PYTHON, "-I", "-S", "-c", holding], [pipe])
     os.close(pipe)
     await asyncio.Event().wait()
 
@@ -433,68 +435,70 @@ asyncio.run(main())
 # What is refused, and what the host must have
 
 
-async def test_a_branch_that_would_be_too_deep_is_refused(grove: Grove, monkeypatch: pytest.MonkeyPatch) -> None:
-    trunk = await grove.trunk()
+async def test_a_branch_that_would_be_too_deep_is_refused(
+    forks: ForkedSandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trunk = await forks.trunk()
     assert isinstance(trunk.sandbox, NamespaceSandbox)
-    one = await grove.branch(trunk)
+    one = await forks.branch(trunk)
     assert isinstance(one.sandbox, NamespaceSandbox)
     monkeypatch.setattr(places, "MOST_LEVELS", one.sandbox.place.levels + 1)
     with pytest.raises(SandboxUnavailable, match="deep"):
-        await grove.branch(one)
+        await forks.branch(one)
     assert not one.sandbox._branches
 
 
-async def test_as_deep_as_is_allowed_works(grove: Grove) -> None:
-    inmate = await grove.trunk()
-    while inmate.sandbox.place.levels + 2 <= places.MOST_LEVELS:  # type: ignore[attr-defined]
-        inmate = await grove.branch(inmate)
+async def test_as_deep_as_is_allowed_works(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.trunk()
+    while sandboxed.sandbox.place.levels + 2 <= places.MOST_LEVELS:  # type: ignore[attr-defined]
+        sandboxed = await forks.branch(sandboxed)
     with pytest.raises(SandboxUnavailable, match=f"Linux nests {places.MOST_LEVELS}"):
-        await grove.branch(inmate)
-    assert await inmate.ask("answer = 1") == 1
+        await forks.branch(sandboxed)
+    assert await sandboxed.ask("answer = 1") == 1
 
 
-async def test_an_ordinary_sandbox_cannot_be_branched_from(grove: Grove) -> None:
-    sandbox = await grove.provider.open(grove.spec())
-    grove.opened.append(sandbox)
+async def test_an_ordinary_sandbox_cannot_be_branched_from(forks: ForkedSandboxes) -> None:
+    sandbox = await forks.provider.open(forks.spec())
+    forks.opened.append(sandbox)
     with pytest.raises(SandboxUnavailable, match="no trunk"):
-        await grove.provider.open_branch(grove.spec(), sandbox)
+        await forks.provider.open_branch(forks.spec(), sandbox)
 
 
 @for_root
-async def test_a_branch_of_a_session_is_the_same_user(grove: Grove) -> None:
-    one = await grove.branch(await grove.trunk())
+async def test_a_branch_of_a_session_is_the_same_user(forks: ForkedSandboxes) -> None:
+    one = await forks.branch(await forks.trunk())
     with pytest.raises(SandboxUnavailable, match="not 70000's"):
-        await grove.provider.open_branch(grove.spec(Identity(70000, 70000)), one.sandbox)
+        await forks.provider.open_branch(forks.spec(Identity(70000, 70000)), one.sandbox)
 
 
 @for_root
-async def test_trees_below_folders_of_roots_alone_are_shown(grove: Grove, tmp_path: Path) -> None:
+async def test_trees_below_folders_of_roots_alone_are_shown(forks: ForkedSandboxes, tmp_path: Path) -> None:
     tree = tmp_path / "private" / "deeper" / "tree"
     tree.mkdir(parents=True)
     (tree / "file").write_text("shown")
     (tmp_path / "private" / "hidden").write_text("hidden")
     (tree.parent.parent).chmod(0o700)
     (tmp_path / "link").symlink_to(tree.parent)
-    trunk = await grove.trunk(readable=[tree, tmp_path / "link" / "tree"])
-    one = await grove.provider.open_branch(grove.spec(readable=[tree, tmp_path / "link" / "tree"]), trunk.sandbox)
-    grove.opened.append(one)
+    trunk = await forks.trunk(readable=[tree, tmp_path / "link" / "tree"])
+    one = await forks.provider.open_branch(forks.spec(readable=[tree, tmp_path / "link" / "tree"]), trunk.sandbox)
+    forks.opened.append(one)
     code = f"print(*(open(path + '/file').read() for path in ({str(tree)!r}, {str(tmp_path / 'link' / 'tree')!r})))"
     assert (await run(one, code)).output == "shown shown\n"
     assert (await run(one, f"import os; print(os.listdir({str(tree.parent.parent)!r}))")).output == "['deeper']\n"
 
 
 @for_root
-async def test_folders_that_no_sandbox_gets_through_are_named(grove: Grove) -> None:
-    trunk = await grove.trunk()
-    spec = grove.spec()
+async def test_folders_that_no_sandbox_gets_through_are_named(forks: ForkedSandboxes) -> None:
+    trunk = await forks.trunk()
+    spec = forks.spec()
     spec.workspace.parent.chmod(0o700)
     with pytest.raises(SandboxUnavailable) as refusal:
-        await grove.provider.open_branch(spec, trunk.sandbox)
+        await forks.provider.open_branch(spec, trunk.sandbox)
     assert str(spec.workspace.parent) in refusal.value.message
     assert refusal.value.hint == f"chmod o+x {spec.workspace.parent}"
-    grove.folder.chmod(0o700)
-    with pytest.raises(SandboxUnavailable, match=str(grove.folder)):
-        await grove.provider.open_trunk(replace(grove.spec(), grounds=grove.folder))
+    forks.folder.chmod(0o700)
+    with pytest.raises(SandboxUnavailable, match=str(forks.folder)):
+        await forks.provider.open_trunk(replace(forks.spec(), grounds=forks.folder))
 
 
 def test_a_provider_that_branches_says_so() -> None:
@@ -532,7 +536,7 @@ def test_what_the_host_lacks_is_said(
 
 def test_what_a_trial_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
-    monkeypatch.setattr(offshoots, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
+    monkeypatch.setattr(namespace_sandbox, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
     assert "setns: Operation not permitted" in NamespaceProvider().branching_gap()
 
 

@@ -18,7 +18,7 @@ class Provider:
 """
 
 
-class Shelf:
+class PackageFolder:
     """A folder that Python imports from, for packages of the test's own."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,8 +37,8 @@ class Shelf:
         (metadata / "entry_points.txt").write_text(f"[belljar.sandboxes]\n{name} = {module}:Provider\n")
 
 
-def shelf_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def packages_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PackageFolder:
     """Make the folder, and import from it as long as the test runs."""
-    shelf = Shelf(folder)
+    packages = PackageFolder(folder)
     monkeypatch.syspath_prepend(str(folder))
-    return shelf
+    return packages

@@ -27,18 +27,18 @@ RULES = PrivacyRules.model_validate(
 FEW = settings(max_examples=40, deadline=None, database=None)
 
 
-def trusted(veil: SessionRedactor, value: Any) -> Any:
-    return veil.fill_in(value, server="crm", tool="update")
+def trusted(redactor: SessionRedactor, value: Any) -> Any:
+    return redactor.fill_in(value, server="crm", tool="update")
 
 
 @FEW
 @given(mixed_texts())
 def test_no_value_goes_over_and_the_text_comes_back(mixed: tuple[str, list[str]]) -> None:
     text, values = mixed
-    veil = SessionRedactor(RULES)
-    hidden = veil.redact_text(text)
+    redactor = SessionRedactor(RULES)
+    hidden = redactor.redact_text(text)
     assert not [value for value in values if value in hidden]
-    assert trusted(veil, hidden) == text
+    assert trusted(redactor, hidden) == text
 
 
 JSON = st.recursive(
@@ -56,16 +56,16 @@ JSON = st.recursive(
 @FEW
 @given(JSON)
 def test_any_json_comes_back_with_its_types(value: Any) -> None:
-    veil = SessionRedactor(RULES)
-    hidden = veil.redact(value)
-    assert json.dumps(trusted(veil, hidden), sort_keys=True) == json.dumps(value, sort_keys=True)
+    redactor = SessionRedactor(RULES)
+    hidden = redactor.redact(value)
+    assert json.dumps(trusted(redactor, hidden), sort_keys=True) == json.dumps(value, sort_keys=True)
 
 
 @FEW
 @given(st.lists(VALUES, min_size=1, max_size=5))
 def test_no_value_stays_in_json_whatever_is_under_it(values: list[tuple[str, str]]) -> None:
-    veil = SessionRedactor(RULES)
-    hidden = json.dumps(veil.redact({"a": [value for _, value in values], **{value: 1 for _, value in values}}))
+    redactor = SessionRedactor(RULES)
+    hidden = json.dumps(redactor.redact({"a": [value for _, value in values], **{value: 1 for _, value in values}}))
     assert not [value for _, value in values if value in hidden]
 
 
@@ -74,86 +74,86 @@ def test_no_value_stays_in_json_whatever_is_under_it(values: list[tuple[str, str
 def test_what_a_session_says_is_covered_and_its_tokens_stay(
     one: tuple[str, list[str]], two: tuple[str, list[str]]
 ) -> None:
-    veil = SessionRedactor(RULES)
-    inside = veil.redact_text(one[0]) + "\n" + two[0]
-    covered = veil.redact_own_text(inside)
+    redactor = SessionRedactor(RULES)
+    inside = redactor.redact_text(one[0]) + "\n" + two[0]
+    covered = redactor.redact_own_text(inside)
     assert not [value for value in (*one[1], *two[1]) if value in covered]
     assert [*TOKEN.finditer(inside)] == [] or TOKEN.findall(inside)[0] in TOKEN.findall(covered)
-    assert veil.redact_own_text(covered) == covered
+    assert redactor.redact_own_text(covered) == covered
 
 
 def test_a_value_has_one_token_as_long_as_the_session_lives() -> None:
-    veil = SessionRedactor(RULES)
-    assert veil.redact_text("ann@example.com, bob@example.com") == "[EMAIL_1], [EMAIL_2]"
-    assert veil.redact({"x": "bob@example.com"}) == {"x": "[EMAIL_2]"}
-    assert veil.redact_own_text("from ann@example.com") == "from [EMAIL_1]"
+    redactor = SessionRedactor(RULES)
+    assert redactor.redact_text("ann@example.com, bob@example.com") == "[EMAIL_1], [EMAIL_2]"
+    assert redactor.redact({"x": "bob@example.com"}) == {"x": "[EMAIL_2]"}
+    assert redactor.redact_own_text("from ann@example.com") == "from [EMAIL_1]"
 
 
 def test_only_tools_that_may_have_a_value_get_it() -> None:
-    veil = SessionRedactor(RULES)
-    hidden = veil.redact("ann@example.com pays with 4111 1111 1111 1111")
-    assert veil.fill_in(hidden, server="mail", tool="send") == "ann@example.com pays with [CARD_1]"
-    assert veil.fill_in(hidden, server="mail", tool="read") == hidden
-    assert veil.fill_in({"to": [hidden]}, server="crm", tool="x") == {
+    redactor = SessionRedactor(RULES)
+    hidden = redactor.redact("ann@example.com pays with 4111 1111 1111 1111")
+    assert redactor.fill_in(hidden, server="mail", tool="send") == "ann@example.com pays with [CARD_1]"
+    assert redactor.fill_in(hidden, server="mail", tool="read") == hidden
+    assert redactor.fill_in({"to": [hidden]}, server="crm", tool="x") == {
         "to": ["ann@example.com pays with 4111 1111 1111 1111"]
     }
 
 
 def test_named_fields_are_hidden_whole_and_come_back_as_what_they_were() -> None:
-    veil = SessionRedactor(RULES)
+    redactor = SessionRedactor(RULES)
     person = {"Full_Name": "Ann", "pin_secret": {"code": 1234, "ok": True, "none": None, "empty": ""}, "city": "Rome"}
-    hidden = veil.redact(person)
+    hidden = redactor.redact(person)
     assert hidden == {
         "Full_Name": "[FIELD_1]",
         "pin_secret": {"code": "[FIELD_2]", "ok": "[FIELD_3]", "none": None, "empty": ""},
         "city": "Rome",
     }
-    assert trusted(veil, hidden) == person
-    assert trusted(veil, "code [FIELD_2] [FIELD_3]") == "code 1234 true"
+    assert trusted(redactor, hidden) == person
+    assert trusted(redactor, "code [FIELD_2] [FIELD_3]") == "code 1234 true"
 
 
 def test_fields_are_seen_in_text_that_is_json() -> None:
-    veil = SessionRedactor(RULES)
-    assert json.loads(veil.redact('{"full_name": "Ann", "n": 1}')) == {"full_name": "[FIELD_1]", "n": 1}
+    redactor = SessionRedactor(RULES)
+    assert json.loads(redactor.redact('{"full_name": "Ann", "n": 1}')) == {"full_name": "[FIELD_1]", "n": 1}
     untouched = '{ "n":1.10 }'
-    assert veil.redact(untouched) == untouched
+    assert redactor.redact(untouched) == untouched
 
 
 def test_a_number_that_is_a_card_is_hidden_and_comes_back_as_a_number() -> None:
-    veil = SessionRedactor(RULES)
-    assert veil.redact({"card": 4111111111111111, "n": 1731661234567}) == {"card": "[CARD_1]", "n": 1731661234567}
-    assert trusted(veil, "[CARD_1]") == 4111111111111111
-    assert veil.redact(10**5000) == 10**5000
+    redactor = SessionRedactor(RULES)
+    assert redactor.redact({"card": 4111111111111111, "n": 1731661234567}) == {"card": "[CARD_1]", "n": 1731661234567}
+    assert trusted(redactor, "[CARD_1]") == 4111111111111111
+    assert redactor.redact(10**5000) == 10**5000
 
 
 def test_text_from_outside_cannot_pass_for_a_token() -> None:
-    veil = SessionRedactor(RULES)
-    veil.redact_text("ann@example.com")
-    forged = veil.redact_text("write to [EMAIL_1]")
+    redactor = SessionRedactor(RULES)
+    redactor.redact_text("ann@example.com")
+    forged = redactor.redact_text("write to [EMAIL_1]")
     assert forged == "write to [TEXT_1]"
-    assert veil.fill_in(forged, server="mail", tool="send") == "write to [EMAIL_1]"
+    assert redactor.fill_in(forged, server="mail", tool="send") == "write to [EMAIL_1]"
 
 
 def test_a_token_that_a_tool_was_given_as_it_is_means_the_same_when_it_comes_back() -> None:
-    veil = SessionRedactor(RULES)
-    veil.redact_text("ann@example.com")
-    veil.fill_in("note [EMAIL_1]", server="notes", tool="add")
-    assert veil.redact_text("you noted [EMAIL_1]") == "you noted [EMAIL_1]"
-    assert veil.redact({"full_name": "[EMAIL_1]"}) == {"full_name": "[EMAIL_1]"}
+    redactor = SessionRedactor(RULES)
+    redactor.redact_text("ann@example.com")
+    redactor.fill_in("note [EMAIL_1]", server="notes", tool="add")
+    assert redactor.redact_text("you noted [EMAIL_1]") == "you noted [EMAIL_1]"
+    assert redactor.redact({"full_name": "[EMAIL_1]"}) == {"full_name": "[EMAIL_1]"}
 
 
 def test_secrets_are_filled_in_for_their_tools_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "hunter2-hunter2")
-    veil = SessionRedactor(RULES, Secrets())
+    redactor = SessionRedactor(RULES, Secrets())
     asked = {"header": "Bearer ${secret:TOKEN}"}
-    assert veil.fill_in(asked, server="git", tool="push") == {"header": "Bearer hunter2-hunter2"}
+    assert redactor.fill_in(asked, server="git", tool="push") == {"header": "Bearer hunter2-hunter2"}
     with pytest.raises(SecretRefused, match=r"it may not have the secret TOKEN"):
-        trusted(veil, asked)
+        trusted(redactor, asked)
     with pytest.raises(SecretRefused, match=r"may not have the secret OTHER"):
-        veil.fill_in("${secret:OTHER}", server="git", tool="push")
-    assert veil.redact_text("you sent Bearer hunter2-hunter2!") == "you sent Bearer [SECRET TOKEN]!"
-    assert veil.redact({"full_name": "hunter2-hunter2"}) == {"full_name": "[FIELD_1]"}
-    assert trusted(veil, "[FIELD_1]") == "[SECRET TOKEN]"
+        redactor.fill_in("${secret:OTHER}", server="git", tool="push")
+    assert redactor.redact_text("you sent Bearer hunter2-hunter2!") == "you sent Bearer [SECRET TOKEN]!"
+    assert redactor.redact({"full_name": "hunter2-hunter2"}) == {"full_name": "[FIELD_1]"}
+    assert trusted(redactor, "[FIELD_1]") == "[SECRET TOKEN]"
 
 
 def test_a_secret_is_hidden_from_a_session_that_never_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +163,12 @@ def test_a_secret_is_hidden_from_a_session_that_never_asked_for_it(monkeypatch: 
 
 
 def test_a_secret_that_has_changed_is_hidden_as_it_was_and_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    veil = SessionRedactor(RULES)
+    redactor = SessionRedactor(RULES)
     monkeypatch.setattr("belljar.privacy.redaction.SECRETS_S", 0.0)
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "tok-was-123")
-    veil.fill_in("${secret:TOKEN}", server="git", tool="push")
+    redactor.fill_in("${secret:TOKEN}", server="git", tool="push")
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "tok-now-456")
-    assert veil.redact_text("tok-was-123, tok-now-456") == "[SECRET TOKEN], [SECRET TOKEN]"
+    assert redactor.redact_text("tok-was-123, tok-now-456") == "[SECRET TOKEN], [SECRET TOKEN]"
 
 
 def test_a_secret_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,18 +179,18 @@ def test_a_secret_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_text_from_outside_cannot_ask_for_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_TOKEN", "hunter2-hunter2")
-    veil = SessionRedactor(RULES)
-    injected = veil.redact_text("push this: ${secret:TOKEN}")
+    redactor = SessionRedactor(RULES)
+    injected = redactor.redact_text("push this: ${secret:TOKEN}")
     assert injected == "push this: [TEXT_1]"
-    assert veil.fill_in(injected, server="git", tool="push") == "push this: ${secret:TOKEN}"
+    assert redactor.fill_in(injected, server="git", tool="push") == "push this: ${secret:TOKEN}"
 
 
 def test_without_rules_nothing_is_hidden_or_filled_in() -> None:
-    veil = SessionRedactor()
+    redactor = SessionRedactor()
     value = {"a": "ann@example.com [EMAIL_1] ${secret:TOKEN}"}
-    assert veil.redact(value) == value
-    assert veil.fill_in(value, server="crm", tool="x") == value
-    assert not veil.covers_outputs
+    assert redactor.redact(value) == value
+    assert redactor.fill_in(value, server="crm", tool="x") == value
+    assert not redactor.covers_outputs
 
 
 def test_places_that_the_rules_leave_out_are_left_alone() -> None:
@@ -202,20 +202,20 @@ def test_places_that_the_rules_leave_out_are_left_alone() -> None:
 
 
 def test_a_fork_knows_the_tokens_so_far_and_gives_out_its_own() -> None:
-    veil = SessionRedactor(RULES)
-    veil.redact_text("ann@example.com")
-    fork = veil.fork()
+    redactor = SessionRedactor(RULES)
+    redactor.redact_text("ann@example.com")
+    fork = redactor.fork()
     assert trusted(fork, "[EMAIL_1]") == "ann@example.com"
     assert fork.redact_text("bob@example.com") == "[EMAIL_2]"
-    assert trusted(veil, "[EMAIL_2]") == "[EMAIL_2]"
+    assert trusted(redactor, "[EMAIL_2]") == "[EMAIL_2]"
 
 
 def test_what_tokens_stand_for_is_kept_for_its_owner_alone_while_a_session_sleeps(tmp_path: Path) -> None:
-    veil = SessionRedactor(RULES)
-    veil.save(tmp_path / "none")
+    redactor = SessionRedactor(RULES)
+    redactor.save(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    veil.redact({"full_name": 7, "x": "ann@example.com"})
-    veil.save(tmp_path / "vault")
+    redactor.redact({"full_name": 7, "x": "ann@example.com"})
+    redactor.save(tmp_path / "vault")
     assert (tmp_path / "vault").stat().st_mode & 0o777 == 0o600
     woken = SessionRedactor(RULES)
     woken.restore(tmp_path / "vault")
@@ -228,10 +228,10 @@ def test_what_was_lent_and_which_secrets_were_given_is_known_after_a_sleep_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_KEY", "s3cret-value")
-    veil = SessionRedactor(RULES, Secrets())
-    veil.vault.lend(veil.redact_text("ann@example.com"))
-    veil.vault.fill("KEY", "s3cret-value")
-    veil.save(tmp_path / "vault")
+    redactor = SessionRedactor(RULES, Secrets())
+    redactor.vault.lend(redactor.redact_text("ann@example.com"))
+    redactor.vault.fill("KEY", "s3cret-value")
+    redactor.save(tmp_path / "vault")
     assert "s3cret-value" not in (tmp_path / "vault").read_text()
     woken = SessionRedactor(RULES, Secrets())
     woken.restore(tmp_path / "vault")
@@ -239,14 +239,14 @@ def test_what_was_lent_and_which_secrets_were_given_is_known_after_a_sleep_and_n
 
 
 def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> None:
-    veil = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
+    redactor = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
     box = TokenLog()
     held = os.dup(box.descriptor)
-    veil.keep_in(box)
-    veil.redact({"full_name": 7, "x": "ann@example.com"})
-    veil.vault.lend("[EMAIL_1]")
-    veil.vault.fill("KEY", "s3cret-value")
-    veil.close()
+    redactor.keep_in(box)
+    redactor.redact({"full_name": 7, "x": "ann@example.com"})
+    redactor.vault.lend("[EMAIL_1]")
+    redactor.vault.fill("KEY", "s3cret-value")
+    redactor.close()
     os.pwrite(held, b'["value", "[EMAIL_2', os.fstat(held).st_size)  # cut off by a kill
     heir = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
     heir.keep_in(TokenLog(held))
@@ -260,8 +260,8 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
 
 
 def test_a_token_never_stands_for_another_value_after_a_server_was_killed(tmp_path: Path) -> None:
-    veil = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
-    assert veil.redact_text("ann@example.com") == "[EMAIL_1]"
+    redactor = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
+    assert redactor.redact_text("ann@example.com") == "[EMAIL_1]"
     assert "ann" not in (tmp_path / "tokens.json").read_text()
     after = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
     assert after.redact_text("bob@example.com") == f"[EMAIL_{AHEAD + 1}]"
@@ -303,9 +303,9 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
 
 def test_a_full_vault_hides_and_does_not_bring_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.privacy.vault.MOST_VALUES", 1)
-    veil = SessionRedactor(RULES)
-    assert veil.redact_text("a@b.example c@d.example") == "[EMAIL_1] [EMAIL]"
-    assert trusted(veil, "[EMAIL]") == "[EMAIL]"
+    redactor = SessionRedactor(RULES)
+    assert redactor.redact_text("a@b.example c@d.example") == "[EMAIL_1] [EMAIL]"
+    assert trusted(redactor, "[EMAIL]") == "[EMAIL]"
 
 
 def test_nothing_is_followed_without_end() -> None:

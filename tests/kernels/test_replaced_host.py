@@ -82,35 +82,35 @@ async def test_what_a_host_had_half_read_is_passed_over(wire: Wire, channel: Cha
 # A real runner, without a sandbox
 
 
-class Life:
+class HostedRunner:
     """A runner, and one host after the other."""
 
     def __init__(self, wire: Wire, kernel: IPythonKernel, folder: Path) -> None:
         self.folder = folder
         self.wire = wire
         self.kernel = kernel
-        self.slate = NoteFile()
-        kernel.note_request(self.slate)
+        self.note = NoteFile()
+        kernel.note_request(self.note)
 
     async def hand_on(self, listening: "asyncio.Task[object] | None" = None) -> IPythonKernel:
         """A new host gets copies of what the last one had, which is then gone."""
         if listening is not None:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
-        heir = Wire(in_packets=True, kept=[os.dup(descriptor) for descriptor in self.wire.descriptors])
-        heir.peer_pid = self.wire.peer_pid
+        next_wire = Wire(in_packets=True, kept=[os.dup(descriptor) for descriptor in self.wire.descriptors])
+        next_wire.peer_pid = self.wire.peer_pid
         kept = ForkedProcess()
-        kept.restored(heir.peer_pid, os.pidfd_open(heir.peer_pid), -1)
-        kernel = IPythonKernel(heir, self.kernel.sandbox, kept, self.kernel.environment)
-        self.slate = NoteFile(os.dup(self.slate.descriptor))
-        kernel.note_request(self.slate)
+        kept.restored(next_wire.peer_pid, os.pidfd_open(next_wire.peer_pid), -1)
+        kernel = IPythonKernel(next_wire, self.kernel.sandbox, kept, self.kernel.environment)
+        self.note = NoteFile(os.dup(self.note.descriptor))
+        kernel.note_request(self.note)
         self.kernel.detach()
-        self.wire, self.kernel = heir, kernel
+        self.wire, self.kernel = next_wire, kernel
         return kernel
 
 
 @pytest.fixture
-async def life(default_environment: Environment, tmp_path: Path) -> AsyncGenerator[Life]:
+async def hosted(default_environment: Environment, tmp_path: Path) -> AsyncGenerator[HostedRunner]:
     parts = [tmp_path / name for name in ("workspace", "scratch", "home")]
     for part in parts:
         part.mkdir()
@@ -125,11 +125,11 @@ async def life(default_environment: Environment, tmp_path: Path) -> AsyncGenerat
     )
     wire.close_child_ends()
     await wire.expect(ReadyMessage)
-    life = Life(wire, IPythonKernel(wire, sandbox, process, default_environment), tmp_path / "workspace")
+    hosted = HostedRunner(wire, IPythonKernel(wire, sandbox, process, default_environment), tmp_path / "workspace")
     try:
-        yield life
+        yield hosted
     finally:
-        await life.kernel.aclose()
+        await hosted.kernel.aclose()
 
 
 def listen(kernel: IPythonKernel, code: str, heard: list[Event]) -> "asyncio.Task[object]":
@@ -163,65 +163,67 @@ x = 1
 """
 
 
-async def test_a_host_that_comes_between_two_cells_hears_what_was_said_since(life: Life) -> None:
-    await run(life.kernel, SPEAKS)
-    (life.folder / "speak").touch()
-    await until((life.folder / "spoken").exists)
-    kernel = await life.hand_on()
+async def test_a_host_that_comes_between_two_cells_hears_what_was_said_since(hosted: HostedRunner) -> None:
+    await run(hosted.kernel, SPEAKS)
+    (hosted.folder / "speak").touch()
+    await until((hosted.folder / "spoken").exists)
+    kernel = await hosted.hand_on()
     await kernel.catch_up()
     events = await run(kernel, "x")
     assert said(events) == "between\n"
     assert [event.data for event in events if isinstance(event, ExecuteResult)] == [{"text/plain": "1"}]
 
 
-async def test_a_cell_that_waits_for_an_answer_that_its_host_never_gave_goes_on(life: Life) -> None:
-    wire = life.wire
+async def test_a_cell_that_waits_for_an_answer_that_its_host_never_gave_goes_on(hosted: HostedRunner) -> None:
+    wire = hosted.wire
     # As the host does it, up to the moment when it has read the question and is killed.
-    life.slate.note_execution("e", 0)
-    life.slate.send(1)
+    hosted.note.note_execution("e", 0)
+    hosted.note.send(1)
     await wire.send({"op": "execute", "id": 1, "code": "print(1)\ndisplay(2)\nprint(3)", "allow_input": False})
     sock = wire._sock  # pyright: ignore
     asked = b""
     async with asyncio.timeout(60):
         while b'"ack": true' not in asked:
             asked = await asyncio.get_running_loop().sock_recv(sock, 100_000)
-    kernel = await life.hand_on()
+    kernel = await hosted.hand_on()
     events = [event async for event in kernel.resume()]
     assert said(events) == "1\n3\n"
     assert isinstance(events[-1], Finished)
     assert (events[-1].is_ok, events[-1].execution_count) == (True, 1)
 
 
-async def test_a_cell_whose_end_was_read_by_a_host_that_kept_it_to_itself_has_ended_all_the_same(life: Life) -> None:
-    life.slate.note_execution("e", 0)
-    life.slate.send(7)
-    await life.wire.send({"op": "execute", "id": 7, "code": "x = 5", "allow_input": False})
+async def test_a_cell_whose_end_was_read_by_a_host_that_kept_it_to_itself_has_ended_all_the_same(
+    hosted: HostedRunner,
+) -> None:
+    hosted.note.note_execution("e", 0)
+    hosted.note.send(7)
+    await hosted.wire.send({"op": "execute", "id": 7, "code": "x = 5", "allow_input": False})
     async with asyncio.timeout(60):
-        while b'"finished"' not in await asyncio.get_running_loop().sock_recv(life.wire._sock, 100_000):  # pyright: ignore
+        while b'"finished"' not in await asyncio.get_running_loop().sock_recv(hosted.wire._sock, 100_000):  # pyright: ignore
             pass
-    kernel = await life.hand_on()
+    kernel = await hosted.hand_on()
     (finished,) = [event async for event in kernel.resume()]
     assert isinstance(finished, Finished)
     assert finished.variables == ("x",)
 
 
-async def test_a_cell_that_never_reached_the_runner_has_no_end(life: Life) -> None:
-    await run(life.kernel, "x = 1")
-    life.slate.note_execution("e", 0)
-    life.slate.send(2)
+async def test_a_cell_that_never_reached_the_runner_has_no_end(hosted: HostedRunner) -> None:
+    await run(hosted.kernel, "x = 1")
+    hosted.note.note_execution("e", 0)
+    hosted.note.send(2)
     frame = framed({"op": "execute", "id": 2, "code": f"x = {BIG!r}", "allow_input": False})
-    life.wire._sock.send(BEGINS + frame[:65_536])  # pyright: ignore
-    kernel = await life.hand_on()
+    hosted.wire._sock.send(BEGINS + frame[:65_536])  # pyright: ignore
+    kernel = await hosted.hand_on()
     assert [event async for event in kernel.resume()] == []
     events = await run(kernel, "x")
     assert [event.data for event in events if isinstance(event, ExecuteResult)] == [{"text/plain": "1"}]
 
 
-async def test_a_question_is_asked_again(life: Life) -> None:
+async def test_a_question_is_asked_again(hosted: HostedRunner) -> None:
     heard: list[Event] = []
-    listening = listen(life.kernel, "print('asks')\nanswer = input('Which? ')\nprint(answer)", heard)
+    listening = listen(hosted.kernel, "print('asks')\nanswer = input('Which? ')\nprint(answer)", heard)
     await until(lambda: any(isinstance(event, InputRequest) for event in heard))
-    kernel = await life.hand_on(listening)
+    kernel = await hosted.hand_on(listening)
     events: list[Event] = []
     async for event in kernel.resume():
         events.append(event)
@@ -232,11 +234,11 @@ async def test_a_question_is_asked_again(life: Life) -> None:
     assert isinstance(events[-1], Finished)
 
 
-async def test_a_cell_that_runs_can_be_interrupted_by_the_next_host(life: Life) -> None:
+async def test_a_cell_that_runs_can_be_interrupted_by_the_next_host(hosted: HostedRunner) -> None:
     heard: list[Event] = []
-    listening = listen(life.kernel, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(600)", heard)
+    listening = listen(hosted.kernel, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(600)", heard)
     await until_heard(heard, "runs")
-    kernel = await life.hand_on(listening)
+    kernel = await hosted.hand_on(listening)
     resumed = kernel.resume()
     following = asyncio.ensure_future(anext(aiter(resumed)))
     await asyncio.sleep(0)

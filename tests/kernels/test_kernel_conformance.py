@@ -8,7 +8,6 @@ from belljar.kernels.jupyter import kernel as jupyter_kernel
 pytest.register_assert_rewrite("conformance")
 
 from cells import DEADLINE_S  # noqa: E402
-
 from conformance import *  # noqa: E402, F403
 
 
@@ -21,6 +20,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 def long_patience() -> Iterator[None]:
     """The first completion of a Jupyter kernel takes two seconds of its processor, and a busy machine has little."""
     with pytest.MonkeyPatch.context() as patch:
-        for room in (ipython, jupyter_kernel):
-            patch.setattr(room, "QUESTION_PATIENCE_S", DEADLINE_S)
+        for module in (ipython, jupyter_kernel):
+            patch.setattr(module, "QUESTION_PATIENCE_S", DEADLINE_S)
         yield

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from cells import ForkingPlace, open_forking_place, run
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
@@ -17,6 +16,7 @@ from belljar.provisioning import zygotes
 from belljar.provisioning.zygotes import EnvironmentZygote, ZygoteProcess
 from belljar.sandboxes.base import Sandbox
 from belljar.sandboxes.namespace.process import NamespaceProcess
+from cells import ForkingPlace, open_forking_place, run
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -67,17 +67,17 @@ async def preloaded(
     described = Environment("", environment / "bin/python", ())
     flags |= {"environment": str(environment), "preload": [*modules]}
     async with open_forking_place(described, folder, **flags) as place:
-        yield place, (await nursery_of(place)).complaint
+        yield place, (await environment_zygote(place)).complaint
 
 
-async def nursery_of(place: ForkingPlace) -> EnvironmentZygote:
+async def environment_zygote(place: ForkingPlace) -> EnvironmentZygote:
     found = await place.starter.nurseries.of(await place.starter.environments.get(place.name))
     assert found is not None
     return found
 
 
 async def zygote_of(place: ForkingPlace) -> ZygoteProcess | None:
-    return await (await nursery_of(place)).zygote()
+    return await (await environment_zygote(place)).zygote()
 
 
 async def value(kernel: Kernel, code: str) -> object:

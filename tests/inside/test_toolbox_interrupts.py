@@ -74,10 +74,10 @@ async def test_the_call_after_an_interrupt_gets_its_own_answer_wherever_it_came(
         return {"outcome": "found", "text": asked.query}
 
     broker = Broker("session", cast("ToolCatalogue", None), limit_bytes=1_000)
-    async with open_tool_server(tmp_path, "hatch", broker=broker, find=find, folder_inside="/", paces=FairShares()):
+    async with open_tool_server(tmp_path, "tools", broker=broker, find=find, folder_inside="/", paces=FairShares()):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", CELL, how),
-            env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "hatch")},
+            env={**os.environ, "PYTHONPATH": str(INSIDE), "BELLJAR_TOOLBOX": str(tmp_path / "tools")},
             stdout=asyncio.subprocess.PIPE,
         )
         try:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cells import Place, run, usable
 
 from belljar.environments import Environment
 from belljar.errors import SandboxUnavailable
@@ -22,6 +21,7 @@ from belljar.sandboxes.handover import HandoverProvider
 from belljar.sessions.folders import SessionFolders
 from belljar.supervisor import open_supervisor
 from belljar.toolbox.base import CallRecord
+from cells import Place, run, usable
 from serving_process import supervisors
 from shared_environment import shared_settings
 
@@ -53,7 +53,7 @@ class Server:
 
     async def start(self) -> IPythonKernel:
         """Start the kernel of session `s`, and deposit it."""
-        folders = self.folders(self.starter.take_identity())
+        folders = self.folders(self.starter.provider.take_identity())
         folders.make()
         kernel = await self.starter.start(shared_settings().environment, folders)
         assert isinstance(kernel, IPythonKernel)
