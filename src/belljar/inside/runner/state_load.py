@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from . import interpreter_state
 from .pickle_faults import error_line
-from .picklers import function
+from .pickling import function
 from .state_file import (
     IMPORTS,
     INTERRUPTED,

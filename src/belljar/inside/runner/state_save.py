@@ -12,7 +12,7 @@ from typing import Any
 
 from . import interpreter_state
 from .pickle_faults import error_line, reason_for, type_name
-from .picklers import make_pickler, owner_of
+from .pickling import make_pickler, owner_of
 from .state_file import (
     IMPORTS,
     INTERRUPTED,
