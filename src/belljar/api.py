@@ -13,8 +13,7 @@ from itertools import islice
 from belljar.answers import values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
-from belljar.executions.cell import make_cell
-from belljar.executions.execution import Execution
+from belljar.executions.execution import Execution, make_cell
 from belljar.executions.file_changes import file_uri
 from belljar.files.file_types import mime_type_of
 from belljar.files.scan import PAGED_LIMIT

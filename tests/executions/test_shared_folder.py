@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.cell import make_cell
+from belljar.executions.execution import make_cell
 from belljar.executions.shared_folder import OwnerFolders, SharedFolder
-from belljar.files.changes import snapshot
-from belljar.files.workspace import Workspace
+from belljar.files.workspace import Workspace, snapshot
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.files.changes import FileChange, changes, snapshot
-from belljar.files.workspace import Workspace
+from belljar.files.workspace import FileChange, Workspace, changes, snapshot
 
 
 @pytest.fixture

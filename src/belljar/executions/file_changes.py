@@ -8,9 +8,8 @@ from urllib.parse import quote
 
 from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
-from belljar.files.changes import Snapshot, changes, snapshot
 from belljar.files.disk_usage import FolderUsage
-from belljar.files.workspace import Workspace
+from belljar.files.workspace import Snapshot, Workspace, changes, snapshot
 from belljar.models import FileReference
 
 SMALL_FOLDER = 100

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, FileMissing, InvalidPath
-from belljar.files.changes import Snapshot
 from belljar.files.names import shown
 from belljar.files.owner_folder import OwnerFolder, Stamp, stamp_of
 from belljar.files.private import write_file
-from belljar.files.workspace import Workspace
+from belljar.files.workspace import Snapshot, Workspace
 from belljar.settings import Settings
 
 FOLDER = "workspace"

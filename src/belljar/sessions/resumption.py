@@ -1,7 +1,6 @@
 """Continues sessions of earlier servers: from disk, or with the kernel that an earlier server left alive."""
 
-from belljar.executions.cell import Cell
-from belljar.executions.execution import Execution
+from belljar.executions.execution import Cell, Execution
 from belljar.journal.journal import ExecutionRecord
 from belljar.journal.session_records import SessionRecord
 from belljar.kernels.base import Kernel

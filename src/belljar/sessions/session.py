@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from belljar.errors import KernelDied
 from belljar.executions.admission import Admission
-from belljar.executions.cell import Cell
-from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.execution import Cell, Execution, interrupt_all
 from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
 from belljar.files.fd_walk import remove_tree

@@ -9,8 +9,7 @@ from mcp.types import CallToolResult
 from pydantic import Field
 
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
-from belljar.executions.cell import make_cell
-from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.execution import Execution, interrupt_all, make_cell
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.registry import NEW_SESSION_HINT
