@@ -43,7 +43,7 @@ from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
 
 RETRY_S = 30.0
-KEEPING_HINT = "Set keep_alive to false, or sandbox to namespace"
+KEEP_ALIVE_HINT = "Set keep_alive to false, or sandbox to namespace"
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +147,8 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
     if not settings.keep_alive:
         yield NoHandover()
         return
-    if (gap := keeping_gap(provider)) or not isinstance(provider, HandoverProvider):
-        raise SettingsError(f"keep_alive cannot be used: {gap}", hint=KEEPING_HINT)
+    if (gap := keep_alive_gap(provider)) or not isinstance(provider, HandoverProvider):
+        raise SettingsError(f"keep_alive cannot be used: {gap}", hint=KEEP_ALIVE_HINT)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
         if supervisor is None:
             log.warning("keep_alive: another server keeps its sessions here, so this one's sessions end with it")
@@ -164,7 +164,7 @@ def _tree_directory(run: "Run", handover: Handover) -> TreeDirectory:
     return TreeDirectory(run.folder.name, run.living, handover.deposit_tree, handover.has_any)
 
 
-def keeping_gap(provider: Provider) -> str:
+def keep_alive_gap(provider: Provider) -> str:
     """Return why sandboxes cannot outlive the server; empty when they can."""
     if not isinstance(provider, HandoverProvider):
         return f"a sandbox of {provider.name} cannot be handed on from one server to the next, only one of namespaces"

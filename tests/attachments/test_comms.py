@@ -16,7 +16,7 @@ from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions import session_kernel
-from belljar.sessions.closing import put_to_sleep
+from belljar.sessions.closing import hibernate
 from belljar.sessions.session import Session
 from shared_environment import settings_with
 
@@ -188,7 +188,7 @@ async def test_callbacks_that_never_end_do_not_keep_their_session_from_going_to_
             await attached.send_comm(f"turn {value}", _moved(model, value))
         while _outputs([await anext(news)]) != ["stream"]:
             pass
-        report = await put_to_sleep(session, runtime.sessions.roll, "it was time")
+        report = await hibernate(session, runtime.sessions.records, "it was time")
     assert report is not None
     assert "kept" in report.kept
 

@@ -212,13 +212,13 @@ async def test_a_session_that_slept_knows_its_tokens_and_leaves_no_vault_behind(
         session = runtime.sessions.create("someone")
         await session.submit(make_cell(chosen, "print('ann@example.com')")).wait(60)
         fork, _ = await runtime.sessions.fork(session.id, "someone")
-        assert fork.veil.redact_own_text("bob@example.com ann@example.com") == "[EMAIL_2] [EMAIL_1]"
+        assert fork.redactor.redact_own_text("bob@example.com ann@example.com") == "[EMAIL_2] [EMAIL_1]"
         vault = session.folders.vault
         assert not vault.exists()
     assert vault.exists()
     async with open_runtime(chosen) as runtime:
         woken = runtime.sessions.get(session.id, "someone")
         assert not vault.exists()
-        assert woken.veil.redact_own_text("carl@example.com ann@example.com") == "[EMAIL_2] [EMAIL_1]"
+        assert woken.redactor.redact_own_text("carl@example.com ann@example.com") == "[EMAIL_2] [EMAIL_1]"
         await runtime.sessions.clear(session.id, "someone")
         assert not vault.parent.exists()

@@ -190,7 +190,7 @@ def test_without_rules_nothing_is_hidden_or_filled_in() -> None:
     value = {"a": "ann@example.com [EMAIL_1] ${secret:TOKEN}"}
     assert redactor.redact(value) == value
     assert redactor.fill_in(value, server="crm", tool="x") == value
-    assert not redactor.covers_outputs
+    assert not redactor.redacts_outputs
 
 
 def test_places_that_the_rules_leave_out_are_left_alone() -> None:
@@ -242,18 +242,18 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
     redactor = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
     box = TokenLog()
     held = os.dup(box.descriptor)
-    redactor.keep_in(box)
+    redactor.log_to(box)
     redactor.redact({"full_name": 7, "x": "ann@example.com"})
     redactor.vault.lend("[EMAIL_1]")
     redactor.vault.fill("KEY", "s3cret-value")
     redactor.close()
     os.pwrite(held, b'["value", "[EMAIL_2', os.fstat(held).st_size)  # cut off by a kill
     heir = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
-    heir.keep_in(TokenLog(held))
+    heir.log_to(TokenLog(held))
     assert trusted(heir, ["[FIELD_1]", "[EMAIL_1]"]) == [7, "ann@example.com"]
     assert heir.redact_text("[EMAIL_1] s3cret-value bob@example.com") == "[EMAIL_1] [SECRET KEY] [EMAIL_2]"
     third = SessionRedactor(RULES)
-    third.keep_in(TokenLog(os.dup(held)))
+    third.log_to(TokenLog(os.dup(held)))
     assert trusted(third, "[EMAIL_2]") == "bob@example.com"
     heir.close()
     third.close()
@@ -284,7 +284,7 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
     assert opened().redact("ann@example.com") == "[EMAIL_1]"
     second = opened()
     if how == "in a box":
-        second.keep_in(TokenLog())
+        second.log_to(TokenLog())
     assert second.redact("4111 1111 1111 1111") == "[CARD_1]"
     if how == "asleep":
         second.save(tmp_path / "vault")
@@ -292,7 +292,7 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
         third.restore(tmp_path / "vault")
     elif how == "in a box":
         third = opened()
-        third.keep_in(TokenLog(os.dup(second.box_descriptor)))
+        third.log_to(TokenLog(os.dup(second.log_descriptor)))
     else:
         third = second.fork(TokenCounter(tmp_path / "forked.json"))
     assert third.redact("bob@example.com") == f"[EMAIL_{1 + AHEAD}]"

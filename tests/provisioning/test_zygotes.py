@@ -71,7 +71,7 @@ async def preloaded(
 
 
 async def environment_zygote(place: ForkingPlace) -> EnvironmentZygote:
-    found = await place.starter.nurseries.of(await place.starter.environments.get(place.name))
+    found = await place.starter.zygotes.of(await place.starter.environments.get(place.name))
     assert found is not None
     return found
 

@@ -67,7 +67,7 @@ async def test_a_held_sandbox_is_nobodys_session(runtime: Runtime) -> None:
 
 async def test_a_sandbox_held_open_by_a_process_that_died_is_not_used(runtime: Runtime) -> None:
     environment = await runtime.starter.environments.get(runtime.settings.environment)
-    environment_zygote = await runtime.starter.nurseries.of(environment)
+    environment_zygote = await runtime.starter.zygotes.of(environment)
     zygote = environment_zygote and await environment_zygote.zygote()
     assert zygote is not None
     for pid in zygotes():

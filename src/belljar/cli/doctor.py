@@ -21,7 +21,7 @@ import typer
 from belljar.cli.fork_check import check_forks
 from belljar.environments import check_environments
 from belljar.errors import BelljarError
-from belljar.runtime import KEEPING_HINT, configured_guardrails, keeping_gap
+from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
 from belljar.sandboxes.cgroup_discovery import CONTROLLERS, read_control_groups
@@ -143,11 +143,11 @@ def _check_sandboxes(settings: Settings) -> Iterator[HostFinding]:
 
 
 def _check_keep_alive(settings: Settings, provider: Provider) -> HostFinding:
-    gap = keeping_gap(provider)
+    gap = keep_alive_gap(provider)
     if not settings.keep_alive:
         return HostFinding("sandbox", "ok", "keep_alive", f"off; it cannot be used here: {gap}" if gap else "off")
     if gap:
-        return HostFinding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", KEEPING_HINT)
+        return HostFinding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", KEEP_ALIVE_HINT)
     return HostFinding("sandbox", "ok", "keep_alive", f"sessions wait {settings.keep_alive_s:g} s for the next server")
 
 

@@ -63,7 +63,7 @@ async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> li
     starter = KernelStarter(settings, provider, folder)
     logging.disable(logging.WARNING)  # the checks report what it would warn of
     try:
-        nursery = await starter.nurseries.of(await starter.environments.get(settings.environment))
+        nursery = await starter.zygotes.of(await starter.environments.get(settings.environment))
         started_s = time.monotonic()
         if nursery is None or not await nursery.warm():
             why = nursery.complaint if nursery is not None else "no zygote"

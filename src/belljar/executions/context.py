@@ -78,7 +78,7 @@ class ExecutionContext(Protocol):
     sharing: SharedFolder | None
     """Its `workspace/` folder, which outlives it; None where there is none."""
     guard: Guard
-    veil: SessionRedactor
+    redactor: SessionRedactor
     tools: Broker | None
     """The broker for its code's tool calls; None where there are no tools."""
     handover: Handover

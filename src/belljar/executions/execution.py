@@ -266,7 +266,7 @@ class Execution:
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.
-            redact = self._session.veil.redact_own_text if question.is_ours else self._session.veil.redact_text
+            redact = self._session.redactor.redact_own_text if question.is_ours else self._session.redactor.redact_text
             self._transcript.record(InputRequest(redact(question.message)))
             # Before the cell runs (the policy check) there is no stopper, hence no timeout to pause.
             limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.execution_timeout_s

@@ -50,7 +50,7 @@ class SessionRedactor:
         self.detector = Detector(self.rules)
         self._secrets = secrets or Secrets()
         self._is_in_use = rules is not None
-        self.covers_outputs = bool(self.detector) and self._hides("outputs")
+        self.redacts_outputs = bool(self.detector) and self._hides("outputs")
         """Whether there is anything to look for in the session's own output."""
         self._token_log: TokenLog | None = None
         self._named: dict[str, str] = {}
@@ -73,16 +73,16 @@ class SessionRedactor:
             for name in [name for name, value in self.vault.secrets.items() if not value]:
                 self.vault.fill(name, self._secret_value(name) or "")
 
-    def keep_in(self, token_log: TokenLog) -> None:
+    def log_to(self, token_log: TokenLog) -> None:
         """Record all tokens and secrets in a log that outlives the server as long as somebody holds its descriptor.
 
         The redactor owns the log from now on.
         """
         self._token_log = token_log
-        self.vault.keep_in(token_log)
+        self.vault.log_to(token_log)
 
     @property
-    def box_descriptor(self) -> int:
+    def log_descriptor(self) -> int:
         """The token log's descriptor, for another process to hold; negative without a log."""
         return self._token_log.descriptor if self._token_log else -1
 
@@ -165,7 +165,7 @@ class SessionRedactor:
             return text
         return self._replaced(text, [], _spans(TOKEN.finditer(text)), is_searched=True)
 
-    def cover_deep(self, value: Any, depth: int = 0) -> Any:
+    def redact_own_value(self, value: Any, depth: int = 0) -> Any:
         """Return a JSON value that the session shows, as callers may see it."""
         if depth > MOST_DEPTH:
             return TOO_DEEP
@@ -173,9 +173,9 @@ class SessionRedactor:
             return self.redact_own_text(value)
         if isinstance(value, dict):
             items = cast("dict[str, Any]", value).items()
-            return {self.redact_own_text(str(key)): self.cover_deep(below, depth + 1) for key, below in items}
+            return {self.redact_own_text(str(key)): self.redact_own_value(below, depth + 1) for key, below in items}
         if isinstance(value, list):
-            return [self.cover_deep(below, depth + 1) for below in cast("list[Any]", value)]
+            return [self.redact_own_value(below, depth + 1) for below in cast("list[Any]", value)]
         return value
 
     # On the way to a tool

@@ -88,13 +88,16 @@ class RedactionScreen:
             case InputRequest():
                 return replace(event, prompt=redact(event.prompt))
             case CommMessage():
-                redact_deep = self._redactor.cover_deep
+                redact_deep = self._redactor.redact_own_value
                 return replace(event, data=redact_deep(event.data), metadata=redact_deep(event.metadata))
             case _:
                 return event
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
-        return {mime: value if _is_binary(mime) else self._redactor.cover_deep(value) for mime, value in bundle.items()}
+        return {
+            mime: value if _is_binary(mime) else self._redactor.redact_own_value(value)
+            for mime, value in bundle.items()
+        }
 
 
 def _is_binary(mime: str) -> bool:

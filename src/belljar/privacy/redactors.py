@@ -28,6 +28,6 @@ class Redactors:
         """Whether redactors have anything that must outlive the server."""
         return self._rules is not None
 
-    def veil(self, numbers: Path | None = None) -> SessionRedactor:
+    def new_redactor(self, numbers: Path | None = None) -> SessionRedactor:
         """Return a session's redactor; its token numbers are reserved in the file `numbers`, or only in memory."""
         return SessionRedactor(self._rules, self._secrets, Vault(TokenCounter(numbers)))

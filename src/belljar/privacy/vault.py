@@ -197,7 +197,7 @@ class Vault:
 
     # Beyond the end of the server
 
-    def keep_in(self, token_log: TokenLog) -> None:
+    def log_to(self, token_log: TokenLog) -> None:
         """Record everything in a log, so far and from now on; what the log has already is loaded."""
         with self._lock:
             earlier = [*token_log.lines()]

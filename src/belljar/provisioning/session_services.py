@@ -90,7 +90,7 @@ async def open_services(
         if toolbox is not None and (name := names.pop("toolbox", "")):
             inside, socket = sandbox.workspace, serviced.sockets[name]
             await services.enter_async_context(
-                toolbox.open_hatch(scratch, name, session_id=session_id, folder_inside=inside, door=socket)
+                toolbox.serve_session(scratch, name, session_id=session_id, folder_inside=inside, door=socket)
             )
             serviced.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
             importable = (*toolbox.importable, *importable)

@@ -84,10 +84,10 @@ class KernelStarter:
         self.provider = provider
         self._toolbox = toolbox
         self._in_packets = outlives_server
-        self.workshop = UvSandbox(settings, provider)
+        self.uv_sandbox = UvSandbox(settings, provider)
         self.environments = EnvironmentCache(settings)
-        self._spec_builder = SpecBuilder(settings, provider, self.workshop, toolbox, open_skills(settings))
-        self.nurseries = Zygotes(
+        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, open_skills(settings))
+        self.zygotes = Zygotes(
             settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
         )
         self._prepared: dict[str, PreparedSandbox] = {}
@@ -157,7 +157,7 @@ class KernelStarter:
 
     async def _open_prepared(self, environment: Environment, folders: KernelFolders) -> PreparedSandbox:
         spec = self._spec(folders, environment)
-        zygote = await self.nurseries.zygote(environment)
+        zygote = await self.zygotes.zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
         sandbox = await self._with_services(branch or await self.provider.open(spec), folders, environment)
         return PreparedSandbox(sandbox, zygote, branch)
@@ -186,7 +186,7 @@ class KernelStarter:
         """Wait until sessions of that environment can be forked; False when they will not be."""
         if name.startswith(KERNEL_PREFIX):
             return False
-        zygote = await self.nurseries.of(await self.environments.get(name))
+        zygote = await self.zygotes.of(await self.environments.get(name))
         return zygote is not None and await zygote.warm()
 
     async def fork(
@@ -292,4 +292,4 @@ class KernelStarter:
         await self.environments.aclose()
         for session_id in [*self._prepared]:
             await self.vacate(session_id)
-        await self.nurseries.aclose()
+        await self.zygotes.aclose()

@@ -86,7 +86,7 @@ class Checkpoint:
     """Orders checkpoints by the time they were taken."""
 
     @property
-    def is_beginning(self) -> bool:
+    def is_fresh(self) -> bool:
         """Return whether it is the state of a session that has run nothing."""
         return isinstance(self.copy, FreshCheckpoint)
 
@@ -317,7 +317,7 @@ class Checkpoints:
     async def detach(self, current: ForkableKernel) -> None:
         """Leave fresh checkpoints, and those in the current kernel's sandbox, to the next server; drop the others."""
         for checkpoint in [*self._kept]:
-            if checkpoint.is_beginning or checkpoint.origin.shares_sandbox(current):
+            if checkpoint.is_fresh or checkpoint.origin.shares_sandbox(current):
                 checkpoint.origin.forget(checkpoint.copy)
             else:
                 await self._drop(checkpoint, current)

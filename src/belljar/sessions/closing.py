@@ -88,7 +88,7 @@ class SessionCloser:
         self._sessions.pop(session.id, None)
         self._hibernating[session.id] = session.principal
         try:
-            report = await put_to_sleep(session, self._records, end)
+            report = await hibernate(session, self._records, end)
             await self._starter.vacate(session.id)
         finally:
             del self._hibernating[session.id]
@@ -133,7 +133,7 @@ MEBIBYTE = 1024 * 1024
 UNLIMITED_MB = 1024 * 1024
 
 
-async def put_to_sleep(session: Session, records: SessionRecords, end: str) -> StateReport | None:
+async def hibernate(session: Session, records: SessionRecords, end: str) -> StateReport | None:
     """Write the variables to disk and end the kernel; return what was saved, or None when nothing was."""
     session.queue.interrupt()
     await session.comms.aclose()
@@ -147,7 +147,7 @@ async def put_to_sleep(session: Session, records: SessionRecords, end: str) -> S
             report = await _save(session)
     await session.aclose()
     await asyncio.to_thread(disarm, session.folders.own)
-    await asyncio.to_thread(session.veil.save, session.folders.vault)
+    await asyncio.to_thread(session.redactor.save, session.folders.vault)
     _record_sleep(session, records, end, report)
     return report
 
@@ -159,7 +159,7 @@ async def detach_session(session: Session, records: SessionRecords, end: str) ->
     if not session.is_busy and session.settings.hibernate and session.session_kernel.kernel is not None:
         async with session.turn:
             report = await _save(session)
-        await asyncio.to_thread(session.veil.save, session.folders.vault)
+        await asyncio.to_thread(session.redactor.save, session.folders.vault)
         _record_sleep(session, records, end, report)
     for execution in session.queue.running():
         if execution.has_started:
@@ -168,7 +168,7 @@ async def detach_session(session: Session, records: SessionRecords, end: str) ->
             execution.interrupt()
     await session.queue.cancel()
     await session.session_kernel.detach()
-    session.veil.close()
+    session.redactor.close()
 
 
 async def _save(session: Session) -> StateReport | None:

@@ -40,7 +40,7 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
         lost = await asyncio.to_thread(_copy_files, origin, folders)
         if checkpoint is not None:
             lost += await origin.session_kernel.checkpoints.export_files(checkpoint, folders.workspace)
-        if checkpoint is not None and checkpoint.is_beginning:
+        if checkpoint is not None and checkpoint.is_fresh:
             forked, missing = await starter.start(origin.environment, folders), []
         else:
             copy = checkpoint.copy if checkpoint else None

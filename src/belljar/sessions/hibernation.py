@@ -66,7 +66,7 @@ def _move_out(written: Path, kept: Path) -> bool:
     return True
 
 
-class WakeReport:
+class SavedStateLoader:
     """Brings one session back from disk."""
 
     def __init__(self, folders: SessionFolders, entry: SessionRecord) -> None:

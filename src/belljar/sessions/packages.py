@@ -31,7 +31,7 @@ async def install_packages(
     environment = await starter.environments.for_packages(session.environment)
     changes: list[PackageChange] = []
     layer = session.folders.layer
-    open_uv = starter.workshop.uv_for(session.id)
+    open_uv = starter.uv_sandbox.uv_for(session.id)
     outcomes = await install(
         environment,
         layer,

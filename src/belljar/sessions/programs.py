@@ -129,7 +129,7 @@ class ProgramRunner:
 
     async def _screened(self, end: ProgramEnd) -> ProgramEnd:
         """Return the end of a program with only the output that callers may see."""
-        redaction = [RedactionScreen(self._redactor)] if self._redactor.covers_outputs else []
+        redaction = [RedactionScreen(self._redactor)] if self._redactor.redacts_outputs else []
         screens = Screens([*redaction, *self._guard.screens()])
         passed = [*await screens.passed(Stream("stdout", end.stdout)), *screens.flush()]
         passed += [*await screens.passed(Stream("stderr", end.stderr)), *screens.flush()]
@@ -197,6 +197,6 @@ class ProgramRunner:
     ) -> list[InstallOutcome]:
         """Install packages for this caller's code; the environment itself is not changed."""
         folders = self._folders(environment)
-        open_uv = self._starter.workshop.uv_for(folders.session_id)
+        open_uv = self._starter.uv_sandbox.uv_for(folders.session_id)
         room = room_for(folders, self._settings)
         return await install(environment, folders.layer, packages, on_stage=on_stage, open_uv=open_uv, room=room)

@@ -65,7 +65,7 @@ class Registry:
         self._redactors = redactors
         self._owner_folders = open_owner_folders(settings)
         self.journal = journal
-        self.roll = records
+        self.records = records
         self._folder = folder
         self._starter = starter
         self.pool = Pool(starter, folder, records, environment=settings.environment, size=settings.pool_size)
@@ -76,7 +76,7 @@ class Registry:
         )
         self._sessions: dict[str, Session] = {}
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
-        self.endings = SessionCloser(
+        self.closer = SessionCloser(
             self._sessions,
             settings=settings,
             folder=folder,
@@ -118,13 +118,13 @@ class Registry:
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
             reason = f"fork of {origin.id}"
-            redactor = origin.veil.fork(TokenCounter(forked.folders.tokens))
+            redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
             session = self._open(forked.folders, principal, origin.environment, reason, redactor)
             self._record_new(session)
             session.session_kernel.adopt(forked.kernel)
             session.session_kernel.variables = forked.variables
             session.guard.inherit(origin.guard)
-            self.roll.record_use(session.id, forked.variables)
+            self.records.record_use(session.id, forked.variables)
             measures.sessions_opened.add("fork")
         variables, lost = list(forked.variables), forked.lost
         return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
@@ -133,7 +133,7 @@ class Registry:
         self, entry: SessionRecord, folders: SessionFolders, kernel: Kernel, token_log: TokenLog | None
     ) -> Session:
         """Open a session whose kernel an earlier server left; `token_log` has the values of its redaction tokens."""
-        self.roll.take_over(entry.id)
+        self.records.take_over(entry.id)
         session = self._open(folders, entry.principal, entry.environment, entry.reason, token_log=token_log)
         resumption.take_over(session, entry, kernel)
         measures.sessions_opened.add("kept")
@@ -158,11 +158,11 @@ class Registry:
             return  # an idle session would be lost
         while (giver := self._giver(principal)) is not None:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
-            if not idle or (giver == principal and self.roll.has_asleep(principal, MOST_ASLEEP)):
+            if not idle or (giver == principal and self.records.has_asleep(principal, MOST_ASLEEP)):
                 return
             session = min(idle, key=lambda each: each.lease.expires_at)
             whose = "its owner's" if giver == principal else "another owner's"
-            await self.endings.retire(session, f"made room for {whose} new session at {iso(time.time())}")
+            await self.closer.retire(session, f"made room for {whose} new session at {iso(time.time())}")
 
     def _giver(self, principal: str) -> str | None:
         """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
@@ -201,9 +201,9 @@ class Registry:
         token_log: TokenLog | None = None,
     ) -> Session:
         tools = self._starter.broker(folders.session_id)
-        redactor = redactor or self._redactors.veil(folders.tokens)
+        redactor = redactor or self._redactors.new_redactor(folders.tokens)
         if self._handover.is_on and self._redactors.are_in_use:
-            redactor.keep_in(token_log or TokenLog())
+            redactor.log_to(token_log or TokenLog())
         session = Session(
             folders,
             principal=principal,
@@ -211,7 +211,7 @@ class Registry:
             reason=reason,
             settings=self.settings,
             journal=self.journal,
-            records=self.roll,
+            records=self.records,
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
@@ -227,19 +227,19 @@ class Registry:
         return session
 
     def _record_new(self, session: Session) -> None:
-        self.roll.enter(session.id, session.principal, session.environment, session.reason)
+        self.records.enter(session.id, session.principal, session.environment, session.reason)
         self.journal.commit()
         log.info("session %s created", session.id, extra=about(session))
 
     def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, SessionRedactor]:
         """Return a guard and a redactor for code that runs outside a session, under the same policy."""
-        return self._guardrails.guard(name, principal, folder), self._redactors.veil()
+        return self._guardrails.guard(name, principal, folder), self._redactors.new_redactor()
 
     # Finding sessions
 
     async def reach(self, session_id: str, principal: str) -> Session:
         """Return a session like `get`, but make room first for one that sleeps."""
-        if session_id not in self._sessions and self._is_asleep(self.roll.find(session_id), principal):
+        if session_id not in self._sessions and self._is_asleep(self.records.find(session_id), principal):
             await self.make_room(principal)
         return self.get(session_id, principal)
 
@@ -247,7 +247,7 @@ class Registry:
         """Return the caller's session; wake it if it sleeps, and mark it as used."""
         session = self._sessions.get(session_id)
         if session is None:
-            self.endings.check_not_hibernating(session_id, principal)
+            self.closer.check_not_hibernating(session_id, principal)
             session = self._wake(session_id, principal)
         if session is None or session.principal != principal:
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
@@ -265,18 +265,18 @@ class Registry:
         session = self._sessions.get(session_id)
         if session is not None and session.principal == principal:
             return session.folders, session.environment
-        entry = self.roll.find(session_id) if session is None else None
+        entry = self.records.find(session_id) if session is None else None
         if entry is None or entry.principal != principal or entry.state != "asleep":
             raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
         return SessionFolders(session_id, self._folder / session_id, None), entry.environment
 
     def _wake(self, session_id: str, principal: str) -> Session | None:
         """Open a session of the caller that sleeps on disk; its kernel starts with its next cell."""
-        entry = self.roll.find(session_id)
+        entry = self.records.find(session_id)
         if entry is None or not self._is_asleep(entry, principal):
             return None
         self._check_room(principal)
-        if not self.roll.claim(session_id):
+        if not self.records.claim(session_id):
             return None
         folders = SessionFolders(session_id, self._folder / session_id, self._starter.provider.take_identity())
         folders.make()
@@ -291,7 +291,7 @@ class Registry:
         return entry is not None and entry.principal == principal and entry.state == "asleep"
 
     def _absence(self, session_id: str, principal: str) -> str:
-        entry = self.roll.find(session_id)
+        entry = self.records.find(session_id)
         if entry is not None and entry.principal == principal and entry.state == "gone":
             return f"session {session_id!r} {entry.end}"
         return f"session {session_id[:64]!r} does not exist: it was never made, has expired, or was cleared"
@@ -320,7 +320,7 @@ class Registry:
                 reason=entry.reason,
                 last_cause=entry.end,
             )
-            for entry in self.roll.asleep(principal)
+            for entry in self.records.asleep(principal)
         ]
 
     def all(self) -> list[Session]:
@@ -332,7 +332,7 @@ class Registry:
     async def clear(self, session_id: str, principal: str) -> None:
         """End a session because its owner asks for it, and delete all of it."""
         session = self.get(session_id, principal)
-        await self.endings.close(session, "was cleared")
+        await self.closer.close(session, "was cleared")
 
     async def sweep(self) -> list[str]:
         """Hibernate, or end, the sessions that were idle too long, except those that run a cell; return their ids."""
@@ -341,16 +341,16 @@ class Registry:
         for session in self.all():
             # Checked one by one, because this session may have been used or cleared while the last one ended.
             if session.id in self._sessions and session.is_expired:
-                await self.endings.retire(session, f"expired at {iso(time.time())} after {minutes:g} idle minutes")
+                await self.closer.retire(session, f"expired at {iso(time.time())} after {minutes:g} idle minutes")
                 ended.append(session.id)
-        await self.endings.forget_outdated()
+        await self.closer.forget_outdated()
         return ended
 
     async def aclose(self) -> None:
         """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""
         await self.pool.aclose()
         await self._handover.settled()
-        await asyncio.gather(*(self.endings.detach(session, "ended with its server") for session in self.all()))
+        await asyncio.gather(*(self.closer.detach(session, "ended with its server") for session in self.all()))
 
 
 @asynccontextmanager

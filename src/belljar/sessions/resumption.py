@@ -5,15 +5,15 @@ from belljar.journal.journal import ExecutionRecord
 from belljar.journal.session_records import SessionRecord
 from belljar.kernels.base import Kernel
 from belljar.provisioning.handover import RestoredKernel, ResumableKernel
-from belljar.sessions.hibernation import WakeReport
+from belljar.sessions.hibernation import SavedStateLoader
 from belljar.sessions.session import Session
 
 
 def wake(session: Session, entry: SessionRecord) -> None:
     """Continue a session that was asleep on disk; its variables are loaded when its first kernel starts."""
     session.restore(entry, "the session has been asleep on disk since, where only its latest state is kept")
-    session.session_kernel.waking = WakeReport(session.folders, entry)
-    session.veil.restore(session.folders.vault)
+    session.session_kernel.waking = SavedStateLoader(session.folders, entry)
+    session.redactor.restore(session.folders.vault)
 
 
 def take_over(session: Session, entry: SessionRecord, kernel: Kernel) -> None:

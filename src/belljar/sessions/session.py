@@ -86,7 +86,7 @@ class Session:
         self.sharing = SharedFolder(owner_folder, self.workspace, folders.shared) if owner_folder else None
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
-        self.veil = veil
+        self.redactor = veil
         """Redacts the personal data that its code and its callers may not see."""
         self.tools = tools
         """The broker for its code's tool calls; None where there are no tools."""
@@ -134,7 +134,7 @@ class Session:
             on_growth=self._on_growth,
             does_rewind=settings.on_death == "rewind",
             handover=handover,
-            extra_descriptor=self.veil.box_descriptor,
+            extra_descriptor=self.redactor.log_descriptor,
         )
 
     # Executions
@@ -210,7 +210,7 @@ class Session:
 
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""
-        redaction: list[OutputScreen] = [RedactionScreen(self.veil)] if self.veil.covers_outputs else []
+        redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
         return Screens([*redaction, *self.guard.screens()])
 
     async def write_file(self, name: str, data: bytes) -> None:
@@ -302,7 +302,7 @@ class Session:
         self.queue.interrupt()
         await self.queue.cancel()
         await self.session_kernel.aclose()
-        self.veil.close()
+        self.redactor.close()
 
     def remove_files(self) -> None:
         """Delete all its files on disk."""

@@ -19,7 +19,7 @@ from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.handover import Handover, RestoredCopy, ResumableKernel
 from belljar.sandboxes.base import Incident
 from belljar.sessions.checkpoints import Checkpoint, Checkpoints, FreshCheckpoint, states_of
-from belljar.sessions.hibernation import WakeReport
+from belljar.sessions.hibernation import SavedStateLoader
 from belljar.toolbox.base import CallRecord
 
 CATCH_UP_S = 30.0
@@ -48,7 +48,7 @@ class SessionKernel:
         self.last_cause: str | None = None
         self.variables: tuple[str, ...] = ()
         self.checkpoints = checkpoints
-        self.waking: WakeReport | None = None
+        self.waking: SavedStateLoader | None = None
         """Loads what is on disk into the first kernel; None when there is nothing."""
         self._folders = folders
         self._start_kernel = start_kernel
@@ -227,7 +227,7 @@ class SessionKernel:
             self._note_loss("A rewind failed")
             raise KernelStartFailed(fact) from error
         self._handover.withdraw(self._folders.session_id)
-        self.adopt(restored, is_fresh=checkpoint.is_beginning)
+        self.adopt(restored, is_fresh=checkpoint.is_fresh)
         await self.checkpoints.drop_after(checkpoint)
         if present is not None:
             await self._end_kernel(present, restored)
@@ -243,7 +243,7 @@ class SessionKernel:
         return [*lost, *checkpoint.copy.lost]
 
     async def _restore(self, checkpoint: Checkpoint) -> Kernel:
-        if not checkpoint.is_beginning:
+        if not checkpoint.is_fresh:
             return await checkpoint.restore()
         # A kernel that starts may import files from the folder, so it must find the files of the checkpoint.
         async with self.checkpoints.files_of(checkpoint):

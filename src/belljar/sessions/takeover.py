@@ -37,7 +37,7 @@ class Takeover:
     async def take_over_all(self, registry: Registry, living: Collection[str]) -> None:
         """Take over every session that no other server has; end the kernels of the others."""
         for session_id in self._handover.left():
-            entry = registry.roll.find(session_id)
+            entry = registry.records.find(session_id)
             if entry is None or not _is_free(entry, living):
                 self._handover.withdraw(session_id)
                 continue

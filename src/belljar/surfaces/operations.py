@@ -197,7 +197,7 @@ def gauges(runtime: Runtime) -> list[Gauge]:
         Gauge(
             "belljar_sessions_asleep",
             "Sessions on disk, of all servers that share the data directory",
-            {"": runtime.sessions.roll.count_asleep()},
+            {"": runtime.sessions.records.count_asleep()},
         ),
         Gauge(
             "belljar_executions_unfinished",

@@ -177,7 +177,7 @@ class Toolbox:
         """Drop the broker of a session that is over."""
         self._brokers.pop(session_id, None)
 
-    def open_hatch(
+    def serve_session(
         self, folder: Path, name: str, *, session_id: str, folder_inside: str, door: SessionSocket | None = None
     ) -> AbstractAsyncContextManager[ToolServer]:
         """Serve tool calls on a socket of that name for a kernel of the session.

@@ -34,7 +34,7 @@ from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfil
 from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
-from belljar.sandboxes.namespace.trial import BwrapTrial, advice, open_trial, try_command
+from belljar.sandboxes.namespace.trial import BwrapCommand, advice, open_trial, try_command
 from belljar.sandboxes.process_tree import open_descendant
 
 _INSIDE = Identity(0, 0)
@@ -140,7 +140,7 @@ class GVisorView:
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
-    ) -> BwrapTrial:
+    ) -> BwrapCommand:
         """Return the bubblewrap command line with which gVisor runs this command."""
         stdin = None
         if pass_fds and not self.runsc.is_recent:
@@ -168,7 +168,7 @@ class GVisorView:
             pass_fds=pass_fds if self.runsc.is_recent else (),
         )
         dropping = drop_command(self.hardening.setpriv, spec.identity, {})[0] if spec.identity else []
-        return BwrapTrial(
+        return BwrapCommand(
             ["--args", str(arguments_fd), "--", *dropping, *running], [arguments_fd, *files.values()], stdin
         )
 
@@ -215,7 +215,7 @@ class GVisorSandbox(NamespaceSandbox):
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
-    ) -> BwrapTrial:
+    ) -> BwrapCommand:
         limits = self._enforcement.process_limits(is_alone=True)
         if most := self.spec.limits.processes:
             limits[resource.RLIMIT_NPROC] = most

@@ -34,7 +34,7 @@ from belljar.sandboxes.namespace.bwrap_args import (
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.process import NamespaceProcess, only_child
-from belljar.sandboxes.namespace.trial import BwrapTrial
+from belljar.sandboxes.namespace.trial import BwrapCommand
 
 Resources = AsyncExitStack
 """What must stay open until bubblewrap has started."""
@@ -297,14 +297,14 @@ class UserMapWriter:
         self._helper: Child | None = None
         self._helper_stdin: int | None = None
 
-    def words(self, stack: ExitStack) -> BwrapTrial:
+    def words(self, stack: ExitStack) -> BwrapCommand:
         """Return the arguments that make bubblewrap wait, if it has to."""
         if not self._maps:
-            return BwrapTrial([], [])
+            return BwrapCommand([], [])
         gate_end, self._gate = os.pipe()
         stack.callback(os.close, gate_end)
         # `--sync-fd` makes bubblewrap close it for the command, which the first option alone would let inherit it.
-        return BwrapTrial(["--userns-block-fd", str(gate_end), "--sync-fd", str(gate_end)], [gate_end])
+        return BwrapCommand(["--userns-block-fd", str(gate_end), "--sync-fd", str(gate_end)], [gate_end])
 
     def start(self) -> None:
         """Start the helper that writes maps, while bubblewrap starts: the kernel wants it from the namespace above."""

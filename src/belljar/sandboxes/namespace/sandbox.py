@@ -24,7 +24,7 @@ from belljar.sandboxes.namespace.namespaces import (
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
-from belljar.sandboxes.namespace.trial import BwrapTrial, advice, bubblewrap_command, try_bubblewrap
+from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_command, try_bubblewrap
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
 
@@ -101,7 +101,7 @@ class NamespaceSandbox:
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
-    ) -> BwrapTrial:
+    ) -> BwrapCommand:
         return bubblewrap_command(self._tools.hardening, self.spec, layout.user_map, command, environment, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
@@ -117,7 +117,7 @@ class NamespaceSandbox:
     async def _start(
         self,
         layout: Layout,
-        bwrap: BwrapTrial,
+        bwrap: BwrapCommand,
         streams: tuple[int, int],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,

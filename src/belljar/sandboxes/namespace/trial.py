@@ -15,7 +15,7 @@ from belljar.sandboxes.namespace.hardening import Hardening, drop_command
 TRIAL_PATIENCE_S = 10
 
 
-class BwrapTrial(NamedTuple):
+class BwrapCommand(NamedTuple):
     """The rest of bubblewrap's command line, and the descriptors that it names."""
 
     command: list[str]
@@ -23,9 +23,9 @@ class BwrapTrial(NamedTuple):
     stdin: int | None = None
     """The command's stdin, instead of an empty one."""
 
-    def after(self, other: "BwrapTrial") -> "BwrapTrial":
+    def after(self, other: "BwrapCommand") -> "BwrapCommand":
         """Return both, the other first."""
-        return BwrapTrial([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
+        return BwrapCommand([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
 
 
 def bubblewrap_command(
@@ -35,7 +35,7 @@ def bubblewrap_command(
     command: Sequence[str],
     environment: Mapping[str, str],
     stack: contextlib.ExitStack,
-) -> BwrapTrial:
+) -> BwrapCommand:
     """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
     dropping: list[str] = []
     if user_map.has_to_drop:
@@ -48,7 +48,7 @@ def bubblewrap_command(
         program = open_content(hardening.program, stack)
         words += ["--seccomp", str(program)]
         descriptors.append(program)
-    return BwrapTrial([*words, "--", *dropping, *command], descriptors)
+    return BwrapCommand([*words, "--", *dropping, *command], descriptors)
 
 
 def try_bubblewrap(bubblewrap: Path, hardening: Hardening) -> str:
@@ -72,7 +72,7 @@ def open_trial(hardening: Hardening) -> Generator[tuple[SandboxSpec, contextlib.
         yield spec, stack
 
 
-def try_command(bubblewrap: Path, bwrap: BwrapTrial) -> str:
+def try_command(bubblewrap: Path, bwrap: BwrapCommand) -> str:
     """Run bubblewrap once and return its complaint, or nothing."""
     try:
         answer = subprocess.run(
