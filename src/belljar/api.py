@@ -16,7 +16,7 @@ from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.execution import Execution, make_cell
 from belljar.executions.file_changes import file_uri
 from belljar.files.file_types import mime_type_of
-from belljar.files.scan import PAGED_LIMIT
+from belljar.files.workspace import PAGED_LIMIT
 from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 from belljar.runtime import Runtime, open_runtime

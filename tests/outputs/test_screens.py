@@ -5,7 +5,7 @@ import re
 import pytest
 
 from belljar.outputs.events import Event, Stream
-from belljar.outputs.screens import Screens, TailKeeper
+from belljar.outputs.recorder import Screens, TailKeeper
 
 pytestmark = pytest.mark.anyio
 

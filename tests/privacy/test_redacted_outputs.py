@@ -23,7 +23,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.outputs.screens import Screens
+from belljar.outputs.recorder import Screens
 from belljar.privacy import redaction_screen as screen_module
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import MOST_CHARS, RedactionScreen

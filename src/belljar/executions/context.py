@@ -16,7 +16,7 @@ from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Event, Finished
-from belljar.outputs.screens import Screens
+from belljar.outputs.recorder import Screens
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.provisioning.handover import Handover

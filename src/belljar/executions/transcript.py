@@ -12,8 +12,7 @@ from belljar.journal.journal import Journal
 from belljar.models import OutputEvent
 from belljar.outputs.displays import DisplayStore
 from belljar.outputs.events import Event
-from belljar.outputs.recorder import Recorder
-from belljar.outputs.screens import Screens
+from belljar.outputs.recorder import Recorder, Screens
 from belljar.outputs.summary import Summary
 from belljar.settings import Settings
 

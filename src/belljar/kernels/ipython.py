@@ -18,7 +18,16 @@ from typing import Any
 from belljar.environments.base import Environment
 from belljar.errors import CopyRefused, KernelDied
 from belljar.kernels import protocol
-from belljar.kernels.base import Completeness, Completion, ImportProof, Kernel, KernelSnapshot, StateLoss, StateReport
+from belljar.kernels.base import (
+    Completeness,
+    Completion,
+    ImportProof,
+    Kernel,
+    KernelSnapshot,
+    ProcessUsage,
+    StateLoss,
+    StateReport,
+)
 from belljar.kernels.forked_process import (
     COPY_PATIENCE_S,
     UNKNOWN_STATUS,
@@ -34,14 +43,7 @@ from belljar.kernels.forked_process import (
     set_expendable,
 )
 from belljar.kernels.handover_note import NoNoteFile, NoteFile
-from belljar.kernels.launch import (
-    ProcessUsage,
-    await_ready,
-    cause_of,
-    held_command,
-    runner_command,
-    session_environment,
-)
+from belljar.kernels.launch import await_ready, cause_of, held_command, runner_command, session_environment
 from belljar.kernels.protocol import check_question, event_of, plain_text
 from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream

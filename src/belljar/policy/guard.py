@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.logs import pseudonym
-from belljar.outputs.screens import OutputScreen
+from belljar.outputs.recorder import OutputScreen
 from belljar.policy.base import Finding, Verdict
 from belljar.policy.cell_syntax import is_quick
 from belljar.policy.code_inspection import Inspection, Inspector

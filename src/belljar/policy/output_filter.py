@@ -79,7 +79,7 @@ _BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "applicatio
 
 
 class FilterScreen:
-    """Filters one execution's events by the policy's rules. See `belljar.outputs.screens.OutputScreen`."""
+    """Filters one execution's events by the policy's rules. See `belljar.outputs.recorder.OutputScreen`."""
 
     def __init__(self, rules: Iterable[OutputRule]) -> None:
         self._filter = OutputFilter(rules)

@@ -15,7 +15,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.outputs.screens import TailKeeper
+from belljar.outputs.recorder import TailKeeper
 from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS
 from belljar.privacy.redaction import SessionRedactor
 
@@ -33,7 +33,7 @@ _BINARY = ("audio/", "video/", "font/", "application/pdf", "application/octet-st
 
 
 class RedactionScreen:
-    """The screen of one execution; see `belljar.outputs.screens.OutputScreen`."""
+    """The screen of one execution; see `belljar.outputs.recorder.OutputScreen`."""
 
     def __init__(self, redactor: SessionRedactor) -> None:
         self._redactor = redactor

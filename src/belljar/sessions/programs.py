@@ -22,7 +22,7 @@ from belljar.executions.quota import DiskQuota
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.outputs.events import Stream
-from belljar.outputs.screens import Screens
+from belljar.outputs.recorder import Screens
 from belljar.privacy.redaction_screen import RedactionScreen
 from belljar.provisioning.code_files import CodeFiles
 from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, program_arguments, run_program

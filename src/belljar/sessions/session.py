@@ -26,7 +26,7 @@ from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
-from belljar.outputs.screens import OutputScreen, Screens
+from belljar.outputs.recorder import OutputScreen, Screens
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import RedactionScreen

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from belljar.errors import KernelDied
-from belljar.kernels.base import Completeness, Completion, ImportProof, proof_expression, read_proof
+from belljar.kernels.base import Completeness, Completion, ImportProof, ProcessUsage, proof_expression, read_proof
 from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_PATIENCE_S
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
-from belljar.kernels.launch import ProcessUsage, cause_of
+from belljar.kernels.launch import cause_of
 from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import (
     ClearOutput,
