@@ -171,3 +171,30 @@ def test_code_that_cannot_be_read_is_refused_with_its_line() -> None:
 @pytest.mark.parametrize("code", ["a" + ".b" * 900, "f(" * 80 + ")" * 80, "x = " + "-" * 500 + "1", "a" + "[0]" * 900])
 def test_deep_code_neither_breaks_nor_stalls_the_inspection(code: str) -> None:
     assert Inspector([RULE]).inspect(code, CodeNames()).decision in ("allow", "deny")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("!echo {eval('1')}", 1),
+        ("x = 1\nfiles = !ls {eval('1')} {unclosed", 2),
+        ("%cd {exec('1')}", 1),
+        ("%env A={eval('1')!r}", 1),
+        ("!echo {rows[eval('1'):2]}", 1),
+        ("%%sx\necho\necho {eval('1')}", 2),
+        ("get_ipython().system('echo {eval(1)}')", 1),
+        ("get_ipython().run_line_magic('cd', '{eval(1)}')", 1),
+    ],
+)
+def test_expressions_that_ipython_evaluates_in_commands_are_code(code: str, line: int) -> None:
+    inspector = Inspector([CodeRule.model_validate({"calls": ["eval", "exec"]})])
+    findings = inspector.inspect(code, CodeNames()).findings
+    assert [finding.line for finding in findings] == [line]
+    assert findings[0].what in {"eval", "exec"}
+
+
+@pytest.mark.parametrize(
+    "code", ["!awk '{print $1}' f", "!echo ${HOME} {{eval(1)}}", "%%bash\nf() { eval 1; }\nf", "!echo { eval 1; }"]
+)
+def test_braces_of_the_shell_are_none(code: str) -> None:
+    assert Inspector([CodeRule.model_validate({"calls": ["eval"]})]).inspect(code, CodeNames()).findings == ()

@@ -9,6 +9,7 @@ cannot be read as Python raises, so nothing passes unread. This module knows IPy
 import ast
 import functools
 import re
+import string
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ _SHELL_MAGICS = frozenset(
     {"sx", "system", "bash", "sh", "script", "perl", "ruby", "python", "python2", "python3", "pypy", "cmd", "!"}
     | {"cat", "cp", "ldir", "less", "lf", "lk", "ll", "ls", "lx", "man", "mkdir", "more", "mv", "rep", "rm", "rmdir"}
 )
+# Magics that IPython hands to the shell with their body, in which it evaluates expressions in braces first.
+_EXPANDED_CELL_MAGICS = frozenset({"sx", "system", "!"})
 # IPython turns `x?` into `%pinfo x`. It runs nothing, so a policy counts it as a magic only if it is written as one.
 _HELP_MAGICS = frozenset({"pinfo", "pinfo2", "psearch"})
 _SHELL_METHODS = frozenset({"system", "system_raw", "system_piped", "getoutput"})
@@ -215,6 +218,7 @@ class _Reader:
         words = [_text(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
         if method in _SHELL_METHODS:
             reading.escapes.append(Escape(node.lineno, SHELL))
+            self._take_fields(words[0] if words else "", node.lineno, reading, depth)
         elif method in _CODE_METHODS and words and words[0]:
             reading.bodies.append(self.read(words[0], node.lineno, depth + 1))
         elif method in _MAGIC_METHODS and words:
@@ -223,10 +227,21 @@ class _Reader:
             if name in _HELP_MAGICS and name not in text:
                 return
             reading.escapes.append(Escape(node.lineno, name))
+            self._take_fields(argument, node.lineno, reading, depth)
+            if name in _EXPANDED_CELL_MAGICS:
+                self._take_fields(body, node.lineno + 1, reading, depth)
             if name in _SHELL_MAGICS:
                 reading.escapes.append(Escape(node.lineno, SHELL))
             else:
                 reading.bodies.extend(self._code_of(name, argument, body, node.lineno, depth))
+
+    def _take_fields(self, text: str | None, line: int, reading: Reading, depth: int) -> None:
+        """Read the expressions in braces that IPython evaluates in a command or in the line of a magic."""
+        for expression in _fields(text or ""):
+            self._spend(len(expression), line)
+            with suppress(Unreadable):  # IPython cannot evaluate it either, and leaves the text as it is
+                tree = _parsed(f"({expression}\n)\n", line)
+                reading.bodies.append(self._with_calls(Reading(tree), expression, depth + 1))
 
     def _code_of(self, name: str, argument: str, body: str | None, line: int, depth: int) -> Iterator[Reading]:
         """Read the Python in a magic: its body, and what follows the options in its own line."""
@@ -235,6 +250,14 @@ class _Reader:
         if name in _PYTHON_LINE_MAGICS if body is None else name in _PYTHON_CELL_MAGICS and name != "capture":
             options = _OPTIONS.match(argument)
             yield self.read(argument[options.end() if options else 0 :], line, depth + 1)
+
+
+def _fields(text: str) -> Iterator[str]:
+    """Yield the expressions that IPython's formatter evaluates, found by the parser that it uses (`str.format`)."""
+    with suppress(ValueError):  # raised after the fields before the fault were evaluated
+        for _, name, spec, _ in string.Formatter().parse(text):
+            if name is not None:
+                yield f"{name}:{spec}" if spec else name
 
 
 def _versions(code: str) -> Iterator[str]:
