@@ -290,6 +290,7 @@ class Runner:
 
     def _become_copy(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
         self.is_snapshot = len(descriptors) == 1
+        self.streams.discard()
         if self.is_snapshot:
             fork.silence_streams()
             sock = socket.socket(fileno=descriptors[0])

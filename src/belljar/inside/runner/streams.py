@@ -26,6 +26,8 @@ class Streams:
         self._last: _Pipe | None = None
         self._turns = 0
         self._kept: list[io.TextIOWrapper] = []
+        self.is_discarding = False
+        """Whether what is written now goes nowhere."""
         self._c = _CStream()
         self.install()
 
@@ -60,6 +62,16 @@ class Streams:
             if text is not None and not text.closed:
                 text.flush()
         self._c.flush()
+
+    def discard(self) -> None:
+        """Drop buffered text in a forked copy: a thread of the origin had not finished printing it, and will there."""
+        self.is_discarding = True
+        try:
+            for text in self._kept:
+                with contextlib.suppress(OSError, ValueError):
+                    text.flush()
+        finally:
+            self.is_discarding = False
 
     def turn_to(self, pipe: "_Pipe") -> None:
         """Synchronise with the host if needed, before a write to a pipe: a held result, or output on the other pipe."""
@@ -105,8 +117,10 @@ class _Pipe(io.FileIO):
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
         __tracebackhide__ = True
-        self._streams.turn_to(self)
         left = memoryview(data).cast("B")
+        if self._streams.is_discarding:
+            return len(left)
+        self._streams.turn_to(self)
         size = len(left)
         while left:
             left = left[super().write(left) or 0 :]
