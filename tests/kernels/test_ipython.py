@@ -24,6 +24,13 @@ async def place(
         yield place
 
 
+async def test_streams_whose_flush_a_cell_replaced_cost_no_variables(kernel: Kernel) -> None:
+    code = "import sys\nx = 1\nsys.stdout.flush = lambda: 1 / 0\nsys.stderr.flush = lambda: sys.exit(3)"
+    await run(kernel, code)
+    outcome = await run(kernel, "print('a'); print('b', file=sys.stderr); print('c', end=''); x")
+    assert (outcome.stdout, outcome.stderr, outcome.result) == ("a\nc", "b\n", {"text/plain": "1"})
+
+
 async def test_writes_to_both_streams_keep_their_order(kernel: Kernel) -> None:
     code = "import sys\nfor number in range(50):\n    print(number)\n    print(-number, file=sys.stderr)"
     outcome = await run(kernel, code)

@@ -48,6 +48,8 @@ from belljar.toolbox.base import CallRecord, Question, QuestionReply
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.call_log import CallLog
 
+log = logging.getLogger(__name__)
+
 # The cell that a caller asks a session to run, and the checks that every surface and the Python API share.
 
 _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
@@ -98,9 +100,6 @@ def stripped(code: str) -> str:
     """Return the code without the Markdown fence that models often put around it."""
     fenced = _FENCE.match(code)
     return fenced.group(1) if fenced else code
-
-
-log = logging.getLogger(__name__)
 
 
 class Execution:

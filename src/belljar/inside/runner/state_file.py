@@ -103,7 +103,7 @@ class StateEntry(NamedTuple):
     value: Any
 
 
-class StateReport:
+class VariableReport:
     """Which variables were saved or loaded, and which were lost and why."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class StateReport:
 class StateContext(Protocol):
     """One saving or loading, as the runner uses it."""
 
-    report: StateReport
+    report: VariableReport
 
     def run(self) -> None:
         """Do everything except the last step. It may be interrupted, and raises nothing but KeyboardInterrupt."""

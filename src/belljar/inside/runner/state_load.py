@@ -29,8 +29,8 @@ from .state_file import (
     StateDamaged,
     StateEntry,
     StateReader,
-    StateReport,
     VariableLoss,
+    VariableReport,
     undisturbed,
 )
 
@@ -45,7 +45,7 @@ class StateLoader:
     """One loading of variables into a session that has none."""
 
     def __init__(self, shell: Any, path: str) -> None:
-        self.report = StateReport()
+        self.report = VariableReport()
         self._shell = shell
         self._path = path
         self._order: list[str] = []

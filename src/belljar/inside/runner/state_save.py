@@ -22,10 +22,10 @@ from .state_file import (
     CannotWrite,
     CountingSink,
     StateEntry,
-    StateReport,
     StateTooLarge,
     StateWriter,
     VariableLoss,
+    VariableReport,
     undisturbed,
 )
 from .time_limit import TimeIsUp, TimeLimit
@@ -43,7 +43,7 @@ class StateSaver:
     """
 
     def __init__(self, shell: Any, path: str, limit_bytes: int | None, limit_s: float | None) -> None:
-        self.report = StateReport()
+        self.report = VariableReport()
         self._shell = shell
         self._path = path
         self._limit_bytes = limit_bytes

@@ -9,7 +9,7 @@ import ctypes
 import io
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 # Switching between the streams costs a round trip of about 0.1 ms. For a cell that switches more often than this, speed
 # matters more than the exact order.
@@ -59,8 +59,7 @@ class Streams:
     def flush(self) -> None:
         """Write everything that is buffered to the pipes."""
         for text in (sys.__stdout__, sys.__stderr__):
-            if text is not None and not text.closed:
-                text.flush()
+            _flush(text)
         self._c.flush()
 
     def discard(self) -> None:
@@ -69,7 +68,7 @@ class Streams:
         try:
             for text in self._kept:
                 with contextlib.suppress(OSError, ValueError):
-                    text.flush()
+                    io.TextIOWrapper.flush(text)
         finally:
             self.is_discarding = False
 
@@ -82,11 +81,18 @@ class Streams:
             return
         self._last = previous  # because flushing writes to the previous pipe, which must not count as a switch
         other = sys.__stdout__ if previous.descriptor == 1 else sys.__stderr__
-        if other is not None and not other.closed:
-            other.flush()
+        _flush(other)
         self._last = pipe
         if self._synchronise():
             self._turns += 1
+
+
+def _flush(text: object) -> None:
+    """Flush a stream by its class's own method, because a cell may have given the object a `flush` that raises."""
+    if isinstance(text, io.TextIOWrapper):
+        stream: Any = cast("Any", text)
+        if not stream.closed:
+            io.TextIOWrapper.flush(stream)
 
 
 class _CStream:
