@@ -28,6 +28,7 @@ async def test_streams_whose_flush_a_cell_replaced_cost_no_variables(kernel: Ker
     code = "import sys\nx = 1\nsys.stdout.flush = lambda: 1 / 0\nsys.stderr.flush = lambda: sys.exit(3)"
     await run(kernel, code)
     outcome = await run(kernel, "print('a'); print('b', file=sys.stderr); print('c', end=''); x")
+    await run(kernel, "del sys.stdout.flush, sys.stderr.flush")  # other tests use this kernel too
     assert (outcome.stdout, outcome.stderr, outcome.result) == ("a\nc", "b\n", {"text/plain": "1"})
 
 
