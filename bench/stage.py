@@ -81,6 +81,8 @@ async def open_stage(*, is_quick: bool) -> AsyncGenerator[Stage]:
     await open_environment(Settings(data_directory=cache, environment="default"), "default", on_progress=print)
     with tempfile.TemporaryDirectory(prefix="belljar-bench-") as name:
         folder = Path(name)
+        # As a data directory is: the users of sessions pass through it, and list nothing.
+        folder.chmod(0o711)
         (folder / "environments").symlink_to(cache / "environments")
         settings = Settings(data_directory=folder, environment="default")
         yield Stage(folder, await open_environment(settings, "default"), is_quick)
