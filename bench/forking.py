@@ -302,7 +302,7 @@ async def _one_core(stage: Stage, server: Server) -> list[Figure]:
     split = _split(before, _processor_times(server), count)
     await server.clear(*sessions)
     note = f"{count} sessions, {at_once} at once, each to the result of its first cell"
-    together = sum(split.values())
+    together, passed = sum(split.values()), f"{took / count * 1000:.0f} ms passed"
     return [
         Figure("forking", "new sessions on one core", "/s", count / took, None, SESSIONS_TARGET, "least", note),
         Figure(

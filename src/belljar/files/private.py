@@ -56,7 +56,8 @@ def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
         path.mkdir(mode=mode & FOLDER_MODE)
     except FileNotFoundError:
         make_folder(path.parent)
-        return make_folder(path, mode)
+        make_folder(path, mode)
+        return
     except FileExistsError:
         if not path.is_dir():
             raise

@@ -1,4 +1,4 @@
-"""The maps of a sandbox's users: written while bubblewrap waits, by the server or by a helper in the namespace above."""
+"""The maps of a sandbox's users: written while bubblewrap waits, by the server or by a helper in a namespace above."""
 
 import asyncio
 import os
@@ -53,7 +53,8 @@ class UserMapWriter:
 # It answers with the pid, so that an answer for which nobody waits any more is told from the next.
 _WRITE_MAPS = (
     "while read -r pid maps; do "
-    '{ printf "$maps" > "/proc/$pid/uid_map" && printf "$maps" > "/proc/$pid/gid_map"; } 2> /dev/null; echo "$pid"; done'
+    '{ printf "$maps" > "/proc/$pid/uid_map" && printf "$maps" > "/proc/$pid/gid_map"; } 2> /dev/null; '
+    'echo "$pid"; done'
 )
 
 
