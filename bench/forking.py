@@ -305,9 +305,7 @@ async def _one_core(stage: Stage, server: Server) -> list[Figure]:
     together, passed = sum(split.values()), f"{took / count * 1000:.0f} ms passed"
     return [
         Figure("forking", "new sessions on one core", "/s", count / took, None, SESSIONS_TARGET, "least", note),
-        Figure(
-            "forking", "processor time of a new session", "ms", together, note=f"{took / count * 1000:.0f} ms passed"
-        ),
+        Figure("forking", "processor time of a new session", "ms", together, note=passed),
         *(Figure("forking", f"… of it, {what}", "ms", spent) for what, spent in split.items()),
     ]
 

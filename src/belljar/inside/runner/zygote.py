@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import fork, namespaces
+from . import fork, immortal, namespaces
 from .channel import Channel
 from .pristine import no_traces
 from .serving import Runner
@@ -41,6 +41,7 @@ class ZygoteRunner:
         self._folders = home_folders()
         self._set_threads = find_thread_setters()
         freeze_objects()
+        immortal.make_immortal()
         collapse_memory()
 
     def serve(self, channel: Channel) -> None:
