@@ -45,7 +45,8 @@ def make_immortal() -> int:
 
 def _reachable() -> "set[int]":
     """Return the addresses of what the hot modules refer to, without the contents of other modules."""
-    modules = {name: one for name, one in [*sys.modules.items()] if isinstance(one, types.ModuleType)}
+    loaded: dict[str, Any] = dict(sys.modules)  # anything can be put there
+    modules = {name: one for name, one in loaded.items() if isinstance(one, types.ModuleType)}
     hot = [module for name, module in modules.items() if _is_hot(name)]
     others = {id(module) for module in modules.values()} | {id(vars(module)) for module in modules.values()}
     seen = {*others}
