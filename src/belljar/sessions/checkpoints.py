@@ -174,6 +174,7 @@ class Checkpoints:
             return
         self._is_too_fast = not is_idle and not self._has_allowance()
         if self._is_too_fast:
+            self.refusal = f"more than {BURST} cells came without a pause"
             return
         self.is_due = False
         label = secrets.token_hex(8)
