@@ -11,9 +11,10 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import WORKSPACE, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import Incident, NamespaceEntry, SandboxProcess, SandboxSpec
+from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, minimal_root
+from belljar.sandboxes.namespace.bwrap_args import minimal_root
 from belljar.sandboxes.namespace.namespaces import (
     Layout,
     NamespaceLevel,
@@ -28,15 +29,10 @@ from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_c
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
 
-class NamespaceSandbox:
+class NamespaceSandbox(SandboxBase):
     """One session's namespaces. bubblewrap adds one variable to the environment, `PWD`."""
 
-    workspace = WORKSPACE
-    scratch = SCRATCH
-    home = HOME
-    temporary = "/tmp"  # noqa: S108 - a path inside
     can_spare = True
-    ends_with_command = True
 
     def __init__(
         self,
@@ -48,7 +44,7 @@ class NamespaceSandbox:
         prepare_layout: Callable[[Resources], Awaitable[Layout]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.place = place
         self.key = ""
         """The key under which it is deposited for the next server; empty if it is not."""
@@ -60,8 +56,6 @@ class NamespaceSandbox:
         self._branches: set[NamespaceSandbox] = set()
         self.branching = asyncio.Lock()
         """Held while a branch of it is prepared."""
-        self._ending = asyncio.Lock()
-        self._is_closed = False
         self._is_over = False
 
     async def spawn(
@@ -109,10 +103,6 @@ class NamespaceSandbox:
 
     def _complaint(self) -> str:
         return try_bubblewrap(self._tools.bubblewrap, self._tools.hardening)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise SandboxUnavailable(f"Sandbox of session {self.spec.session_id} is closed")
 
     async def _start(
         self,
