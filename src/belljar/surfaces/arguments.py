@@ -25,16 +25,13 @@ _KINDS: Final = {
     "object": "an object",
     "null": "null",
 }
-_BOUNDS: Final = {
-    "minimum": "at least {}",
-    "exclusiveMinimum": "more than {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "less than {}",
-    "minLength": "of at least {} characters",
-    "maxLength": "of at most {} characters",
-    "minItems": "of at least {} items",
-    "maxItems": "of at most {} items",
-}
+# The least and the greatest value of a schema, and the words for both, for the first and for the second alone.
+_BOUNDS: Final = (
+    ("minimum", "maximum", "from {0} to {1}", "of at least {0}", "of at most {1}"),
+    ("exclusiveMinimum", "exclusiveMaximum", "above {0} and below {1}", "above {0}", "below {1}"),
+    ("minLength", "maxLength", "of {0} to {1} characters", "of at least {0} characters", "of at most {1} characters"),
+    ("minItems", "maxItems", "of {0} to {1} items", "of at least {0} items", "of at most {1} items"),
+)
 
 
 def known_arguments(tool: str, schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def wrong_arguments(tool: str, schema: Schema, arguments: Mapping[str, Any], err
 def _described(name: str, schema: Schema) -> str:
     about = _property(schema, name)
     description = str(about.get("description", ""))
-    return f"{name} must be {_expected(about, schema)}{description and f' ({description})'}"
+    return f"`{name}` must be {_expected(about, schema)}{description and f' ({description})'}"
 
 
 def _property(schema: Schema, name: str) -> Schema:
@@ -77,15 +74,16 @@ def _expected(about: Schema, schema: Schema) -> str:
         return "one of " + ", ".join(_shown(choice) for choice in about.get("enum", [about.get("const")]))
     if choices := cast("list[Schema]", about.get("anyOf", [])):
         return " or ".join(_expected(choice, schema) for choice in choices if choice.get("type") != "null")
-    return " ".join(_words(about, schema))
+    items = f", each {_expected(about['items'], schema)}" if about.get("items") else ""
+    return f"{' '.join(_words(about))}{items}"
 
 
-def _words(about: Schema, schema: Schema) -> Iterator[str]:
+def _words(about: Schema) -> Iterator[str]:
     yield _KINDS.get(str(about.get("type")), "a value")
-    if about.get("type") == "array" and about.get("items"):
-        yield f"(each {_expected(about['items'], schema)})"
-    if bounds := [words.format(f"{about[key]:,}") for key, words in _BOUNDS.items() if key in about]:
-        yield " and ".join(bounds)
+    for least, most, both, only_least, only_most in _BOUNDS:
+        limits = [f"{about[key]:,g}" if key in about else "" for key in (least, most)]
+        if any(limits):
+            yield (both if all(limits) else only_least if limits[0] else only_most).format(*limits)
 
 
 def _shown(value: Any) -> str:
@@ -99,4 +97,4 @@ def _shown(value: Any) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     kind = "the argument" if len(names) == 1 else "the arguments"
-    return f"{kind} {', '.join(names[:_SHOWN_NAMES])}{more}"
+    return f"{kind} {', '.join(f'`{name}`' for name in names[:_SHOWN_NAMES])}{more}"
