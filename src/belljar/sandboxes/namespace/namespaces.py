@@ -6,6 +6,7 @@ module makes the command lines, descriptors, user maps and mounts for that; `san
 processes enter by themselves.
 """
 
+import asyncio
 import ctypes
 import fcntl
 import os
@@ -268,20 +269,26 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
     finally:
         os.close(stdin)
         os.close(stdout_end)
+    opened = -1
     try:
         await wait_readable(stdout)
         if not os.read(stdout, 1):
             status = await child.wait()
             raise SandboxUnavailable(f"No /proc of the sandbox to branch from can be mounted: status {status}")
-        return os.open(f"/proc/{only_child(child.pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(f"/proc/{only_child(child.pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise SandboxUnavailable(f"The mounts to branch from cannot be reached: {error.strerror}") from error
     finally:
         os.close(stdout)
         # The shell ends at the end of its input; the namespace lasts as long as the descriptor.
         os.close(stdin_end)
-        await child.wait()
-        child.release()
+        try:
+            await child.reap()
+        except asyncio.CancelledError:
+            if opened >= 0:
+                os.close(opened)
+            raise
+    return opened
 
 
 # User maps
@@ -352,8 +359,7 @@ class UserMapWriter:
                 os.close(descriptor)
         if self._helper is not None:
             # The helper ends at the end of its input.
-            await self._helper.wait()
-            self._helper.release()
+            await self._helper.reap()
 
 
 _KINDS = ("uid_map", "gid_map")

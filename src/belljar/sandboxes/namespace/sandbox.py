@@ -80,6 +80,9 @@ class NamespaceSandbox(SandboxBase):
                 bwrap = bwrap.after(mapper.words(stack))
                 process = await self._start(layout, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
+                # The command line names descriptors of the resources. If this is cancelled, they stay open until they
+                # have been used, because other descriptors, of another sandbox's namespaces, may get their numbers.
+                resources.push_async_callback(process.has_entered)
                 mapper.start()
             if process not in self._processes:
                 # The sandbox was closed while this process started, and that did not kill it.
