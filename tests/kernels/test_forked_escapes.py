@@ -14,7 +14,7 @@ import pytest
 
 from belljar.kernels.base import Kernel
 from cells import ForkingPlace, run
-from sandboxes.escape_attempts import ATTEMPTS, PRELUDE, Attempt
+from sandboxes.escape_attempts import ATTEMPTS, PRELUDE
 
 pytestmark = pytest.mark.anyio
 
@@ -72,15 +72,14 @@ async def kernel(
         yield kernel
 
 
-@pytest.mark.parametrize("attempt", [a for a in ATTEMPTS if a.name not in ITS_OWN], ids=lambda attempt: attempt.name)
-async def test_the_glass_holds_for_a_forked_session(
-    attempt: Attempt, kernel: Kernel, hostile_host: dict[str, str]
-) -> None:
+async def test_the_glass_holds_for_a_forked_session(kernel: Kernel, hostile_host: dict[str, str]) -> None:
     before = _host()
-    outcome = await run(kernel, PRELUDE.format(attempt=textwrap.indent(attempt.code, "    ")))
-    assert outcome.is_ok, outcome.events
-    assert "BREACH" not in outcome.stdout or outcome.stdout == NOTHING
-    assert _host() == before
+    for attempt in ATTEMPTS:
+        if attempt.name not in ITS_OWN:
+            outcome = await run(kernel, PRELUDE.format(attempt=textwrap.indent(attempt.code, "    ")))
+            assert outcome.is_ok, (attempt.name, outcome.events)
+            assert "BREACH" not in outcome.stdout or outcome.stdout == NOTHING, attempt.name
+            assert _host() == before, attempt.name
     assert Path(hostile_host["SECRET"]).read_text() == "hunter2"
 
 

@@ -1,5 +1,6 @@
 """What executions say, redacted: in pieces, in all forms, and in sessions as users have them."""
 
+import base64
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -93,6 +94,14 @@ def test_every_form_of_text_is_covered_and_pictures_are_not_touched() -> None:
         Raised("[EMAIL_2]", "no [EMAIL_1]", ["raise x('[EMAIL_1]')"]),
         InputRequest("is it [EMAIL_1]?", is_password=True),
     ]
+
+
+def test_text_that_is_given_a_binary_type_is_covered() -> None:
+    screen = RedactionScreen(SessionRedactor(RULES))
+    encoded = base64.b64encode(b"to: ann@example.com").decode()
+    (covered,) = shown(screen, DisplayData({"image/png": "ann@example.com", "application/octet-stream": encoded}))
+    hidden = base64.b64encode(b"to: [EMAIL_1]").decode()
+    assert covered == DisplayData({"image/png": "[EMAIL_1]", "application/octet-stream": hidden})
 
 
 def test_output_without_end_is_not_shown_unsearched() -> None:

@@ -190,6 +190,19 @@ async def test_wrong_types_are_clear_errors(runtime: Runtime, era: str, tool: st
         said = await caller.refusal(tool, **arguments)
     assert 10 < len(said) < 3_000
     assert "Traceback" not in said
+    assert "pydantic" not in said
+
+
+async def test_wrong_arguments_are_told_with_their_names_their_values_and_what_they_must_be(caller: Caller):
+    assert await caller.refusal("rewind_session", session_id="a") == (
+        "invalid-argument: rewind_session needs the argument `to`. `to` must be an integer or a string of at most "
+        "64 characters (execution_id of the first execution to undo, or how many of the last to undo)"
+    )
+    said = await caller.refusal("execute_code", code="1", wait_s=-1, timeout_s="soon")
+    assert said.startswith('invalid-argument: execute_code cannot take wait_s=-1, timeout_s="soon". ')
+    assert "`wait_s` must be a number from 0 to 300 (" in said
+    said = await caller.refusal("install_dependencies", session_id="a", packages=[3])
+    assert "`packages` must be a list of 1 to 100 items, each a string (" in said
 
 
 @pytest.mark.parametrize("era", ERAS)

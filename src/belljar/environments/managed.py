@@ -5,6 +5,7 @@ server goes on with the packages that are complete in it and with uv's cache. Th
 environment.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -27,7 +28,7 @@ from belljar.environments.requirements import EnvironmentRequirements
 from belljar.environments.uv import UvAnswer, run_uv
 from belljar.errors import EnvironmentBroken
 from belljar.files.fd_walk import remove_tree
-from belljar.files.private import make_missing
+from belljar.files.private import make_missing, write_file
 from belljar.settings import Settings
 
 SHARED = "managed"
@@ -36,6 +37,12 @@ LOCK = "requirements.lock"
 CONDA_LOCK = "environment.lock.yml"
 """The same file in an environment with packages of conda."""
 _READY = ".ready"
+_STARTUP = "belljar-startup.pth"
+# `python -I` does not look at PYTHONPATH, on which sessions have the `sitecustomize` that catches `-m pip install`.
+_STARTUP_LINE = (
+    'import os, sys; sys.flags.ignore_environment and "BELLJAR_STARTUP" in os.environ '
+    'and sys.path.append(os.environ["BELLJAR_STARTUP"])\n'
+)
 _BUILD_TIMEOUT_S = 1800
 
 
@@ -96,6 +103,7 @@ async def prepare(
     root = folder(settings, recipe)
     tell = on_progress or _keep_quiet
     if is_ready(root):
+        _add_startup_file(root)
         return interpreter_path(root)
     try:
         make_missing(root.parent)
@@ -109,7 +117,17 @@ async def prepare(
         raise EnvironmentBroken(
             f"{root} cannot be written: {error.strerror or error}", hint="Set data_directory to a folder you can write"
         ) from error
+    _add_startup_file(root)
     return interpreter_path(root)
+
+
+def _add_startup_file(root: Path) -> None:
+    """Write the line that `python -I` reads, unless it is there; an environment that cannot be written does without."""
+    for packages in root.glob("lib/python3*/site-packages"):
+        if not (packages / _STARTUP).is_file():
+            with contextlib.suppress(OSError):
+                write_file(packages / _STARTUP, _STARTUP_LINE)
+                (packages / _STARTUP).chmod(0o644)  # users of sessions read it
 
 
 def _keep_quiet(_: str) -> None:

@@ -1,9 +1,12 @@
 """The screen that redacts one execution's output: streams, results, displays, errors and questions."""
 
+import base64
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
+
+from pydantic import JsonValue
 
 from belljar.outputs.events import (
     CommMessage,
@@ -28,7 +31,7 @@ _ENOUGH = (
 )
 _TOO_SLOW = "\n[belljar: the rest is not shown, because searching it for personal data takes too long]\n"
 
-# Forms that come as base64, without text to search.
+# Forms that come as base64, most of them without text to search.
 _BINARY = ("audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 
 
@@ -94,11 +97,18 @@ class RedactionScreen:
                 return event
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
-        return {
-            mime: value if _is_binary(mime) else self._redactor.redact_own_value(value)
-            for mime, value in bundle.items()
-        }
+        return {mime: self._form(mime, value) for mime, value in bundle.items()}
 
-
-def _is_binary(mime: str) -> bool:
-    return mime.startswith(_BINARY) or (mime.startswith("image/") and mime != "image/svg+xml")
+    def _form(self, mime: str, value: JsonValue) -> JsonValue:
+        """Return one form of an output; code can give any text a binary type, so bytes that are text are searched."""
+        is_binary = mime.startswith(_BINARY) or (mime.startswith("image/") and mime != "image/svg+xml")
+        if not is_binary or not isinstance(value, str):
+            return self._redactor.redact_own_value(value)
+        try:
+            text = base64.b64decode("".join(value.split()), validate=True).decode()
+        except UnicodeDecodeError:
+            return value
+        except ValueError:
+            return self._redactor.redact_own_value(value)
+        hidden = self._redactor.redact_own_text(text)
+        return value if hidden == text else base64.b64encode(hidden.encode()).decode()

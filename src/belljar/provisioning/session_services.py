@@ -186,7 +186,9 @@ def _with_commands(environment: Mapping[str, str], variables: Mapping[str, str])
     path, python_path = environment.get("PATH", "/usr/bin:/bin"), environment.get("PYTHONPATH", "")
     # Only the command is replaced: `import pip` still finds the environment's module.
     paths = [*filter(None, [python_path]), str(COMMANDS / "startup")]
-    return {**environment, "PATH": f"{COMMANDS / 'bin'}:{path}", "PYTHONPATH": os.pathsep.join(paths)}
+    changed = {"PATH": f"{COMMANDS / 'bin'}:{path}", "PYTHONPATH": os.pathsep.join(paths)}
+    # For `python -I`, which does not look at PYTHONPATH: the environments that we make have a file that reads this.
+    return {**environment, **changed, "BELLJAR_STARTUP": str(COMMANDS / "startup")}
 
 
 def _certificates() -> dict[str, str]:

@@ -139,6 +139,16 @@ class Child:
             self._pidfd = None
         self._process.wait()
 
+    async def reap(self) -> None:
+        """Wait for a child that is about to end, and release it; a caller that is cancelled meanwhile has it killed."""
+        try:
+            await self.wait()
+        except asyncio.CancelledError:
+            self.kill_group()
+            raise
+        finally:
+            self.release()
+
     def detach(self) -> None:
         """Do nothing, because the server's own children end with it."""
 

@@ -34,8 +34,9 @@ from typing import Any
 
 from belljar.errors import SandboxUnavailable
 from belljar.inside import guest_init
-from belljar.sandboxes.base import WORKSPACE, HostCheck, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, check_folders
+from belljar.sandboxes.base import WORKSPACE, HostCheck, Incident, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.defaults import HOME, SCRATCH, SandboxBase, WithoutHostUsers
+from belljar.sandboxes.namespace.bwrap_args import check_folders
 
 _PACKAGE = "microsandbox"
 _FIRST_PORT = 5_000
@@ -52,7 +53,7 @@ _FILES = {
 }
 
 
-class MicroVMProvider:
+class MicroVMProvider(WithoutHostUsers):
     """Makes virtual machines."""
 
     name = "microvm"
@@ -74,13 +75,6 @@ class MicroVMProvider:
             HostCheck("packages", is_ok=True, detail="sessions have no egress and install no packages"),
         ]
 
-    def take_identity(self) -> Identity | None:
-        """Return None, because on the host a machine is a process of the server's own user."""
-        return None
-
-    def release_identity(self, identity: Identity) -> None:
-        """Do nothing, because no user was taken."""
-
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; boot no machine yet."""
         check_folders(spec)
@@ -94,21 +88,12 @@ class MicroVMProvider:
             return pool.submit(lambda: asyncio.run(_try_machine())).result()
 
 
-class MicroVMSandbox:
+class MicroVMSandbox(SandboxBase):
     """One session's machines, one for each command."""
 
-    workspace = WORKSPACE
-    scratch = SCRATCH
-    home = HOME
-    temporary = "/tmp"  # noqa: S108 - a path inside
-    can_spare = False
-    ends_with_command = True
-
     def __init__(self, spec: SandboxSpec) -> None:
-        self._spec = spec
+        super().__init__(spec)
         self._processes: list[MicroVMProcess] = []
-        self._ending = asyncio.Lock()
-        self._is_closed = False
 
     async def spawn(
         self,
@@ -120,9 +105,8 @@ class MicroVMSandbox:
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
         """Boot a machine and start a command in it."""
-        if self._is_closed:
-            raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
-        process = MicroVMProcess(self._spec, {1: stdout, 2: stderr, **{number: number for number in pass_fds}})
+        self._check_open()
+        process = MicroVMProcess(self.spec, {1: stdout, 2: stderr, **{number: number for number in pass_fds}})
         self._processes.append(process)
         try:
             await process.start(command, environment)

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import HostCheck, Identity, Incident, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import HostCheck, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.child import Child, start_child
+from belljar.sandboxes.defaults import SandboxBase, WithoutHostUsers
 from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.process_tree import MARK, kill_process_tree
 
 
-class ProcessProvider:
+class ProcessProvider(WithoutHostUsers):
     """Makes sandboxes that do not isolate."""
 
     name = "process"
@@ -42,37 +43,28 @@ class ProcessProvider:
         """Return lines that are always ok, because it needs nothing of the host."""
         return [HostCheck("process", is_ok=True, detail="available, does not isolate"), self._enforcer.check()]
 
-    def take_identity(self) -> Identity | None:
-        """Return None, because sessions run as the server's own user."""
-        return None
-
-    def release_identity(self, identity: Identity) -> None:
-        """Do nothing, because no user was taken."""
-
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet."""
         return ProcessSandbox(spec, self._enforcer.enforce(spec.session_id, spec.limits))
 
 
-class ProcessSandbox:
+class ProcessSandbox(SandboxBase):
     """The processes of one session. They get one more variable, `BELLJAR_SANDBOX`, by which they are found again.
 
     A shell starts each command, so `PWD`, `OLDPWD` and `SHLVL` do not reach it, and some shells add `_`.
     """
 
     def __init__(self, spec: SandboxSpec, enforcement: Enforcement) -> None:
+        super().__init__(spec)
         self.workspace = str(spec.workspace)
         self.scratch = str(spec.scratch)
         self.home = str(spec.home)
         self.temporary = str(spec.home)
         self.can_spare = sys.platform == "linux"
         self.ends_with_command = False
-        self._session_id = spec.session_id
         self._enforcement = enforcement
         self._mark = secrets.token_hex(16)
         self._children: list[Child] = []
-        self._ending = asyncio.Lock()
-        self._is_closed = False
 
     async def spawn(
         self,
@@ -84,8 +76,7 @@ class ProcessSandbox:
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
         """Start a command in the session folder."""
-        if self._is_closed:
-            raise SandboxUnavailable(f"Sandbox of session {self._session_id} is closed")
+        self._check_open()
         if shutil.which(command[0], path=environment.get("PATH")) is None:
             # The shell that starts it would report this only where nobody reads it.
             raise SandboxUnavailable(

@@ -8,8 +8,10 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from belljar import measures
 from belljar.errors import Busy
@@ -57,6 +59,18 @@ class SessionCloser:
         self._hibernating: dict[str, str] = {}
         """Sessions that are being written to disk, and their principals."""
         self._opened_at, self._opened_ticks = time.time(), time.monotonic()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def _run_to_end(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Run to the end even if the caller is cancelled: a session that is half ended could be ended by nobody."""
+        task = asyncio.get_running_loop().create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
+
+    async def settled(self) -> None:
+        """Wait for the sessions that are being ended."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def check_not_hibernating(self, session_id: str, principal: str) -> None:
         """Refuse a session that is being written to disk, because it can be used neither here nor from disk."""
@@ -69,6 +83,9 @@ class SessionCloser:
     async def close(self, session: Session, end: str) -> None:
         """End a session and delete its files and executions; only why it ended stays on record."""
         self._sessions.pop(session.id, None)
+        await self._run_to_end(self._close(session, end))
+
+    async def _close(self, session: Session, end: str) -> None:
         await session.aclose()
         await self._starter.vacate(session.id)
         await asyncio.to_thread(session.remove_files)
@@ -87,6 +104,9 @@ class SessionCloser:
             return
         self._sessions.pop(session.id, None)
         self._hibernating[session.id] = session.principal
+        await self._run_to_end(self._hibernate(session, end))
+
+    async def _hibernate(self, session: Session, end: str) -> None:
         try:
             report = await hibernate(session, self._records, end)
             await self._starter.vacate(session.id)

@@ -349,6 +349,7 @@ class Registry:
     async def aclose(self) -> None:
         """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""
         await self.pool.aclose()
+        await self.closer.settled()
         await self._handover.settled()
         await asyncio.gather(*(self.closer.detach(session, "ended with its server") for session in self.all()))
 

@@ -11,11 +11,12 @@ from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
-from pydantic import AnyUrl
+from pydantic import AnyUrl, ValidationError
 from starlette.applications import Starlette
 
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.runtime import Runtime
+from belljar.surfaces.arguments import known_arguments, wrong_arguments
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
 from belljar.surfaces.http import build_app
@@ -24,7 +25,6 @@ from belljar.surfaces.operations import Operations
 from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
-from belljar.surfaces.tools import known_arguments
 
 NAME_LIMIT_CHARS = 200
 # The longest path that a file may have, with every byte escaped.
@@ -61,20 +61,28 @@ class BelljarServer(MCPServer[Any]):
             name = name[:NAME_LIMIT_CHARS]  # the answer quotes it
         try:
             chosen = known_arguments(name, tool.parameters, arguments) if tool is not None else arguments
-            answer = await super().call_tool(name, chosen, context)
+            answer = await self._call_validated(name, chosen, context)
         except InvalidArgument as error:
             note_refusal(error)
             return (self.own_refusal or error_blocks)(error)
-        except ToolError as error:
-            if tool is None or self.own_refusal is None or isinstance(error, UnexpectedToolError):
-                raise
-            refused = InvalidArgument(str(error))
-            note_refusal(refused)
-            return self.own_refusal(refused)
         is_unwanted = context is not None and asked_structure(context, self.structured) == "never"
         if isinstance(answer, CallToolResult) and is_unwanted:
             answer.structured_content = None
         return answer
+
+    async def _call_validated(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool as the SDK does; raise InvalidArgument, in our words, where it refuses the arguments."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            tool = self._tool_manager.get_tool(name)
+            # A tool that fails to validate something of its own is a crash, which the SDK reports as unexpected.
+            is_crash = isinstance(error, UnexpectedToolError)
+            if tool is None or is_crash or not isinstance(error.__cause__, ValidationError):
+                raise
+            raise wrong_arguments(name, tool.parameters, arguments, error.__cause__) from error
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """List the templates as the SDK does, without a media type where one template is for files of every type."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from belljar.errors import InvalidArgument
 from belljar.sandboxes.base import WORKSPACE, Limits, SandboxSpec
 from belljar.sandboxes.container.engines import ContainerEngine
+from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.machine_files import ETC, machine_files
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH
 
 INIT_FOLDER = "/run/doorstep"
 

@@ -3,33 +3,24 @@
 `provider.py` finds the engine that makes them; `process.py` runs one command.
 """
 
-import asyncio
 import contextlib
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
 from belljar.sandboxes.container.engines import LABEL, ContainerEngine
 from belljar.sandboxes.container.handshake import StartOrder
 from belljar.sandboxes.container.process import ContainerProcess
 from belljar.sandboxes.container.run_arguments import RunArguments
+from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH
 from belljar.sandboxes.seccomp import load_filter
 
 
-class ContainerSandbox:
+class ContainerSandbox(SandboxBase):
     """One session's containers, one for each command."""
-
-    workspace = WORKSPACE
-    scratch = SCRATCH
-    home = HOME
-    temporary = "/tmp"  # noqa: S108 - a path inside
-    can_spare = False
-    ends_with_command = True
 
     def __init__(
         self,
@@ -40,16 +31,14 @@ class ContainerSandbox:
         *,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(spec)
         self._engine = engine
         self._image = image
-        self._spec = spec
         self._enforcement = enforcement
         self._on_close = on_close
         self._processes: list[ContainerProcess] = []
         self._incidents: list[Incident] = []
         self._peak_mb = 0.0
-        self._ending = asyncio.Lock()
-        self._is_closed = False
 
     async def spawn(
         self,
@@ -61,13 +50,12 @@ class ContainerSandbox:
         pass_fds: Sequence[int] = (),
     ) -> SandboxProcess:
         """Start a command in a new container; return once the container's first process has it."""
-        if self._is_closed:
-            raise SandboxUnavailable(f"Sandbox of session {self._spec.session_id} is closed")
+        self._check_open()
         descriptors = {1: stdout, 2: stderr} | {number: number for number in pass_fds}
         order = StartOrder(command, environment, WORKSPACE, descriptors, load_filter().program)
         order.check()
         name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
-        run_arguments = RunArguments(self._engine, self._image, self._spec, name, [f"{LABEL}={_numbers()}"])
+        run_arguments = RunArguments(self._engine, self._image, self.spec, name, [f"{LABEL}={_numbers()}"])
         process = ContainerProcess(run_arguments, self._enforcement, on_end=self._on_end)
         # Before anything is awaited, because a spawn that is cancelled leaves a container to be ended.
         self._processes.append(process)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.sandboxes.base import WORKSPACE
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH
+from belljar.sandboxes.defaults import HOME, SCRATCH
 
 _RLIMITS = {
     getattr(resource, name): name

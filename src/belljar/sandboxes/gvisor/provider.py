@@ -177,7 +177,6 @@ class GVisorSandbox(NamespaceSandbox):
     """One session's gVisor kernels, one for each command. gVisor adds `HOME` where the environment has none."""
 
     can_spare = False
-    ends_with_command = True
 
     def __init__(
         self,

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
+from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.machine_files import ETC, machine_files
 
-SCRATCH = "/run/belljar"
-HOME = "/home/belljar"
 NESTED = "/run/nested"
 """The folder for the files of a command that makes namespaces of its own, and then covers them for what runs inside."""
 

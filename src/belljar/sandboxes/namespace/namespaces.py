@@ -6,6 +6,7 @@ module makes the command lines, descriptors, user maps and mounts for that; `san
 processes enter by themselves.
 """
 
+import asyncio
 import ctypes
 import fcntl
 import os
@@ -34,7 +35,7 @@ from belljar.sandboxes.namespace.bwrap_args import (
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.process import NamespaceProcess, only_child
-from belljar.sandboxes.namespace.user_maps import UserMapHelper
+from belljar.sandboxes.namespace.user_maps import UserMapHelper, open_map_helper
 
 Resources = AsyncExitStack
 """What must stay open until bubblewrap has started."""
@@ -121,7 +122,7 @@ class ParentSandbox:
         if not user_map.has_to_drop:
             return layout
         if self._holder.map_helper is None or self._holder.map_helper.has_ended:
-            self._holder.map_helper = UserMapHelper([*enter, "--"])
+            self._holder.map_helper = await open_map_helper([*enter, "--"])
         return replace(layout, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
 
     async def layout_out_of_sight(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
@@ -268,20 +269,26 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
     finally:
         os.close(stdin)
         os.close(stdout_end)
+    opened = -1
     try:
         await wait_readable(stdout)
         if not os.read(stdout, 1):
             status = await child.wait()
             raise SandboxUnavailable(f"No /proc of the sandbox to branch from can be mounted: status {status}")
-        return os.open(f"/proc/{only_child(child.pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(f"/proc/{only_child(child.pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise SandboxUnavailable(f"The mounts to branch from cannot be reached: {error.strerror}") from error
     finally:
         os.close(stdout)
         # The shell ends at the end of its input; the namespace lasts as long as the descriptor.
         os.close(stdin_end)
-        await child.wait()
-        child.release()
+        try:
+            await child.reap()
+        except asyncio.CancelledError:
+            if opened >= 0:
+                os.close(opened)
+            raise
+    return opened
 
 
 # A view of root's files through which a user without rights can pass, with what a sandbox needs at the same paths.

@@ -11,9 +11,10 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import WORKSPACE, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import Incident, NamespaceEntry, SandboxProcess, SandboxSpec
+from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
-from belljar.sandboxes.namespace.bwrap_args import HOME, SCRATCH, minimal_root
+from belljar.sandboxes.namespace.bwrap_args import minimal_root
 from belljar.sandboxes.namespace.namespaces import (
     Layout,
     NamespaceLevel,
@@ -28,15 +29,10 @@ from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
 
-class NamespaceSandbox:
+class NamespaceSandbox(SandboxBase):
     """One session's namespaces. bubblewrap adds one variable to the environment, `PWD`."""
 
-    workspace = WORKSPACE
-    scratch = SCRATCH
-    home = HOME
-    temporary = "/tmp"  # noqa: S108 - a path inside
     can_spare = True
-    ends_with_command = True
 
     def __init__(
         self,
@@ -48,7 +44,7 @@ class NamespaceSandbox:
         prepare_layout: Callable[[Resources], Awaitable[Layout]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.place = place
         self.key = ""
         """The key under which it is deposited for the next server; empty if it is not."""
@@ -60,8 +56,6 @@ class NamespaceSandbox:
         self._branches: set[NamespaceSandbox] = set()
         self.branching = asyncio.Lock()
         """Held while a branch of it is prepared."""
-        self._ending = asyncio.Lock()
-        self._is_closed = False
         self._is_over = False
 
     async def spawn(
@@ -86,6 +80,9 @@ class NamespaceSandbox:
                 bwrap = bwrap.after(mapper.words(stack))
                 process = await self._start(layout, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
+                # The command line names descriptors of the resources. If this is cancelled, they stay open until they
+                # have been used, because other descriptors, of another sandbox's namespaces, may get their numbers.
+                resources.push_async_callback(process.has_entered)
             if process not in self._processes:
                 # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
@@ -108,10 +105,6 @@ class NamespaceSandbox:
 
     def _complaint(self) -> str:
         return try_bubblewrap(self._tools.bubblewrap, self._tools.hardening)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise SandboxUnavailable(f"Sandbox of session {self.spec.session_id} is closed")
 
     async def _start(
         self,

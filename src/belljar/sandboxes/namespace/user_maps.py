@@ -52,7 +52,7 @@ class UserMapWriter:
 
 # It answers with the pid, so that an answer for which nobody waits any more is told from the next.
 _WRITE_MAPS = (
-    "while read -r pid maps; do "
+    "echo ready; while read -r pid maps; do "
     '{ printf "$maps" > "/proc/$pid/uid_map" && printf "$maps" > "/proc/$pid/gid_map"; } 2> /dev/null; '
     'echo "$pid"; done'
 )
@@ -89,6 +89,10 @@ class UserMapHelper:
             os.close(stdout)
         self.has_ended = False
 
+    async def has_entered(self) -> None:
+        """Wait until it is in its namespace, and needs none of the descriptors by which it got there."""
+        await self._answer()
+
     async def write(self, pid: int, maps: str) -> None:
         """Have the maps of a process's user namespace written; whether they are is for the caller to look at."""
         async with self._lock:
@@ -119,6 +123,17 @@ class UserMapHelper:
         os.close(self._stdout)
         self._child.kill_group()
         self._child.release()
+
+
+async def open_map_helper(entering: Sequence[str]) -> UserMapHelper:
+    """Start a helper; `entering` is the command that enters the user namespace, and may name descriptors of ours."""
+    helper = UserMapHelper(entering)
+    try:
+        await helper.has_entered()
+    except BaseException:
+        helper.close()
+        raise
+    return helper
 
 
 _KINDS = ("uid_map", "gid_map")
