@@ -34,6 +34,7 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
+from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover
@@ -68,6 +69,8 @@ class Runtime:
     preparation: Preparation
     handover: Handover
     """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
+    identified: IdentifiedSessions
+    """The sessions by the names that their owners chose."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
 
@@ -128,7 +131,8 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, handover, toolbox)
+                    identified = IdentifiedSessions(registry)
+                    yield Runtime(settings, provider, registry, starter, preparation, handover, identified, toolbox)
                 finally:
                     preparing.cancel()
 

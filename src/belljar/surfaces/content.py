@@ -49,7 +49,7 @@ def execution_blocks(
 
     `has_checkpoint` says whether the session can be rewound to the state before the execution.
     """
-    media = dict(_media(result, read_display, image_budget_bytes))
+    media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
         result = result.model_copy(update={"next": _next_call(result)})
     links = [
@@ -205,7 +205,9 @@ def _playable(display: Display) -> Display | None:
     return next((form for form in forms if form.mime in PICTURES or form.mime.startswith("audio/")), None)
 
 
-def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[tuple[str, ContentBlock]]:
+def media_blocks(
+    result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int
+) -> Iterator[tuple[str, ContentBlock]]:
     """Yield pictures and sounds by their URI, within one message's budget; the originals stay behind their URIs."""
     left = budget_bytes
     # A picture that is shown at two places is sent once, and both places name it.
