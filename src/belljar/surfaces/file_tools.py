@@ -8,6 +8,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 from pydantic import Field
 
+from belljar.errors import SessionNotFound
 from belljar.executions.file_changes import file_uri
 from belljar.files.file_types import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
@@ -16,7 +17,8 @@ from belljar.models import FileReference, Model
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import model_blocks
+from belljar.surfaces.content import error_blocks, model_blocks
+from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.tools import (
     CHANGES,
     READS,
@@ -70,7 +72,11 @@ class FileTools:
         after: Annotated[str, Field(description="Name to go on after; empty for the first")] = "",
     ) -> Answer:
         """Files in the session folder by name, sub-folders included. None listed: the folder is empty."""
-        folders, _ = self._sessions.look(session_id, current_principal())
+        try:
+            folders, _ = self._sessions.look(session_id, current_principal())
+        except SessionNotFound as error:
+            note_refusal(error)
+            return error_blocks(error, {"session_id": session_id[:64], "files": []})
         listing = await asyncio.to_thread(Workspace(folders.workspace).list_page, path, after, LISTED_FILES)
         files = _listed([file_reference(session_id, entry.name, entry.size) for entry in listing.entries])
         total = len(listing.entries) + listing.rest

@@ -55,11 +55,10 @@ async def test_the_tutorials_commands_work_as_they_stand(endpoint: str) -> None:
         "runShellCommandInRemoteEnvironment",
     ]
     for launcher in ("launchShell", "launchPythonEnvironment"):
-        launched = await curl(
-            endpoint,
-            '{ "jsonrpc": "2.0", "id": "2", "method": "tools/call", "params": { "name": "%s", "arguments": {} } }'
-            % launcher,
+        message = (
+            '{ "jsonrpc": "2.0", "id": "2", "method": "tools/call", "params": { "name": "NAME", "arguments": {} } }'
         )
+        launched = await curl(endpoint, message.replace("NAME", launcher))
         environment = launched["result"]["structuredContent"]["environmentId"]
     python = {"environmentId": environment, "pythonCode": 'print("Hello from a session!")\nkept = 41\nkept + 1'}
     ran = (await call(endpoint, "runPythonCodeInRemoteEnvironment", python))["result"]
@@ -110,7 +109,7 @@ async def test_messages_that_cannot_be_served_are_answered_with_an_error(endpoin
         ('{"jsonrpc": "2.0", "id": 1, "method": "tools/call"}', -32602),
         ('{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "exec"}}', -32602),
         (
-            '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "launchShell", "arguments": 1}}',
+            '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "launchShell","arguments": 1}}',
             -32602,
         ),
     ]:

@@ -190,10 +190,10 @@ class ExecutorSurface:
             "env_type": self._choice(ctx).fields(self._settings)["type"],
             "all_installed": not missing,
             "not_installed": missing,
-            "package_details": [
-                {"package": each.name, "installed": each.installed, "version": each.version, "location": each.location}
+            "package_details": {
+                each.name: {"installed": each.installed, "version": each.version, "location": each.location}
                 for each in found
-            ],
+            },
         }
 
     # Environment
