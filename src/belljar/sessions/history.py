@@ -6,25 +6,36 @@ as an unknown one.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, TooLarge
 from belljar.executions.execution import Execution
 from belljar.executions.transcript import output_uri
-from belljar.journal.archive import open_archive, read_printed
+from belljar.journal.archive import open_archive, read_printed, read_stream_texts
 from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.outputs.budget import TextBudget, clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
 from belljar.outputs.summary import Summary
+from belljar.privacy.signatures import without_signatures
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 
 MOST_KEY_CHARS = 200
 # The most characters in one answer: 100 million took 2 GB of memory to send, and blocked all other clients for 12 s.
 MOST_CHARS = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStreams:
+    """What an execution printed, and belljar's own words about it, each within a limit."""
+
+    stdout: str
+    stderr: str
+    notices: str
 
 
 class ExecutionHistory:
@@ -51,7 +62,7 @@ class ExecutionHistory:
                 hint=f"Pass at most {MOST_KEY_CHARS} printable characters, such as a UUID",
             )
         known = self._journal.find_key(principal, key) if key else None
-        if known and (record := self._journal.find(known)) is not None and record.code != code:
+        if known and (record := self._journal.find(known)) is not None and record.code != without_signatures(code):
             raise InvalidArgument(
                 f"idempotency_key {key!r} was given with other code before, for execution {known}",
                 hint="Pass a new key with new code; to see what the other code gave, call get_execution",
@@ -105,6 +116,20 @@ class ExecutionHistory:
             }
         )
 
+    async def streams(self, execution_id: str, principal: str, limit_chars: int) -> "OutputStreams":
+        """Return the streams of the caller's execution apart, each cut from the middle to `limit_chars`."""
+        live = self.find(execution_id, principal)
+        result = self.result(execution_id, principal)
+        texts = (result.stdout, result.stderr, live.notices() if live is not None else "")
+        if result.truncated is None and (live is not None or not result.sequence):
+            return OutputStreams(*(clip(text, limit_chars) for text in texts))
+        unwritten = self._journal.unwritten(execution_id)
+        read = await asyncio.to_thread(_read_streams, self._journal.path, execution_id, limit_chars, unwritten)
+        if result.truncated is not None:
+            return read
+        # Of an execution that is not in memory, the result lacks only the notices.
+        return OutputStreams(clip(result.stdout, limit_chars), clip(result.stderr, limit_chars), read.notices)
+
     # Output and displays
 
     def has_events(self, execution_id: str, since: int) -> bool:
@@ -148,6 +173,16 @@ class ExecutionHistory:
             )
         reader = self.display_reader(session.id)
         return await asyncio.to_thread(read_notebook, self._settings.data_directory, session.id, reader)
+
+
+def _read_streams(
+    journal: Path, execution_id: str, limit_chars: int, unwritten: Sequence[OutputEvent]
+) -> OutputStreams:
+    budgets = {kind: TextBudget(limit_chars) for kind in ("stdout", "stderr", "notice")}
+    for kind, text in read_stream_texts(journal, execution_id, unwritten):
+        if kind in budgets:
+            budgets[kind].add(kind, text)
+    return OutputStreams(*("".join(text for _, text in budget.segments()) for budget in budgets.values()))
 
 
 # The notebook of a session, within what one answer can carry. `belljar export` has no such bounds, because it writes to

@@ -1,0 +1,266 @@
+"""Files of the data plane, in the form of the new versions; the old form is in `old_shapes.py`.
+
+Names and paths are those of `/mnt/data`, absolute or relative. Reading wakes no session that sleeps.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+
+from belljar.egress.rules import parse_rules
+from belljar.errors import BelljarError, FileMissing, InvalidPath
+from belljar.files.names import SANDBOX_ROOT
+from belljar.files.transfer import decode_upload
+from belljar.files.workspace import FileEntry, FolderEntry, Workspace
+from belljar.runtime import Runtime
+from belljar.sessions.identified import IdentifiedSessions
+from belljar.sessions.session import Session
+from belljar.surfaces.foundry.calls import Call, stopped, text
+from belljar.surfaces.foundry.problems import Problem, invalid, json_response, problem_of
+from belljar.surfaces.foundry.uploads import received
+
+LISTED: Final = 1_000
+READ_BYTES: Final = 256 * 1024
+MOST_URL_BYTES: Final = 65_536
+P = ParamSpec("P")
+Found = TypeVar("Found")
+_ROOT: Final = SANDBOX_ROOT.strip("/") + "/"
+
+
+class Files:
+    """The files of sessions by identifier, over one runtime."""
+
+    def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
+        self._settings = runtime.settings
+        self._identified = identified
+        # An upload in base64 within a data: URL, and the JSON around it.
+        self._most_json_bytes = runtime.settings.max_upload_bytes * 4 // 3 + 1024 * 1024
+
+    # Routes
+
+    async def list(self, call: Call) -> Response:
+        """Answer `GET /files`: what is in a folder, or with `recursive` also what is below it."""
+        folder = await self.folder(call)
+        path, after = call.query.get("path", ""), call.query.get("after", "")
+        if _is_true(call.query.get("recursive", "")):
+            page = await self.read(folder.list_page, path, after, LISTED)
+            folders = [] if after else _folders_of(page.entries, path, folder)
+            next_after = page.entries[-1].name if page.rest and page.entries else None
+            entries: Sequence[FileEntry | FolderEntry] = [*folders, *page.entries]
+        else:
+            listing = await self.read(folder.list_folder, path, after, LISTED)
+            next_after, entries = listing.next_after, [*listing.folders, *listing.files]
+        query = {name: call.query[name] for name in ("path", "recursive") if name in call.query}
+        link = (
+            call.url("files", identifier=call.identifier, **query, after=next_after) if next_after is not None else None
+        )
+        fields = sorted((entry_fields(entry) for entry in entries), key=lambda each: (each["directory"], each["name"]))
+        return json_response({"value": fields, "nextLink": link})
+
+    async def create(self, call: Call) -> Response:
+        """Answer `POST /files`: one file, uploaded or named by a URL that the host fetches."""
+        chunks = aiter(call.request.stream())
+        first = await _first_chunk(chunks)
+        whole = _with_first(first, chunks)
+        is_json = call.request.headers.get("content-type", "").lower().startswith("application/json")
+        if is_json and not first.lstrip().startswith(b"--"):
+            return await self._fetch(call, await call.parsed(whole, self._most_json_bytes))
+        entry = await self.upload(call, call.query.get("path", ""), whole)
+        return json_response(entry_fields(entry))
+
+    async def _fetch(self, call: Call, fields: dict[str, Any]) -> Response:
+        """Bring in what a data: or https: URL has."""
+        name, url = self.path(call, text(fields, "name")), text(fields, "url")
+        session = await self._identified.reach(call.identifier, call.principal)
+        with session.held():
+            try:
+                session.workspace.check_name(name)
+                content = await decode_upload(url=url, max_bytes=self._settings.max_upload_bytes)
+                await session.write_file(name, content)
+                entry = await asyncio.to_thread(session.workspace.look_at, name)
+            except InvalidPath as error:
+                raise problem_of(error, "name") from None
+            except BelljarError as error:
+                raise problem_of(error, "url") from None
+        return json_response(entry_fields(entry))
+
+    async def send(self, call: Call, name: str) -> Response:
+        """Answer `POST /files/{name}/send`: the host puts a file to a URL, under the egress rules."""
+        url = text(await call.body(MOST_URL_BYTES), "url")
+        # Imported here, because it takes 24 ms, and most servers never send.
+        from belljar.files.https import Reach, send_https
+
+        settings = self._settings
+        rules = parse_rules(settings.egress) if settings.allow_network_access else []
+        folder = await self.folder(call)
+        file, status = await self._first(folder.open_read, self.path(call, name))
+        try:
+            if status.st_size > settings.max_upload_bytes:
+                limit = f"{settings.max_upload_bytes:,}"
+                raise Problem(413, "FileTooLarge", f"The file has more than {limit} bytes, the limit", target="name")
+            answered = await send_https(url, file, status.st_size, reach=Reach(rules, settings.egress_allow_private))
+        except BelljarError as error:
+            raise problem_of(error, "url") from None
+        finally:
+            file.close()
+        return json_response({"name": name, "sizeInBytes": status.st_size, "status": answered})
+
+    async def show(self, call: Call, name: str) -> Response:
+        """Answer `GET /files/{name}`: one entry, or the content where the name ends in `/content`."""
+        folder = await self.folder(call)
+        if name.rstrip("/").endswith("/content"):
+            try:
+                return await self.send_content(folder, self.path(call, name.rstrip("/").removesuffix("/content")))
+            except Problem as problem:
+                # A file may itself be called `content`.
+                if problem.status != 404:
+                    raise
+        return json_response(entry_fields(await self.entry(folder, self.path(call, name))))
+
+    async def remove(self, call: Call, name: str) -> Response:
+        """Answer `DELETE /files/{name}`."""
+        session = await self._identified.reach(call.identifier, call.principal)
+        await self._first(session.workspace.delete, self.path(call, name))
+        return Response(status_code=204)
+
+    # Steps that the old form shares
+
+    async def folder(self, call: Call) -> Workspace:
+        """Return the folder of the caller's session."""
+        return await self._identified.folder(call.identifier, call.principal)
+
+    @staticmethod
+    def path(call: Call, name: str) -> str:
+        """Return the path that a name has in the folder that the query names."""
+        folder = call.query.get("path", "")
+        if not folder or name.startswith("/"):
+            return name
+        return f"{folder.rstrip('/')}/{name}"
+
+    async def upload(self, call: Call, folder: str = "", chunks: AsyncIterator[bytes] | None = None) -> FileEntry:
+        """Receive one file into the caller's session, and return its entry."""
+        session = await self._identified.reach(call.identifier, call.principal)
+        with session.held():
+            limit = self._settings.max_upload_bytes
+            async with received(call.request, session.folders.root, limit, chunks) as upload:
+                name = upload.name if upload.name.startswith("/") or not folder else f"{folder}/{upload.name}"
+                return await self._keep(session, name, upload.file, upload.size)
+
+    async def _keep(self, session: Session, name: str, file: BinaryIO, size: int) -> FileEntry:
+        try:
+            session.workspace.check_name(name)
+            await session.quota.check_room(size)
+            await asyncio.to_thread(_rewound, file)
+            limit = self._settings.max_upload_bytes
+            await asyncio.to_thread(session.workspace.write_from, name, file.fileno(), limit)
+            return await asyncio.to_thread(session.workspace.look_at, name)
+        except BelljarError as error:
+            raise problem_of(error, "file") from None
+
+    async def entry(self, folder: Workspace, path: str) -> FileEntry:
+        """Return the entry of one file."""
+        return await self._first(folder.look_at, path)
+
+    async def send_content(self, folder: Workspace, path: str) -> Response:
+        """Return an answer that streams one file."""
+        file, status = await self._first(folder.open_read, path)
+        headers = {"Content-Length": str(status.st_size), "Content-Disposition": "attachment"}
+        return StreamingResponse(_chunks(file, status.st_size), 200, headers, "application/octet-stream")
+
+    @staticmethod
+    async def _first(method: Callable[[str], Found], path: str) -> Found:
+        """Call a method of the folder with each spelling of a path, until it finds the file."""
+        problem = invalid("The address names no file", "name")
+        for candidate in _spellings(path):
+            try:
+                return await asyncio.to_thread(method, candidate)
+            except (FileMissing, InvalidPath) as error:
+                problem = problem_of(error, "name")
+        raise problem
+
+    @staticmethod
+    async def read(method: Callable[P, Found], *arguments: P.args, **options: P.kwargs) -> Found:
+        """Call a method of the folder in a thread; a path that there is not is a problem of the query."""
+        try:
+            return await asyncio.to_thread(method, *arguments, **options)
+        except (FileMissing, InvalidPath) as error:
+            raise problem_of(error, "path") from None
+
+
+def entry_fields(entry: FileEntry | FolderEntry) -> dict[str, Any]:
+    """Return an entry as the new versions have it."""
+    path = PurePosixPath(entry.name)
+    is_file = isinstance(entry, FileEntry)
+    return {
+        "name": path.name,
+        "type": "file" if is_file else "directory",
+        "contentType": entry.mime_type if is_file else None,
+        "sizeInBytes": entry.size if is_file else 0,
+        "lastModifiedAt": time_of(entry.mtime_ns),
+        "directory": f"{SANDBOX_ROOT}/{path.parent}" if path.parent.name else SANDBOX_ROOT,
+    }
+
+
+def time_of(mtime_ns: int) -> str:
+    """Return a file's time in RFC 3339, in UTC; a session may give its files times that no calendar has."""
+    seconds = min(max(mtime_ns / 1e9, -62_135_596_800), 253_402_300_799)
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _folders_of(files: Sequence[FileEntry], path: str, folder: Workspace) -> list[FolderEntry]:
+    """Return the folders between `path` and the files below it, each with the time of its newest file."""
+    start = len(folder.check_name(path)) if path.strip("/") and path.rstrip("/") != SANDBOX_ROOT else 0
+    newest: dict[str, int] = {}
+    for file in files:
+        parts = file.name.split("/")[:-1]
+        for depth in range(start + 1, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            newest[name] = max(newest.get(name, 0), file.mtime_ns)
+    return [FolderEntry(name, mtime_ns) for name, mtime_ns in newest.items()]
+
+
+def _spellings(path: str) -> list[str]:
+    """Return what a path may mean: a proxy may have dropped the second slash before `mnt/data/`."""
+    return [path, path.removeprefix(_ROOT)] if path.startswith(_ROOT) else [path]
+
+
+def _is_true(word: str) -> bool:
+    return word.lower() in ("true", "1")
+
+
+def _rewound(file: BinaryIO) -> None:
+    file.flush()
+    file.seek(0)
+
+
+async def _first_chunk(chunks: AsyncIterator[bytes]) -> bytes:
+    try:
+        return await anext(chunks, b"")
+    except ClientDisconnect:
+        raise stopped() from None
+
+
+async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+async def _chunks(file: BinaryIO, size: int) -> AsyncGenerator[bytes]:
+    """Yield what the file had when it was opened, no more: the header has announced that size."""
+    left = size
+    try:
+        while left > 0:
+            chunk = await asyncio.to_thread(os.read, file.fileno(), min(READ_BYTES, left))
+            if not chunk:  # it was cut off since; the connection breaks off too, so that nobody takes this for all
+                return
+            left -= len(chunk)
+            yield chunk
+    finally:
+        file.close()
