@@ -350,6 +350,7 @@ class Runner:
     def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
         self._execution = message["id"]
         self._allow_input = bool(message.get("allow_input"))
+        self.shell.displayhook.wants_value = bool(message.get("wants_value"))
         comms.reset_claims()
         self._awaits_go = bool(message.get("awaits_go"))
         self.streams.restore()
