@@ -205,8 +205,9 @@ class RunRecords:
     def begin(self, run_id: str, path: str, attempt: int, session_id: str) -> None:
         """Record that an attempt begins, before anything of it happens; raises `Busy` when that is not possible."""
         self._journal.write_now(
-            "INSERT OR REPLACE INTO steps (run_id, path, attempt, state, session_id, began_at) "
-            "VALUES (?, ?, ?, 'running', ?, ?)",
+            "INSERT INTO steps (run_id, path, attempt, state, session_id, began_at) VALUES (?, ?, ?, 'running', ?, ?) "
+            "ON CONFLICT (run_id, path, attempt) DO UPDATE SET state = 'running', session_id = excluded.session_id, "
+            "began_at = excluded.began_at",
             (run_id, path, attempt, session_id, time.time()),
         )
 
@@ -239,8 +240,10 @@ class RunRecords:
     def put(self, run_id: str, step: StepRecord) -> None:
         """Record a whole step at once, for one that only decides what comes next."""
         self._journal.write(
-            "INSERT OR REPLACE INTO steps (run_id, path, attempt, state, session_id, value, error, began_at, ended_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO steps (run_id, path, attempt, state, session_id, value, error, began_at, ended_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id, path, attempt) DO UPDATE SET "
+            "state = excluded.state, session_id = excluded.session_id, value = excluded.value, "
+            "error = excluded.error, ended_at = excluded.ended_at",
             (
                 run_id,
                 step.path,

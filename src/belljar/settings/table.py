@@ -142,6 +142,17 @@ class Settings(BaseSettings):
         "cannot change; `SKILLS_DIR` works too.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
+    workflows_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
+        "",
+        description="A folder of workflows (`NAME.yaml`, `.yml` or `.json`) that clients and `belljar workflow` can "
+        "run by their names.",
+        json_schema_extra={"allowed": "the path of a folder, or empty text"},
+    )
+    workflow_hold_s: Annotated[Seconds, LOWER] = Field(
+        60,
+        description="How long a run of a workflow that waits for a person keeps its session's process; then the "
+        "session sleeps on disk, where `hibernate` is on, and is woken by the answer.",
+    )
     upstream_start_s: Annotated[Seconds, LOWER] = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )

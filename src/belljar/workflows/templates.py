@@ -107,9 +107,7 @@ def evaluated(text: str, values: Mapping[str, Any]) -> Any:
 def _told(reason: str, values: Mapping[str, Any]) -> str:
     """Return the reason, with what is known of a step whose result was too large to be kept."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and isinstance(
-            size := cast("Mapping[str, Any]", value).get("result_bytes"), int
-        ):
+        if isinstance(value, Mapping) and isinstance(size := cast("Mapping[str, Any]", value).get("result_bytes"), int):
             return (
                 f"{reason}; the result of {name} has {size:,} bytes, more than the {MOST_VALUE_BYTES:,} that are kept: "
                 "leave large data in variables or files of the session, and return what decides"
