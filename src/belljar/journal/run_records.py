@@ -174,6 +174,11 @@ class RunRecords:
         condition = "WHERE principal = ? AND substr(id, 1, length(?)) = ? ORDER BY started_at DESC LIMIT ?"
         return [*self._runs(condition, (principal, prefix, prefix, most))]
 
+    def of_anyone(self, prefix: str, most: int) -> list[RunRecord]:
+        """Return the runs of all principals whose id begins with `prefix`, newest first, for the operator."""
+        condition = "WHERE substr(id, 1, length(?)) = ? ORDER BY started_at DESC, rowid DESC LIMIT ?"
+        return [*self._runs(condition, (prefix, prefix, most))]
+
     def latest(self, principal: str, most: int) -> list[RunRecord]:
         """Return the latest runs of a principal, newest first."""
         return [*self._runs("WHERE principal = ? ORDER BY started_at DESC, rowid DESC LIMIT ?", (principal, most))]

@@ -142,6 +142,11 @@ class Settings(BaseSettings):
         "cannot change; `SKILLS_DIR` works too.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
+    workflows: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(
+        "auto",
+        description="Whether clients see the tools `run_workflow` and `list_workflows`: `auto` means where "
+        "`workflows_directory` is set.",
+    )
     workflows_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
         description="A folder of workflows (`NAME.yaml`, `.yml` or `.json`) that clients and `belljar workflow` can "
@@ -422,6 +427,11 @@ class Settings(BaseSettings):
     def shares_always(self) -> bool:
         """Tell whether sessions have a `workspace/` even if there are no tools."""
         return self.workspace == "on" or (self.workspace == "auto" and bool(self.workspace_directory))
+
+    @property
+    def has_workflows(self) -> bool:
+        """Tell whether clients see the tools of workflows."""
+        return self.workflows == "on" or (self.workflows == "auto" and bool(self.workflows_directory))
 
     @classmethod
     def settings_customise_sources(
