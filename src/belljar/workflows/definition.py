@@ -60,6 +60,7 @@ _RETRY_WORDS = {
     "backoff_seconds": "backoff_s",
     "wait": "backoff_s",
 }
+_ATTEMPT_WORDS = ("max_attempts", "attempts")
 Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 RawSteps = list[dict[str, Any]]
 
@@ -75,7 +76,7 @@ def _retry_words(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     found = {_RETRY_WORDS.get(key, key): each for key, each in cast("dict[str, Any]", value).items()}
-    for key in ("max_attempts", "attempts"):
+    for key in _ATTEMPT_WORDS:
         if isinstance(attempts := found.get(key), int):
             found = {name: each for name, each in found.items() if name != key} | {"times": max(0, attempts - 1)}
     return found
@@ -439,6 +440,9 @@ def json_schema(types: Mapping[str, StepType]) -> dict[str, Any]:
                 "then": {"properties": {"config": {"$ref": f"#/$defs/Config_{kind.name}"}}},
             }
         )
+    others = {word: definitions["Retry"]["properties"][ours] for word, ours in _RETRY_WORDS.items()}
+    attempts = {word: {"type": "integer", "minimum": 1} for word in _ATTEMPT_WORDS}
+    definitions["Retry"]["properties"] |= {**others, **attempts}
     definitions["Step"] = {**step, "allOf": rules, "title": "Step"}
     schema["properties"]["steps"]["items"] = {"$ref": "#/$defs/Step"}
     workflow = {**schema, "title": "Workflow"}
