@@ -459,7 +459,10 @@ class Interpreter:
         approval = await self._follow(execution, path, attempt, expected, session)
         if approval is not None:
             return await self._ask_approval(path, attempt, approval)
-        return await self._conclude(step, path, attempt, execution.result(), session)
+        outcome = await self._conclude(step, path, attempt, execution.result(), session)
+        if outcome.failure == "interrupted":
+            run.check_wanted()
+        return outcome
 
     async def _begin(self, path: str, attempt: int, session_id: str) -> None:
         self._run.records.begin(self._run.id, path, attempt, session_id)

@@ -72,6 +72,8 @@ class LiveRun:
         self._waiting = 0
         self._held = 0
         self._idle_since = time.monotonic()
+        self.is_released = False
+        """Whether it waits for a person, and nobody drives it any more."""
 
     # For followers
 
@@ -159,6 +161,8 @@ class LiveRun:
             self._set_state()
 
     def _set_state(self) -> None:
+        if self.is_released:
+            return
         state: RunState = "waiting" if self._waiting and not self._active else "running"
         if state != self.state:
             self.state, self._idle_since = state, time.monotonic()
@@ -178,6 +182,8 @@ class LiveRun:
                 return None
             self.check_wanted()
             if self.state == "waiting" and not self._held and time.monotonic() - self._idle_since >= self._hold_s:
+                self.is_released = True
+            if self.is_released:
                 raise Released
             left_s = row.expires_at - now if row.expires_at is not None else POLL_S
             await self.pause(min(POLL_S, max(0.01, left_s)))

@@ -219,6 +219,14 @@ class Workflows:
         finally:
             self._live.pop(run.id, None)
             run.notify()
+        if run.is_released:
+            self._take_answered(run.record)
+
+    def _take_answered(self, record: RunRecord) -> None:
+        """Go on with a run that was answered while it was let go."""
+        found = self._records.find(record.id)
+        if found is not None and any(step.state == "answered" for step in self._records.steps(record.id)):
+            self._take_safely(found)
 
     async def _restore(self, run: LiveRun, session: RunSession) -> None:
         """Have the session of a resumed run start with the variables of its finished steps."""
