@@ -10,7 +10,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +41,9 @@ WAITING = 3
 _LONG_S = 3600.0
 # A command drives one run, in one session or a few forks of it.
 _SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
+
+Begin = Callable[[Runtime], Awaitable[LiveRun | None]]
+"""Starts a run, or goes on with one, in the engine of this process; None if a server drives it."""
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or enough of its beginning.")]
 Source = Annotated[str, typer.Argument(metavar="FILE|NAME", help="A file, or a name in workflows_directory.")]
@@ -296,7 +299,7 @@ async def _answered(runtime: Runtime, record: RunRecord, answer: dict[str, Any] 
     )
 
 
-def _drive(settings: Settings, begin: Any, *, as_json: bool) -> int:
+def _drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
     """Begin or go on with a run in an engine of this process, follow it, and return the exit status."""
     log_to_stderr(logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING)
     try:
@@ -305,7 +308,7 @@ def _drive(settings: Settings, begin: Any, *, as_json: bool) -> int:
         return INTERRUPTED
 
 
-async def _driven(settings: Settings, begin: Any, *, as_json: bool) -> int:
+async def _driven(settings: Settings, begin: Begin, *, as_json: bool) -> int:
     await prepare_environment(settings)
     async with open_runtime(settings) as runtime:
         run = await begin(runtime)

@@ -7,7 +7,7 @@ share the file: a run is driven by the server that claims it first. Knows nothin
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
 from belljar.journal.journal import Journal
 
@@ -301,4 +301,4 @@ class RunRecords:
 
     def _steps(self, condition: str, values: tuple[object, ...]) -> Iterator[StepRecord]:
         for row in [*self._journal.rows(f"{_STEP} {condition}", values)]:
-            yield StepRecord(*cast("tuple[Any, ...]", row))
+            yield StepRecord(*row)

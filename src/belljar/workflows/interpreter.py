@@ -10,7 +10,7 @@ import keyword
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.execution import Execution
@@ -209,9 +209,10 @@ class Interpreter:
             return await self._while(step, config, path, scope, session)
         decided = self._decided(path)
         if decided is None:
-            items = rendered(config.for_, scope.values)
-            if not isinstance(items, list):
-                raise TemplateFailed(f"for is {type(items).__name__}, not a list")
+            found = rendered(config.for_, scope.values)
+            if not isinstance(found, list):
+                raise TemplateFailed(f"for is {type(found).__name__}, not a list")
+            items = cast("list[Any]", found)
             if len(items) > MOST_ITERATIONS:
                 raise TemplateFailed(f"for has {len(items):,} items, the limit is {MOST_ITERATIONS:,}")
             decided = {"items": _plain(items)}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.toolbox.texts import meant
@@ -181,7 +181,7 @@ def first_difference(before: Definition, after: Definition) -> str:
 def _content(definition: Definition, place: tuple[str | int, ...]) -> Any:
     found: Any = definition.source.data
     for key in place:
-        found = cast("Any", found)[key]
+        found = found[key]
     return found
 
 

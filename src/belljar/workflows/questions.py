@@ -150,5 +150,6 @@ def checked_answer(question: RunQuestion, answer: Mapping[str, Any]) -> dict[str
 
 def _fault(schema: Mapping[str, Any], value: Any) -> str:
     # The schema is flat and has no patterns, which could take any amount of time.
-    error = next(iter(Draft202012Validator(dict(schema)).iter_errors(value)), None)
+    validator: Any = Draft202012Validator(dict(schema))
+    error = next(iter(validator.iter_errors(value)), None)
     return error.message[:200] if error is not None else ""

@@ -104,7 +104,8 @@ class _Reader:
     def read(self, text: str) -> Any:
         # libyaml's parser where PyYAML was built with it, which it is in its wheels: 20 times as fast.
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        events: Iterator[Any] = yaml.parse(text, Loader=loader)
+        parse: Any = yaml.parse  # pyright: ignore[reportUnknownMemberType]  # it has types in part only
+        events: Iterator[Any] = parse(text, Loader=loader)
         data, documents = None, 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):

@@ -38,16 +38,20 @@ def json_value(value: Any) -> Optional["dict[str, Any]"]:
     return {"value": json.loads(text)} if len(text) <= MOST_VALUE_CHARS else {"size": len(text)}
 
 
+_CONTAINERS: "tuple[Any, ...]" = (list, tuple, dict)
+
+
 def _weight(value: Any, most: int, around: "set[int]") -> int:
     """Return about how many characters a value takes as JSON; stop counting above `most`."""
     if isinstance(value, str):
         return len(value) + 2
-    if not isinstance(value, (list, tuple, dict)):
+    if not isinstance(value, _CONTAINERS):
         return 1
     if id(value) in around:
         raise ValueError("it contains itself")
     total = 2
-    for each in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
+    inside: Any = [*value.keys(), *value.values()] if hasattr(value, "keys") else value
+    for each in inside:
         total += 1 + _weight(each, most - total, {*around, id(value)})
         if total > most:
             break
