@@ -104,7 +104,7 @@ class _Reader:
     def read(self, text: str) -> Any:
         # libyaml's parser where PyYAML was built with it, which it is in its wheels: 20 times as fast.
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        parse: Any = yaml.parse  # pyright: ignore[reportUnknownMemberType]  # it has types in part only
+        parse: Any = getattr(yaml, "parse")  # noqa: B009  # its types are partial
         events: Iterator[Any] = parse(text, Loader=loader)
         data, documents = None, 0
         for event in events:
