@@ -10,16 +10,16 @@ LEDGER = Path(sys.argv[1])
 server = MCPServer("ledger")
 
 
-def _enter(line: str) -> int:
+def _enter(line: str) -> None:
     with LEDGER.open("a") as file:
         file.write(f"{line}\n")
-    return len(LEDGER.read_text().splitlines())
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False))
-def write(text: str) -> int:
-    """Write a line and tell how many there are."""
-    return _enter(f"write {text}")
+def write(text: str) -> str:
+    """Write a line."""
+    _enter(f"write {text}")
+    return f"written {text}"
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))

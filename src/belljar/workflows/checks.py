@@ -244,7 +244,8 @@ class Checker:
     def _form(self, definition: Definition, step: Step, config: FormStep, known: Mapping[str, str]) -> None:
         self._expressions(definition, step, "message", config.message, known)
         self._expressions(definition, step, "values", config.values, known)
-        self._expressions(definition, step, "target", config.target or {}, known)
+        if config.target is not None:
+            self._expressions(definition, step, "target", config.target.model_dump(), known)
         if config.fields and (problem := schema_problem(config.fields)):
             self._add(definition, (*step.place, "config", "schema"), f"step {step.name}: {problem}")
 

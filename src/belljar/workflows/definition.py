@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from belljar.policy.rules import Policy
@@ -177,6 +178,17 @@ class ToolCall(Table):
     arguments: dict[str, Any] = {}
 
 
+class FormTarget(Table):
+    """A document or page that the session fills in, with its module `forms`."""
+
+    source: str = Field(min_length=1, description="A PDF or HTML file of the session, or a URL")
+    form: str = Field("", description="Which form of a page: its id, name or number")
+    browser: str = Field("", description="The browser server of the toolbox that drives the page")
+    save: str = Field("", description="Where a filled-in PDF is saved, in the session folder")
+    button: str = Field("", description="Which button of a page sends it")
+    dry_run: bool = Field(False, description="Show what would be sent, and send nothing")
+
+
 class FormStep(Table):
     """A question to a person: consent to a message, or fields to fill in."""
 
@@ -185,12 +197,14 @@ class FormStep(Table):
     values: dict[str, Any] = Field({}, description="What is known already; only what is missing or invalid is asked")
     expires_s: float | None = Field(None, gt=0, description="Seconds after which nobody needs to answer any more")
     on_expiry: Literal["stop", "skip"] = "stop"
-    target: dict[str, Any] | None = Field(None, description="A form to fill in with the answer: a PDF or a page")
+    target: FormTarget | None = Field(None, description="A document or page to fill in; its fields are the schema")
 
     @model_validator(mode="after")
     def _asks_something(self) -> "FormStep":
         if not self.message and not self.fields and self.target is None:
             raise ValueError("a form needs a message, a schema or a target")
+        if self.fields and self.target is not None:
+            raise ValueError("a form has either a schema or a target, whose fields are the schema")
         return self
 
 
@@ -208,6 +222,12 @@ class SubWorkflow(Table):
         return self
 
 
+class FreeConfig(BaseModel):
+    """A configuration that a plugin's schema describes."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
 @dataclass(frozen=True, slots=True)
 class StepType:
     """A type of step: the model of its configuration, and where that has other steps."""
@@ -217,6 +237,17 @@ class StepType:
     description: str
     blocks: tuple[str, ...] = ()
     """The keys of its configuration that hold lists of steps."""
+    code: str = ""
+    """The Python of a plugin's type; it finds the configuration in the variable `config`."""
+    schema: Mapping[str, Any] | None = None
+    """The JSON Schema of a plugin's configuration."""
+    repeat: bool = False
+    """Whether its steps may run again when it is not known how far they came."""
+
+    @property
+    def config_schema(self) -> Mapping[str, Any]:
+        """Return the JSON Schema of its configuration."""
+        return self.schema if self.schema is not None else self.config.model_json_schema(by_alias=True)
 
 
 # ── parsed ──
@@ -385,6 +416,8 @@ class _Parser:
             return None
         given = raw.get("config", {})
         config = self.model(kind.config, given, (*place, "config"))
+        if kind.schema is not None and config is not None:
+            self._check_schema(kind.schema, given, (*place, "config"))
         blocks: list[tuple[Step, ...]] = []
         if kind.blocks and depth >= MOST_NESTED:
             message = f"steps are nested more than {MOST_NESTED} deep"
@@ -397,6 +430,14 @@ class _Parser:
         if form is None or config is None:
             return None
         return Step(form.name, form.type, config, form, tuple(blocks), place, self._source.line(place))
+
+    def _check_schema(self, schema: Mapping[str, Any], given: Any, place: Path) -> None:
+        """Check a plugin's configuration, as far as its values are known already."""
+        validator: Any = Draft202012Validator(dict(schema))
+        for error in validator.iter_errors(given):
+            if not (isinstance(error.instance, str) and "{{" in error.instance):
+                path: Path = (*place, *error.absolute_path)
+                self.problems.append(self._source.problem(path, str(error.message)[:500]))
 
     def _blocks(self, data: Any, place: Path, depth: int) -> list[tuple[Step, ...]]:
         """Return the lists of steps under a key: one, or one for each branch."""
@@ -426,7 +467,7 @@ def json_schema(types: Mapping[str, StepType]) -> dict[str, Any]:
     step["properties"]["type"] = {"enum": [*types], "description": "What it does"}
     rules: list[dict[str, Any]] = []
     for kind in types.values():
-        config = kind.config.model_json_schema(by_alias=True)
+        config = dict(kind.config_schema)
         definitions |= config.pop("$defs", {})
         for key in kind.blocks:
             many: dict[str, Any] = config["properties"][key]

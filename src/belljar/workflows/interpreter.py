@@ -10,7 +10,7 @@ import keyword
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.execution import Execution
@@ -22,6 +22,7 @@ from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.broker import approval_text
 from belljar.toolbox.names import names_of
+from belljar.workflows import forms
 from belljar.workflows.checks import Tools
 from belljar.workflows.definition import (
     MOST_ITERATIONS,
@@ -29,10 +30,12 @@ from belljar.workflows.definition import (
     Condition,
     Definition,
     FormStep,
+    FormTarget,
     Goto,
     Loop,
     Parallel,
     Step,
+    StepType,
     SubWorkflow,
     ToolCall,
 )
@@ -64,14 +67,6 @@ class StepOutcome:
         return str(self.value.get("error") or self.state)
 
 
-class StepRunner(Protocol):
-    """Makes the code of a step whose type belljar does not know itself."""
-
-    def __call__(self, config: Any, values: Mapping[str, Any]) -> str:
-        """Return the Python that the step runs, given its rendered configuration."""
-        ...
-
-
 @dataclass(slots=True)
 class Scope:
     """The values that expressions may use at one place of a workflow."""
@@ -94,14 +89,14 @@ class Interpreter:
         run: LiveRun,
         sessions: Registry,
         tools: Tools | None,
-        runners: Mapping[str, StepRunner],
+        types: Mapping[str, StepType],
         *,
         reruns_failed: bool = False,
     ) -> None:
         self._run = run
         self._sessions = sessions
         self._tools = tools
-        self._runners = runners
+        self._types = types
         self._principal = run.record.principal
         self._reruns_failed = reruns_failed
         """Whether the step at which the run ended is tried again, because a person resumes it."""
@@ -397,7 +392,7 @@ class Interpreter:
         try:
             match step.config:
                 case FormStep():
-                    return await self._form(step.config, path, attempt, scope)
+                    return await self._form(step.config, path, attempt, scope, session)
                 case CodeExecution():
                     code, expected = step.config.code, ""
                     if (failed := await self._assign(session, path, attempt)) is not None:
@@ -406,8 +401,10 @@ class Interpreter:
                     arguments = _plain(rendered(step.config.arguments, scope.values))
                     code, expected = await self._call_code(step.config, arguments)
                 case _:
-                    values = _plain(rendered(step.config.model_dump(by_alias=True), scope.values))
-                    code, expected = self._runners[step.type](values, scope.values), ""
+                    values = _plain(rendered(step.config.model_dump(), scope.values))
+                    code, expected = f"config = {values!r}\n{self._types[step.type].code}", ""
+                    if (failed := await self._assign(session, path, attempt)) is not None:
+                        return failed
             with self._run.working():
                 return await self._execute(step, path, attempt, code, expected, session)
         except TemplateFailed as error:
@@ -658,7 +655,7 @@ class Interpreter:
 
     async def _unknown(self, step: Step, path: str, attempt: int, why: str) -> StepOutcome | int:
         """Decide on a step of which it is not known how far it came: run it again if that is safe, else ask."""
-        if step.form.repeat or await self._is_repeatable(step):
+        if step.form.repeat or self._types[step.type].repeat or await self._is_repeatable(step):
             return self._next(path, attempt, why)
         self._run.ask(path, attempt, fate_question(path, why))
         return await self._fate(path, attempt)
@@ -693,33 +690,59 @@ class Interpreter:
 
     # Forms
 
-    async def _form(self, config: FormStep, path: str, attempt: int, scope: Scope) -> StepOutcome:
+    async def _form(self, config: FormStep, path: str, attempt: int, scope: Scope, session: RunSession) -> StepOutcome:
+        """Ask for what is missing, and fill in the target with all of it, if there is one."""
+        given = _plain(rendered(config.values, scope.values))
+        message = str(rendered(config.message, scope.values))
+        if config.target is None:
+            asked, faults = missing_fields(config.fields, given) if config.fields else ({}, {})
+            kept = {name: value for name, value in given.items() if name not in faults}
+            answered = await self._answered(config, path, attempt, RunQuestion("form", message, asked, kept), faults)
+            return answered if isinstance(answered, StepOutcome) else self._finish(path, attempt, _filled(answered))
+        target = FormTarget.model_validate(_plain(rendered(config.target.model_dump(), scope.values)))
+        read = await self._leaf(forms.reading(target, given), f"{path}.read", scope, session)
+        if read.state != "done":
+            return self._finish(path, attempt, _failure(f"the form could not be read: {read.error}", "error"))
+        try:
+            form = forms.read_form(read.value.get("result"))
+        except ValueError as error:
+            return self._finish(path, attempt, _failure(str(error), "error"))
+        question = RunQuestion("form", message, form.asked, form.values)
+        answered = await self._answered(config, path, attempt, question, form.missing)
+        if isinstance(answered, StepOutcome):
+            return answered
+        values, person = answered
+        filling = forms.filling(target, form, {**given, **values}, person)
+        filled = await self._leaf(filling, f"{path}.fill", scope, session)
+        if filled.state != "done":
+            return self._finish(path, attempt, _failure(f"the form was not filled in: {filled.error}", "error"))
+        return self._finish(path, attempt, StepOutcome(filled.value))
+
+    async def _answered(
+        self, config: FormStep, path: str, attempt: int, question: RunQuestion, faults: Mapping[str, str]
+    ) -> StepOutcome | tuple[dict[str, Any], list[str]]:
+        """Return all values and the names of those that the person gave; or how the question ended without them."""
         run = self._run
         last = run.last(path)
         if last is None or last.attempt != attempt or last.question is None:
-            given = _plain(rendered(config.values, scope.values))
-            message = str(rendered(config.message, scope.values))
-            asked, faults = missing_fields(config.fields, given) if config.fields else ({}, {})
-            if config.fields and not asked:
-                values = {name: value for name, value in given.items() if name in config.fields["properties"]}
-                return self._finish(path, attempt, StepOutcome(_given(values)))
-            told = "\n".join([message, *(f"{name}: {fault}" for name, fault in faults.items())]).strip()
-            kept = {name: value for name, value in given.items() if name not in faults}
+            if not question.schema and (config.fields or (config.target is not None and not question.message)):
+                return question.given, []  # nothing is missing, and there is nothing to consent to
+            reasons = [f"{name}: {fault}" for name, fault in faults.items()]
+            told = "\n".join(filter(None, [question.message, *reasons])) or "Fill in the form"
             now = time.time()
-            question = RunQuestion("form", told or "Fill in the form", asked, kept, asked_at=now)
-            run.ask(path, attempt, question, now + config.expires_s if config.expires_s else None)
+            asked = replace(question, message=told, asked_at=now)
+            run.ask(path, attempt, asked, now + config.expires_s if config.expires_s else None)
             run.note(path, attempt)
         with run.asking():
             answer = await run.answer_of(path, attempt)
-        row = run.records.step(run.id, path, attempt)
         if answer is None:
             return await self._expire(config, path, attempt)
         if answer["action"] != "accept":
             reason = "a person declined"
             return self._finish(path, attempt, StepOutcome(_nothing("declined", reason), "declined", "declined"))
-        question = read_question(row.question) if row is not None and row.question else None
-        known = question.given if question is not None else {}
-        return self._finish(path, attempt, StepOutcome(_given({**known, **answer["values"]})))
+        row = run.records.step(run.id, path, attempt)
+        known = read_question(row.question).given if row is not None and row.question else {}
+        return {**known, **answer["values"]}, [*answer["values"]]
 
     async def _expire(self, config: FormStep, path: str, attempt: int) -> StepOutcome:
         reason = f"nobody answered within {config.expires_s:g} s"
@@ -740,6 +763,10 @@ def _nothing(status: str, error: str) -> dict[str, Any]:
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {**_NOTHING, "result": values, "status": "done"}
+
+
+def _filled(answered: tuple[dict[str, Any], list[str]]) -> StepOutcome:
+    return StepOutcome(_given(answered[0]))
 
 
 def _failure(reason: str, failure: str) -> StepOutcome:

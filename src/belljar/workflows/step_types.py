@@ -1,12 +1,14 @@
 """The table of step types. A plugin's types join it; a name that is taken already is refused."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from belljar.errors import SettingsError
 from belljar.workflows.definition import (
     CodeExecution,
     Condition,
     FormStep,
+    FreeConfig,
     Loop,
     Parallel,
     StepType,
@@ -23,6 +25,37 @@ CORE = (
     StepType("parallel", Parallel, "Runs lists of steps side by side, each in a fork of the session", ("branches",)),
     StepType("workflow", SubWorkflow, "Runs another workflow in the same session"),
 )
+
+
+@runtime_checkable
+class PluginStep(Protocol):
+    """A step type of a plugin: Python in the session of its run."""
+
+    @property
+    def name(self) -> str:
+        """Return the name that `type` has in workflows."""
+        ...
+
+    @property
+    def code(self) -> str:
+        """Return the Python to run."""
+        ...
+
+    @property
+    def config_schema(self) -> Mapping[str, Any]:
+        """Return the JSON Schema of the step's `config`."""
+        ...
+
+    @property
+    def repeat(self) -> bool:
+        """Return whether it may run again when it is not known how far it came."""
+        ...
+
+
+def plugin_type(step: PluginStep) -> StepType:
+    """Return the type of a plugin's steps."""
+    description = str(step.config_schema.get("description", "A step of a plugin"))
+    return StepType(step.name, FreeConfig, description, code=step.code, schema=step.config_schema, repeat=step.repeat)
 
 
 def step_types(others: Iterable[StepType] = ()) -> Mapping[str, StepType]:

@@ -23,7 +23,7 @@ from belljar.sessions.session import iso
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import NAME, CodeExecution, Definition, StepType
-from belljar.workflows.interpreter import Interpreter, StepRunner
+from belljar.workflows.interpreter import Interpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, checked_answer, read_question
@@ -52,7 +52,6 @@ class Workflows:
         is_living: Callable[[str], bool],
         *,
         types: Iterable[StepType] = (),
-        runners: Mapping[str, StepRunner] = {},
         recover: Callable[[], None] = lambda: None,
     ) -> None:
         self._sessions = sessions
@@ -60,7 +59,6 @@ class Workflows:
         self._records = records
         self._toolbox = toolbox
         self._is_living = is_living
-        self._runners = runners
         self._recover = recover
         """Records the sessions of servers that are gone as asleep, so that a run of theirs can go on here."""
         folder = self._settings.workflows_directory
@@ -195,7 +193,7 @@ class Workflows:
             saves=run.definition.form.save,
             gives_steps=_gives_steps(run.definition),
         )
-        interpreter = Interpreter(run, self._sessions, self._toolbox, self._runners, reruns_failed=reruns_failed)
+        interpreter = Interpreter(run, self._sessions, self._toolbox, self.library.types, reruns_failed=reruns_failed)
         try:
             await self._restore(run, session)
             result = await interpreter.run(session, json.loads(record.variables))
