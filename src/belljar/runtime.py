@@ -25,13 +25,14 @@ from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.journal.journal import open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.session_records import SessionRecords
+from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redactors import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
 from belljar.provisioning.handover import Handover, NoHandover
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sessions.recovery import recover
@@ -68,6 +69,8 @@ class Runtime:
     preparation: Preparation
     handover: Handover
     """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
+    plugins: Plugins
+    """belljar's own and the operator's."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
 
@@ -77,10 +80,11 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
     """Open the engine; when it closes, everything it created is removed or released."""
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
-    guardrails = configured_guardrails(settings)
+    plugins = open_plugins(settings)
+    guardrails = configured_guardrails(settings, plugins)
     settings = guardrails.settings
     redactors = Redactors(guardrails.sections, settings.secrets_file)
-    provider = open_provider(settings)
+    provider = open_provider(settings, plugins)
     if provider.warning:
         log.warning("%s", provider.warning)
     open_data_directory(settings.data_directory)
@@ -95,9 +99,12 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
         records = SessionRecords(journal, run.folder.name)
         name, outlives_server = run.folder.name, handover.is_on
         async with (
-            open_toolbox(settings, _tree_directory(run, handover)) as toolbox,
+            aclosing(plugins),
+            open_toolbox(settings, _tree_directory(run, handover), plugins) as toolbox,
             aclosing(
-                KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives_server)
+                KernelStarter(
+                    settings, provider, sessions, name, toolbox, outlives_server=outlives_server, plugins=plugins
+                )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
@@ -118,7 +125,9 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
-                open_registry(guardrails, redactors, sessions, journal, records, starter, handover) as registry,
+                open_registry(
+                    guardrails, redactors, sessions, journal, records, starter, handover, plugins
+                ) as registry,
                 serve_operators(run.folder, registry),
             ):
                 await takeover.take_over_all(registry, run.living)
@@ -128,14 +137,24 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, handover, toolbox)
+                    yield Runtime(settings, provider, registry, starter, preparation, handover, plugins, toolbox)
                 finally:
                     preparing.cancel()
 
 
-def configured_guardrails(settings: Settings) -> Guardrails:
+def open_plugins(settings: Settings) -> Plugins:
+    """Return the operator's plugins and belljar's own."""
+    plugins = load_plugins(settings.plugins_directory)
+    plugins.note("policy", "judge_tool_call", "judge_code", "screen_output")
+    plugins.note("privacy", "screen_output")
+    plugins.add("sandboxes", OwnProviders())
+    return plugins
+
+
+def configured_guardrails(settings: Settings, plugins: Plugins | None = None) -> Guardrails:
     """Return the rules of the policy that the settings name, privacy included."""
-    return read_guardrails(settings, {SECTION: PrivacyRules})
+    judges = plugins is not None and (plugins.has("judge_tool_call") or plugins.has("judge_code"))
+    return read_guardrails(settings, {SECTION: PrivacyRules}, is_logged=judges)
 
 
 @contextmanager

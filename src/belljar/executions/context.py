@@ -17,6 +17,7 @@ from belljar.journal.journal import Journal
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Event, Finished
 from belljar.outputs.recorder import Screens
+from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.provisioning.handover import Handover
@@ -78,6 +79,7 @@ class ExecutionContext(Protocol):
     sharing: SharedFolder | None
     """Its `workspace/` folder, which outlives it; None where there is none."""
     guard: Guard
+    plugins: Plugins
     redactor: SessionRedactor
     tools: Broker | None
     """The broker for its code's tool calls; None where there are no tools."""

@@ -22,6 +22,7 @@ from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
 from belljar.models import SessionFork, SessionInfo, SessionNotice
+from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.policy.guardrails import Guardrails
 from belljar.privacy.redaction import SessionRedactor
@@ -57,8 +58,10 @@ class Registry:
         records: SessionRecords,
         starter: KernelStarter,
         handover: Handover,
+        plugins: Plugins,
     ) -> None:
         settings = guardrails.settings
+        self.plugins = plugins
         self._handover = handover
         self.settings = settings
         self._guardrails = guardrails
@@ -215,6 +218,7 @@ class Registry:
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
+            plugins=self.plugins,
             veil=redactor,
             handover=self._handover,
             owner_folder=self._owner_folders.of(principal)
@@ -362,9 +366,10 @@ async def open_registry(
     records: SessionRecords,
     starter: KernelStarter,
     handover: Handover,
+    plugins: Plugins,
 ) -> AsyncGenerator[Registry]:
     """Open a registry that sweeps idle sessions in the background."""
-    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover)
+    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover, plugins)
     registry.pool.fill()
     sweeping = asyncio.get_running_loop().create_task(_sweep_periodically(registry))
     try:

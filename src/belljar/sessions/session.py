@@ -21,12 +21,15 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
+from belljar.hooks import SessionFacts
 from belljar.journal.journal import ExecutionRecord, Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
+from belljar.outputs.plugin_screens import plugin_screens
 from belljar.outputs.recorder import OutputScreen, Screens
+from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import RedactionScreen
@@ -65,6 +68,7 @@ class Session:
         admission: Admission,
         start_kernel: StartKernel,
         guard: Guard,
+        plugins: Plugins,
         veil: SessionRedactor,
         handover: Handover,
         owner_folder: OwnerFolder | None = None,
@@ -86,6 +90,7 @@ class Session:
         self.sharing = SharedFolder(owner_folder, self.workspace, folders.shared) if owner_folder else None
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
+        self.plugins = plugins
         self.redactor = veil
         """Redacts the personal data that its code and its callers may not see."""
         self.tools = tools
@@ -211,7 +216,8 @@ class Session:
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""
         redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
-        return Screens([*redaction, *self.guard.screens()])
+        facts = SessionFacts(self.id, self.principal, self.environment)
+        return Screens([*redaction, *self.guard.screens(), *plugin_screens(self.plugins, facts)])
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Write a file into the folder, if there is room."""

@@ -142,6 +142,12 @@ class Settings(BaseSettings):
         "cannot change; `SKILLS_DIR` works too.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
+    plugins_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
+        "",
+        description="A folder of plugins, one Python file each, that run in the server with all its rights; plugins of "
+        "installed packages are found by themselves.",
+        json_schema_extra={"allowed": "the path of a folder, or empty text"},
+    )
     upstream_start_s: Annotated[Seconds, LOWER] = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )
