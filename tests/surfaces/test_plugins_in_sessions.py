@@ -20,7 +20,7 @@ PLUGINS = {
     "guard": """
         @hookimpl
         def judge_tool_call(call):
-            if call.tool == "getItem":
+            if call.tool == "pid":
                 raise RuntimeError("no rules today")
             return Verdict("deny", "the sum is not ours") if call.tool == "add" and call.arguments["a"] == 1 else None
 
@@ -130,16 +130,16 @@ async def test_a_call_that_a_plugin_refuses_says_which_plugin_and_why(caller: Ca
     result = await caller.execute("from servers.awkward import add\nadd(-99, 2)", shared_session)
     assert result.error == "ToolRefused: awkward.add: the plugin guard: the sum is not ours"
     # `shift` changed the argument before it was judged, and the tool got what was judged.
-    assert (await caller.execute("add(2, 2)", shared_session)).result == "104"
+    assert (await caller.execute("add(2, 2)", shared_session)).result == "{'sum': 104}"
 
 
 async def test_a_guardrail_that_raises_refuses_and_the_session_goes_on(caller: Caller, shared_session: str):
-    result = await caller.execute("from servers.awkward import getItem\ngetItem(name='x')", shared_session)
+    result = await caller.execute("from servers.awkward import pid\npid()", shared_session)
     assert "the plugin guard failed, and a guardrail that fails refuses" in str(result.error)
     refused = await caller.execute("judge_me = 1", shared_session)
     assert refused.status == "rejected"
     assert "the plugin guard failed" in str(refused.cause)
-    assert (await caller.execute("'odd'", shared_session)).stdout == "[belljar: the plugin guard: that is odd]\n"
+    assert "[belljar: the plugin guard: that is odd]" in str((await caller.execute("'odd'", shared_session)).output)
 
 
 async def test_plugins_see_how_cells_and_calls_ended(caller: Caller, shared_session: str, audit: Path):
@@ -150,17 +150,17 @@ async def test_plugins_see_how_cells_and_calls_ended(caller: Caller, shared_sess
 
     await until(seen)
     notes = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert {"execution": result.execution_id, "status": "completed"} in notes
-    assert {"call": "awkward.add", "state": "returned", "value": 107} in notes
+    assert {"execution": result.execution_id, "status": "ok"} in notes
+    assert {"call": "awkward.add", "state": "returned", "value": {"sum": 107}} in notes
     failing = await caller.execute("trip_before = 2\ntrip_before", shared_session)
     assert failing.result == "2"
-    assert "plugin audit failed: before_execution: OSError: the audit is full" in failing.stdout
+    assert "plugin audit failed: before_execution: OSError: the audit is full" in str(failing.output)
 
 
 async def test_output_passes_a_plugins_screen_and_is_withheld_where_it_fails(caller: Caller, shared_session: str):
     assert (await caller.execute("print('quiet please')", shared_session)).stdout == "LOUD please\n"
     result = await caller.execute("print('explode secret')\nprint('more secret')\n3", shared_session)
-    assert result.status == "completed"
+    assert result.status == "ok"
     assert "secret" not in result.stdout
     assert "the plugin screen failed to look through the output, which is withheld" in result.stderr
     assert result.result is None
