@@ -39,7 +39,10 @@ from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover
 from belljar.settings import Settings
+from belljar.skills.library import SkillLibrary, open_library
+from belljar.skills.session_view import shown_skills
 from belljar.supervisor import open_supervisor
+from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
 
@@ -73,6 +76,8 @@ class Runtime:
     """belljar's own and the operator's."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
+    skills: SkillLibrary | None = None
+    """The operator's skills and what agents saved; None where there are neither."""
 
 
 @asynccontextmanager
@@ -98,12 +103,14 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
         make_folder(sessions, way_mode())
         records = SessionRecords(journal, run.folder.name)
         name, outlives_server = run.folder.name, handover.is_on
+        # Likewise for a folder of skills that is not there.
+        library = open_library(settings, has_tools=bool(load_servers(settings)))
         async with (
             aclosing(plugins),
             open_toolbox(settings, _tree_directory(run, handover), plugins) as toolbox,
             aclosing(
                 KernelStarter(
-                    settings, provider, sessions, name, toolbox, outlives_server=outlives_server, plugins=plugins
+                    settings, provider, sessions, name, toolbox, outlives_server=outlives_server, plugins=plugins, skills=shown_skills(library)
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
@@ -126,7 +133,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                     clean_up(spared=left)
             async with (
                 open_registry(
-                    guardrails, redactors, sessions, journal, records, starter, handover, plugins
+                    guardrails, redactors, sessions, journal, records, starter, handover, plugins, library
                 ) as registry,
                 serve_operators(run.folder, registry),
             ):
@@ -137,7 +144,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, handover, plugins, toolbox)
+                    yield Runtime(settings, provider, registry, starter, preparation, handover, plugins, toolbox, library)
                 finally:
                     preparing.cancel()
 

@@ -22,6 +22,7 @@ from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.provisioning.handover import Handover
 from belljar.settings import Settings
+from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.base import CallRecord
 from belljar.toolbox.broker import Broker
 
@@ -81,6 +82,8 @@ class ExecutionContext(Protocol):
     guard: Guard
     plugins: Plugins
     redactor: SessionRedactor
+    skills: SessionSkills | None
+    """Its folder `skills/`; None where there are no skills."""
     tools: Broker | None
     """The broker for its code's tool calls; None where there are no tools."""
     handover: Handover

@@ -333,6 +333,8 @@ class Execution:
         await self._session.session_kernel.take_checkpoint()
         self._not_undoable = self._session.on_turn(self.id, self.number) or None
         self._notice_all(await self._file_changes.bring_in())
+        if self._session.skills is not None:
+            self._notice_all(await self._session.skills.refresh())
         await self._file_changes.scan_before()
         if self.cell.filename:
             # Written only in its turn: earlier, it would be reported as a change by the cell that runs then.

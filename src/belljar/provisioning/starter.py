@@ -28,10 +28,10 @@ from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
-from belljar.provisioning.skills import open_skills
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.toolbox import Toolbox
 
@@ -82,6 +82,7 @@ class KernelStarter:
         *,
         outlives_server: bool = False,
         plugins: Plugins | None = None,
+        skills: ShownSkills | None = None,
     ) -> None:
         self._settings = settings
         self._plugin_kernels: dict[str, StartKernel] = plugins.named("kernels") if plugins is not None else {}
@@ -90,7 +91,7 @@ class KernelStarter:
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
         self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
-        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, open_skills(settings))
+        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, skills)
         self.zygotes = Zygotes(
             settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
         )

@@ -50,6 +50,11 @@ class ProgramFolders:
     layer: Path
     identity: Identity | None
 
+    @property
+    def skills(self) -> Path:
+        """Return the folder for skills, which programs do not see."""
+        return self.scratch.parent / "skills"
+
     def make(self) -> None:
         """Create the missing folders."""
         # The program's user must be able to pass through this folder to its own.

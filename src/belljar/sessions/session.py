@@ -41,6 +41,7 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
 from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import Settings
+from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.broker import Broker
 
 Watcher = Callable[[Execution | None], None]
@@ -73,6 +74,7 @@ class Session:
         handover: Handover,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
+        skills: SessionSkills | None = None,
     ) -> None:
         self.id = folders.session_id
         self.folders = folders
@@ -93,6 +95,8 @@ class Session:
         self.plugins = plugins
         self.redactor = veil
         """Redacts the personal data that its code and its callers may not see."""
+        self.skills = skills
+        """Its folder `skills/`; None where there are no skills."""
         self.tools = tools
         """The broker for its code's tool calls; None where there are no tools."""
         if tools is not None:
