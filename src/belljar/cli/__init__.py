@@ -70,6 +70,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "trust": CommandEntry(
         "trust:command", "Obey all settings of the belljar.toml in a folder when belljar is started there."
     ),
+    "plugins": CommandEntry(
+        "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."
+    ),
     "doctor": CommandEntry("doctor:command", "Check what this host can do."),
     "install": CommandEntry("install:command", "Tell an MCP client how to start belljar."),
     "key": CommandEntry("key:command", "Make a bearer key for HTTP."),

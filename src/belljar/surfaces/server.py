@@ -16,6 +16,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from belljar.errors import BelljarError, InvalidArgument
+from belljar.hooks import hookimpl
+from belljar.plugins import Plugins
 from belljar.runtime import Runtime
 from belljar.surfaces.arguments import known_arguments, wrong_arguments
 from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
@@ -44,6 +46,13 @@ class BelljarServer(MCPServer[Any]):
     structured: Structured = "auto"
     own_refusal: Callable[[BelljarError], CallToolResult] | None = None
     """How a surface reports wrong arguments, if its clients parse every answer; None for our usual form."""
+
+    def add_tool(self, fn: Callable[..., Any], name: str | None = None, *rest: Any, **options: Any) -> None:
+        """Add a tool as the SDK does, but refuse a second one of a name, which the SDK would drop with a warning."""
+        chosen = name or fn.__name__
+        if self._tool_manager.get_tool(chosen) is not None:
+            raise ValueError(f"there is a tool {chosen!r} already; choose another name")
+        super().add_tool(fn, name, *rest, **options)
 
     def watch_calls(self) -> None:
         """Trace and count each call. Call it after the last tool is added: only the names of these are recorded."""
@@ -137,24 +146,42 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         log_level=runtime.settings.log_level,
     )
     server.structured = runtime.settings.structured
-    if "interpreter" in surfaces:
-        InterpreterSurface(runtime).register(server)
-    if "executor" in surfaces:
-        ExecutorSurface(runtime).register(server)
-        server.own_refusal = refusal_as_json
-    if "toolbox" in surfaces:
-        ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
-    if "azure-mcp" in surfaces:
-        AzureSurface(runtime).register(server)
-    if "foundry" in surfaces:
-        # Imported here and below, because most servers do not have this surface.
-        from belljar.surfaces.foundry.executions import Executions
-        from belljar.surfaces.foundry.tools import FoundryTools
-
-        executions = Executions(runtime, runtime.identified)
-        FoundryTools(runtime, runtime.identified, executions).register(server)
+    add_surfaces(runtime.plugins)
+    # belljar's own first, so that no plugin can take the name of one of its tools.
+    for implementation in reversed(runtime.plugins.implementations("register_surface")):
+        runtime.plugins.collect(implementation, server=server, runtime=runtime, surfaces=surfaces)
     server.watch_calls()
     return server
+
+
+class OwnSurfaces:
+    """belljar's own surfaces, as a plugin."""
+
+    @hookimpl
+    def register_surface(self, server: BelljarServer, runtime: Runtime, surfaces: Sequence[str]) -> None:
+        """Add the tools and resources of each surface."""
+        if "interpreter" in surfaces:
+            InterpreterSurface(runtime).register(server)
+        if "executor" in surfaces:
+            ExecutorSurface(runtime).register(server)
+            server.own_refusal = refusal_as_json
+        if "toolbox" in surfaces:
+            ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
+        if "azure-mcp" in surfaces:
+            AzureSurface(runtime).register(server)
+        if "foundry" in surfaces:
+            # Imported here and below, because most servers do not have this surface.
+            from belljar.surfaces.foundry.executions import Executions
+            from belljar.surfaces.foundry.tools import FoundryTools
+
+            executions = Executions(runtime, runtime.identified)
+            FoundryTools(runtime, runtime.identified, executions).register(server)
+
+
+def add_surfaces(plugins: Plugins) -> None:
+    """Register belljar's own surfaces, once."""
+    if all(record.name != "surfaces" or not record.is_core for record in plugins.records):
+        plugins.add("surfaces", OwnSurfaces())
 
 
 def build_http_app(runtime: Runtime) -> Starlette:

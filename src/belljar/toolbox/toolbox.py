@@ -16,6 +16,7 @@ from typing import Any
 from belljar.egress.session_sockets import SessionSocket
 from belljar.files.private import make_folder
 from belljar.inside import FOLDER
+from belljar.plugins import Plugins
 from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
 from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition, Upstreams
@@ -45,11 +46,20 @@ log = logging.getLogger(__name__)
 class Toolbox:
     """The toolbox of one runtime; `open_toolbox` makes it."""
 
-    def __init__(self, upstreams: Upstreams, shapes: OwnedShapes, tree: Tree, *, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        shapes: OwnedShapes,
+        tree: Tree,
+        *,
+        limit_bytes: int,
+        plugins: Plugins | None = None,
+    ) -> None:
         self.upstreams = upstreams
         self.tree = tree
         self._shapes = shapes
         self._limit_bytes = limit_bytes
+        self._plugins = plugins or Plugins()
         self._brokers: dict[str, Broker] = {}
         self._shares = FairShares()
         self._catalogue = Catalogue()
@@ -170,7 +180,7 @@ class Toolbox:
     def broker(self, session_id: str) -> Broker:
         """Return the session's broker. A pooled kernel may ask for it before the session has an owner."""
         if session_id not in self._brokers:
-            self._brokers[session_id] = Broker(session_id, self, limit_bytes=self._limit_bytes)
+            self._brokers[session_id] = Broker(session_id, self, limit_bytes=self._limit_bytes, plugins=self._plugins)
         return self._brokers[session_id]
 
     def forget(self, session_id: str) -> None:
@@ -216,7 +226,9 @@ class Toolbox:
 
 
 @asynccontextmanager
-async def open_toolbox(settings: Settings, directory: TreeDirectory) -> AsyncGenerator[Toolbox | None]:
+async def open_toolbox(
+    settings: Settings, directory: TreeDirectory, plugins: Plugins | None = None
+) -> AsyncGenerator[Toolbox | None]:
     """Yield the toolbox of this server, with its tree in `directory`; None if no servers are configured."""
     servers = load_servers(settings)
     if not servers:
@@ -241,7 +253,7 @@ async def open_toolbox(settings: Settings, directory: TreeDirectory) -> AsyncGen
         async with open_upstreams(servers, limits, folder / "eras.json") as upstreams:
             shapes = OwnedShapes(folder / "shapes", settings.only_owner)
             shapes.remove_unowned()
-            toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
+            toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes, plugins=plugins)
             # Write the tree before any session can see it, with servers marked that are still connecting.
             tree.write(generate(upstreams.known(), shapes.for_all))
             # Remove older versions before a session can see them, because they may hold another owner's shapes.
