@@ -14,14 +14,14 @@ from belljar.settings.sources import parse_config, read_config
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="The folder whose belljar.toml is meant, or the path of a .env.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="The folder whose belljar.toml is meant, or a .env.")] = Path(),
     remove: Annotated[bool, typer.Option("--remove", help="Trust it no longer.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Print the files that are trusted.")] = False,
 ) -> None:
     """Obey all settings of the belljar.toml in a folder when belljar is started there, or read a .env that is there.
 
-    Read the file first: it can run commands on this machine. Without trust a belljar.toml can only tighten settings, and
-    a .env is not read; after any change to it, it has to be trusted again.
+    Read the file first: it can run commands on this machine. Without trust a belljar.toml can only tighten settings,
+    and a .env is not read; after any change to it, it has to be trusted again.
     """
     if listing:
         print(json.dumps(trust.trusted_files(), indent=2))

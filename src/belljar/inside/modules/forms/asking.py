@@ -36,7 +36,9 @@ def ask(schema: dict[str, Any], values: dict[str, Any] | None = None, message: s
             dict.fromkeys(unknown, "is not in the schema"),
         )
     found, faults = sorted_out(fields, values or {})
-    found.update(ask_for([one for one in fields if one.name in faults], faults, message or str(schema.get("title", ""))))
+    found.update(
+        ask_for([one for one in fields if one.name in faults], faults, message or str(schema.get("title", "")))
+    )
     return {one.name: found[one.name] for one in fields if one.name in found}
 
 

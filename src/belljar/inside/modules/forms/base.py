@@ -59,7 +59,11 @@ class Form:
     def fingerprint(self) -> str:
         """Return a digest of what the form asks for; another one means that the form has changed."""
         asked = [
-            (one.name, one.is_required, {key: value for key, value in one.schema.items() if key not in ("description",)})
+            (
+                one.name,
+                one.is_required,
+                {key: value for key, value in one.schema.items() if key != "description"},
+            )
             for one in self.fields.values()
         ]
         text = json.dumps([self.kind, asked, self._destination()], sort_keys=True, default=str)
@@ -85,7 +89,9 @@ class Form:
             except ValueError as error:
                 faults[name] = str(error)
         if faults:
-            lines = "; ".join(f"{name!r}: {why}; it takes {in_words(self.fields[name])}" for name, why in faults.items())
+            lines = "; ".join(
+                f"{name!r}: {why}; it takes {in_words(self.fields[name])}" for name, why in faults.items()
+            )
             raise InvalidValues(f"these values do not fit, and nothing was filled in: {lines}", faults)
         for name, value in found.items():
             self._check_value(self.fields[name], value)
@@ -213,7 +219,7 @@ class Form:
 
 def now() -> str:
     """Return the time, in UTC and whole seconds."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _difference(before: Form, after: Form) -> str:

@@ -195,7 +195,9 @@ class BrowserForm(Form):
                 elif control.type == "select":
                     step["chosen"] = value if isinstance(value, list) else [] if value is None else [value]
                 elif control.type == "file":
-                    uploads = [Upload.of(path) for path in (value if isinstance(value, list) else [value] if value else [])]
+                    uploads = [
+                        Upload.of(path) for path in (value if isinstance(value, list) else [value] if value else [])
+                    ]
                     step["files"] = [
                         {"name": each.name, "data": base64.b64encode(each.content).decode()} for each in uploads
                     ]
@@ -296,7 +298,9 @@ def _chosen(read: dict[str, Any], choice: str) -> tuple[int, PageForm]:
     fillable = [(number, one) for number, one in forms if one.fields()]
     found = [(number, one) for number, one in fillable if choice in one.names] if choice else fillable
     if len(found) != 1:
-        listed = "; ".join(f"form={one.names[0]!r} with {', '.join(f.name for f in one.fields()[:8])}" for _, one in fillable)
+        listed = "; ".join(
+            f"form={one.names[0]!r} with {', '.join(f.name for f in one.fields()[:8])}" for _, one in fillable
+        )
         why = "no form to fill in" if not fillable else f"no form {choice!r}" if choice else f"{len(fillable)} forms"
         raise FormError(f"{tidy(read.get('url'), 500)} has {why}{f': choose one by {listed}' if listed else ''}")
     return found[0]

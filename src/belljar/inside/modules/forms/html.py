@@ -19,6 +19,12 @@ LARGEST_FILE_BYTES = 50 * 1024 * 1024
 _MOST_CONTROLS = 4 * MOST_FIELDS
 _PATTERN_CHARS = 500
 _BUTTONS = ("submit", "image", "button", "reset")
+_BLOCKS = (
+    *("address", "article", "aside", "blockquote", "br", "dd", "div", "dt", "fieldset", "footer", "form", "header"),
+    *("h1", "h2", "h3", "h4", "h5", "h6", "hr", "legend", "li", "main", "nav", "ol", "option", "p", "pre", "section"),
+    *("table", "td", "th", "tr", "ul"),
+)
+"""Elements whose text is a line of its own."""
 _FORMATS = {
     "month": (r"^\d{4}-(0[1-9]|1[0-2])$", "YYYY-MM"),
     "week": (r"^\d{4}-W\d{2}$", "YYYY-Www"),
@@ -186,6 +192,9 @@ def page_text(page: Page, most: int = 2_000) -> str:
     document = _parsed(page)
     for element in [*document.iter("script", "style", "noscript", "template", "head")]:
         element.drop_tree()
+    for element in document.iter(*_BLOCKS):
+        element.tail = f"\n{element.tail or ''}"
+        element.text = f"\n{element.text or ''}"
     lines = (" ".join(line.split()) for line in document.text_content().splitlines())
     text = "\n".join(line for line in lines if line)
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -252,9 +261,7 @@ def _form(element: Any, number: int, document: Any, url: str, charset: str) -> P
 
 
 def _labels(document: Any) -> dict[str, str]:
-    return {
-        label.get("for"): tidy(label.text_content()) for label in document.iter("label") if label.get("for")
-    }
+    return {label.get("for"): tidy(label.text_content()) for label in document.iter("label") if label.get("for")}
 
 
 def _control(element: Any, labels: dict[str, str]) -> Control | None:

@@ -6,6 +6,7 @@ something else by then, nothing is sent.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import http.cookiejar
 import mimetypes
@@ -75,7 +76,7 @@ class Visitor:
         for handler in (
             urllib.request.ProxyHandler(),
             urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+            _Https(),
             urllib.request.HTTPCookieProcessor(self._jar),
             urllib.request.HTTPErrorProcessor(),
             urllib.request.HTTPDefaultErrorHandler(),
@@ -93,6 +94,20 @@ class Visitor:
             kind = response.headers.get_content_type()
             page = Page(response.url, content, response.headers.get_content_charset() or "")
             return Answer(response.status or 0, page, kind, redirects.followed)
+
+
+@functools.lru_cache(maxsize=1)
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reading all certificates takes a tenth of a second
+
+
+class _Https(urllib.request.AbstractHTTPHandler):
+    """Opens https addresses."""
+
+    def https_open(self, req: Any) -> Any:
+        return self.do_open(http.client.HTTPSConnection, req, context=_trust())
+
+    https_request = urllib.request.AbstractHTTPHandler.do_request_
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -122,7 +137,9 @@ class HttpForm(Form):
 
     kind = "http"
 
-    def __init__(self, page: Page, form: PageForm, visitor: Visitor, choice: str, title: str, *, can_reread: bool) -> None:
+    def __init__(
+        self, page: Page, form: PageForm, visitor: Visitor, choice: str, title: str, *, can_reread: bool
+    ) -> None:
         super().__init__(page.url, form.fields(), form.title or title, _notes(form, page))
         self._form = form
         self._visitor = visitor
@@ -148,7 +165,9 @@ class HttpForm(Form):
         shown: list[list[Any]] = []
         for name, value in self._entries(button):
             if isinstance(value, Upload):
-                shown.append([name, f"file {value.name!r} of {len(value.content):,} bytes" if value.name else "no file"])
+                shown.append(
+                    [name, f"file {value.name!r} of {len(value.content):,} bytes" if value.name else "no file"]
+                )
             else:
                 shown.append([name, "•••" if name in hidden and value else value])
         return {"method": method.upper(), "url": action, "encoding": encoding, "entries": shown}
@@ -190,7 +209,9 @@ class HttpForm(Form):
     def _answered(self, answer: Answer) -> Receipt:
         is_html = answer.type in ("text/html", "application/xhtml+xml")
         forms, title = page_forms(answer.page) if is_html else ([], "")
-        text = page_text(answer.page) if is_html else tidy(answer.page.content[:8_000].decode("utf-8", "replace"), 2_000)
+        text = (
+            page_text(answer.page) if is_html else tidy(answer.page.content[:8_000].decode("utf-8", "replace"), 2_000)
+        )
         is_shown_again = any(_is_like(one, self._form) for one in forms)
         said: dict[str, Any] = {
             "status": answer.status,
@@ -248,13 +269,14 @@ def _chosen(page: Page, visitor: Visitor, choice: str, *, can_reread: bool) -> H
         raise FormError(f"{page.url} has no form to fill in.{script if needs_script(page) else ''}")
     found = [one for one in fillable if choice in one.names] if choice else fillable
     if len(found) != 1:
-        listed = "; ".join(
-            f"form={one.names[0]!r} to {one.action.partition('?')[0]} with {', '.join(f.name for f in one.fields()[:8])}"
-            for one in fillable[:20]
-        )
+        listed = "; ".join(f"form={one.names[0]!r} with {_first_names(one)}" for one in fillable[:20])
         why = f"no form {choice!r}" if choice else f"{len(fillable)} forms"
         raise FormError(f"{page.url} has {why}: choose one by {listed}")
     return HttpForm(page, found[0], visitor, choice, title, can_reread=can_reread)
+
+
+def _first_names(form: PageForm) -> str:
+    return ", ".join(field.name for field in form.fields()[:8])
 
 
 def _visit(visitor: Visitor, url: str) -> Answer:

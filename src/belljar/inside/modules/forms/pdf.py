@@ -107,7 +107,9 @@ class PdfForm(Form):
             if (is_empty(value) or value is False) and (is_empty(got) or got is False):
                 continue
             if got != value:
-                raise FormError(f"the field {name!r} does not keep its value: {value!r} became {got!r}; nothing was saved")
+                raise FormError(
+                    f"the field {name!r} does not keep its value: {value!r} became {got!r}; nothing was saved"
+                )
 
 
 class _AcroField:
@@ -200,7 +202,9 @@ def _describe_button(field: Field, one: _AcroField) -> None:
     titles = [_string(each) for each in one.get("/Opt") or ()]
     if one.flags & _RADIO or len(states) > 1:
         # With /Opt, the states are numbers of the texts there.
-        options = [(state, titles[int(state)] if state.isdecimal() and int(state) < len(titles) else "") for state in states]
+        options = [
+            (state, titles[int(state)] if state.isdecimal() and int(state) < len(titles) else "") for state in states
+        ]
         field.schema.update(one_of([(state, tidy(title)) for state, title in options]))
         field.value = current if current in states else None
         return
@@ -312,7 +316,9 @@ def _acro_form(reader: Any, source: str) -> Any:
     root = reader.root_object
     acro_form = root["/AcroForm"].get_object() if "/AcroForm" in root else None
     if acro_form is None:
-        raise FormError(f"{source} is a PDF without form fields, such as a print or a scan: there is nothing to fill in")
+        raise FormError(
+            f"{source} is a PDF without form fields, such as a print or a scan: there is nothing to fill in"
+        )
     has_fields = bool(acro_form.get("/Fields"))
     if "/XFA" in acro_form and (not has_fields or bool(root.get("/NeedsRendering", False))):
         raise FormError(

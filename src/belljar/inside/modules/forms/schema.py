@@ -124,7 +124,9 @@ def in_words(one: Field) -> str:
     schema = one.schema
     kind = schema.get("type", "string")
     if options := options_of(schema):
-        shown = ", ".join(str(value) if str(value) == title else f"{value} ({title})" for value, title in options[:_SHOWN])
+        shown = ", ".join(
+            str(value) if str(value) == title else f"{value} ({title})" for value, title in options[:_SHOWN]
+        )
         more = f", … {len(options) - _SHOWN} more" if len(options) > _SHOWN else ""
         return f"{'any of' if kind == 'array' else 'one of'}: {shown}{more}"
     words = {"integer": "a whole number", "number": "a number", "boolean": "yes or no", "array": "a list"}
@@ -177,7 +179,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f"{_short(value)} is not text")
+        raise ValueError(f"{_short(value)} is not text")  # noqa: TRY004  - a fault of the value, as all here
     text = str(value)
     if len(text) > MOST_CHARS:
         raise ValueError(f"it has {len(text):,} characters, the most is {MOST_CHARS:,}")
@@ -242,7 +244,8 @@ def _format_fault(text: str, form: str) -> str:
         if form == "date":
             datetime.datetime.strptime(text, "%Y-%m-%d")
         elif form == "date-time":
-            datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+            # Python 3.9 does not know the Z.
+            datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))  # noqa: FURB162
     except ValueError:
         return "a date as YYYY-MM-DD" if form == "date" else "a time as YYYY-MM-DDTHH:MM:SSZ"
     return ""

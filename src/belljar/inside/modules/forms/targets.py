@@ -10,14 +10,14 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from .base import Form
 from .errors import FormChanged, FormError
 
 VARIABLE = "BELLJAR_FORM_TARGETS"
 """The modules that bring targets, separated by commas; the host sets it for plugins."""
-Target = Callable[[Any, Mapping[str, Any]], Optional[Form]]
+Target = Callable[[Any, Mapping[str, Any]], Form | None]
 _LARGEST_BYTES = 100 * 1024 * 1024
 _targets: dict[str, Target] = {}
 _loaded: set[str] = set()
