@@ -114,7 +114,8 @@ wrong = {'name': 'x' * 41, 'plan': 'gold', 'agree': 'maybe', 'extras': ['fast', 
   'address.city': 'Rome'}
 try: form.fill(wrong)
 except forms.InvalidValues as error: faults = error.faults
-show([faults, dict(form.values), refused(lambda: form.fill({'nane': 'x'})), refused(lambda: form.fill({'full NAME': 3}))])
+kept = dict(form.values)
+show([faults, kept, refused(lambda: form.fill({'nane': 'x'})), refused(lambda: form.fill({'full NAME': 3}))])
 """
     faults, values, unknown, labelled = run(default_environment, folder, code)
     assert faults == {
