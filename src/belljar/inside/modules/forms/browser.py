@@ -22,12 +22,14 @@ SETTLE_S = 15.0
 """How long a page may take to answer a form that was sent."""
 _LARGEST_FILES_BYTES = 2 * 1024 * 1024
 _POLL_S = 0.25
+_MOST_ALERTS = 10
 _LARGEST_CHARS = 4_000_000
 # Names of the tools by server: open a page (tool, parameter), run a function (tool, parameter).
 _DIALECTS = (
     (("browser_navigate", "url"), ("browser_evaluate", "function")),
     (("navigate_page", "url"), ("evaluate_script", "function")),
 )
+_DIALOG = re.compile(r'"(\w+)" dialog with message "(.*?)"(?=\]|$)', re.DOTALL)
 _ANSWER = re.compile(r"\[\[forms:([A-Za-z0-9+/=]*)\]\]")
 
 # Runs in the page. Results travel as base64, because servers wrap what a function returns in text of their own.
@@ -213,6 +215,8 @@ class BrowserForm(Form):
         while time.monotonic() < deadline:
             try:
                 look = self._page.run(_LOOK)
+            except _Asks:
+                raise
             except FormError:
                 look = before  # the page is on its way to the next one
             has_left = look.get("mark") != mark and look.get("ready") == "complete" and look is not before
@@ -227,7 +231,9 @@ class BrowserForm(Form):
             )
         names = [one.name for one in self._form.controls]
         is_shown_again = any(set(names) <= set(shown) for shown in look["names"])
-        answer = {"url": tidy(look["url"], 2_000), "title": tidy(look["title"]), "text": look["text"]}
+        answer: dict[str, Any] = {"url": tidy(look["url"], 2_000), "title": tidy(look["title"]), "text": look["text"]}
+        if self._page.alerts:
+            answer["alerts"] = self._page.alerts
         receipt = self._receipt("shown again" if is_shown_again else "sent", answer=answer)
         if is_shown_again:
             receipt["note"] = "the page has the same form again: read answer.text for what it says about the values"
@@ -243,6 +249,8 @@ class _BrowserPage:
 
     def __init__(self, server: str) -> None:
         self.server = server
+        self.alerts: list[str] = []
+        """What the page has said in dialogs that were closed."""
         self._dialect = 0
 
     def open(self, url: str) -> None:
@@ -269,6 +277,8 @@ class _BrowserPage:
         try:
             said = toolbox.get(self.server, tool)(**{parameter: _ENVELOPE % script})
         except toolbox.ToolError as error:
+            if self._has_closed_dialog(error.message):
+                return self.run(script)
             raise FormError(f"{self.server} cannot look at the page: {error.message[:500]}") from None
         text = said if isinstance(said, str) else json.dumps(said, default=str)
         found = _ANSWER.search(text[:_LARGEST_CHARS])
@@ -279,6 +289,25 @@ class _BrowserPage:
         if not isinstance(answer, dict):
             raise FormError(f"{self.server} did not answer with what the page returned: {tidy(text, 200)}")
         return answer
+
+    def _has_closed_dialog(self, message: str) -> bool:
+        """Close a dialog that only tells something, and return whether there was one; others are for a person."""
+        found = _DIALOG.search(message)
+        if found is None:
+            return False
+        kind, said = found[1], tidy(found[2])
+        if kind != "alert" or len(self.alerts) >= _MOST_ALERTS:
+            raise _Asks(
+                f"the page asks {said!r} in a {kind} dialog. Answer it with browser_handle_dialog of {self.server}, "
+                "and look at the page before anything is sent again"
+            )
+        self.alerts.append(said)
+        _toolbox().get(self.server, "browser_handle_dialog")(accept=True)
+        return True
+
+
+class _Asks(FateUnknown):
+    """A dialog of the page waits for an answer."""
 
 
 def _toolbox() -> Any:
