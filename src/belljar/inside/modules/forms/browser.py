@@ -5,6 +5,10 @@ The server needs two tools: one that opens a page, and one that runs a function 
 other page. The browser has the operator's network, so the operator chooses to have one by configuring the server.
 """
 
+# The server's own environment has none of the libraries that this file uses in sessions.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import base64
@@ -16,7 +20,7 @@ from typing import Any
 from .base import Form, Receipt
 from .errors import FateUnknown, FormError
 from .html import Control, PageForm, Upload, origin
-from .schema import Field, is_empty, tidy
+from .schema import Field, as_list, tidy
 
 SETTLE_S = 15.0
 """How long a page may take to answer a form that was sent."""
@@ -147,8 +151,8 @@ class BrowserForm(Form):
         return [f"  in the browser of {self._page.server}, is sent to {self._form.action.partition('?')[0]}"]
 
     def _check_value(self, field: Field, value: Any) -> None:
-        if field.native["type"] == "file" and not is_empty(value):
-            size = sum(len(Upload.of(path).content) for path in (value if isinstance(value, list) else [value]))
+        if field.native["type"] == "file":
+            size = sum(len(Upload.of(path).content) for path in as_list(value))
             if size > _LARGEST_FILES_BYTES:
                 raise FormError(f"{size:,} bytes of files; through a browser it can be {_LARGEST_FILES_BYTES:,}")
 
@@ -195,11 +199,9 @@ class BrowserForm(Form):
                         continue
                     step["checked"] = True
                 elif control.type == "select":
-                    step["chosen"] = value if isinstance(value, list) else [] if value is None else [value]
+                    step["chosen"] = as_list(value)
                 elif control.type == "file":
-                    uploads = [
-                        Upload.of(path) for path in (value if isinstance(value, list) else [value] if value else [])
-                    ]
+                    uploads = [Upload.of(path) for path in as_list(value)]
                     step["files"] = [
                         {"name": each.name, "data": base64.b64encode(each.content).decode()} for each in uploads
                     ]
@@ -254,12 +256,12 @@ class _BrowserPage:
         self._dialect = 0
 
     def open(self, url: str) -> None:
-        toolbox = _toolbox()
+        toolbox, missing = _toolbox(), ""
         for number, ((tool, parameter), _) in enumerate(_DIALECTS):
             try:
                 toolbox.get(self.server, tool)(**{parameter: url})
             except toolbox.ToolMissing as error:
-                missing = error
+                missing = error.message
                 continue
             except toolbox.ToolError as error:
                 raise FormError(f"{self.server} cannot open {url}: {error.message}") from None
@@ -267,7 +269,7 @@ class _BrowserPage:
             return
         raise FormError(
             f"{self.server} is no browser server that is known here: it needs the tools browser_navigate and "
-            f"browser_evaluate, like @playwright/mcp. {missing.message}"
+            f"browser_evaluate, like @playwright/mcp. {missing}"
         )
 
     def run(self, script: str) -> dict[str, Any]:

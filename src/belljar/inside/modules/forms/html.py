@@ -4,6 +4,10 @@ Follows the HTML standard's "constructing the entry list": order of the document
 of the form that name it, files, the button that was pressed. Runs no script.
 """
 
+# The server's own environment has none of the libraries that this file uses in sessions.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import re
@@ -13,7 +17,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from .errors import FormError
-from .schema import MOST_FIELDS, MOST_OPTIONS, Field, one_of, tidy
+from .schema import MOST_FIELDS, MOST_OPTIONS, Field, as_list, one_of, tidy
 
 LARGEST_FILE_BYTES = 50 * 1024 * 1024
 _MOST_CONTROLS = 4 * MOST_FIELDS
@@ -43,13 +47,13 @@ class Control:
     value: str = ""
     is_on: bool = False
     """Whether a checkbox or radio button is ticked."""
-    options: list[tuple[str, str, bool]] = field(default_factory=list)
+    options: list[tuple[str, str, bool]] = field(default_factory=list[tuple[str, str, bool]])
     """Of a select: value, title, and whether it is chosen."""
     is_multiple: bool = False
     is_fixed: bool = False
     """Whether a person could not change it: hidden or read-only."""
     is_required: bool = False
-    attributes: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict[str, str])
     label: str = ""
 
 
@@ -115,11 +119,9 @@ class PageForm:
         if control.type == "radio":
             return [control.value] if value == control.value else []
         if control.type == "select":
-            chosen = value if isinstance(value, list) else [value]
-            return [option for option, _, _ in control.options if option in chosen]
+            return [option for option, _, _ in control.options if option in as_list(value)]
         if control.type == "file":
-            paths = value if isinstance(value, list) else [value] if value else []
-            return [Upload.of(path) for path in paths] or [Upload("", b"")]
+            return [Upload.of(path) for path in as_list(value)] or [Upload("", b"")]
         text = "" if value is None else str(value)
         # The standard sends line ends as CR LF, whatever they were.
         return [re.sub(r"\r\n|\r|\n", "\r\n", text) if control.type == "textarea" else text]

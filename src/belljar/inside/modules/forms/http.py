@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 from .base import Form, Receipt
 from .errors import FateUnknown, FormError, FormRefused
 from .html import Page, PageForm, Upload, needs_script, origin, page_forms, page_text
-from .schema import Field, is_empty, tidy
+from .schema import Field, as_list, tidy
 
 LARGEST_PAGE_BYTES = 10 * 1024 * 1024
 TIMEOUT_S = 30.0
@@ -38,7 +38,7 @@ class Answer:
     status: int
     page: Page
     type: str
-    redirects: list[str] = field(default_factory=list)
+    redirects: list[str] = field(default_factory=list[str])
 
 
 class Visitor:
@@ -155,8 +155,8 @@ class HttpForm(Form):
         return [f"  is sent by {method.upper()} to {action.partition('?')[0]}"]
 
     def _check_value(self, field: Field, value: Any) -> None:
-        if field.native["type"] == "file" and not is_empty(value):
-            for path in value if isinstance(value, list) else [value]:
+        if field.native["type"] == "file":
+            for path in as_list(value):
                 Upload.of(path)
 
     def _would_send(self, button: str) -> dict[str, Any]:

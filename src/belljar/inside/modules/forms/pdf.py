@@ -4,6 +4,10 @@ XFA forms, which only Adobe's programs can show, and signed documents are refuse
 AcroForm is filled in as AcroForm, and its XFA is left out, because viewers would show that instead.
 """
 
+# The server's own environment has none of the libraries that this file uses in sessions.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import hashlib
@@ -19,7 +23,7 @@ from typing import Any
 
 from .base import Form, Receipt
 from .errors import FormError
-from .schema import MOST_FIELDS, Field, is_empty, one_of, tidy
+from .schema import MOST_FIELDS, Field, as_list, is_empty, one_of, tidy
 
 LARGEST_BYTES = 100 * 1024 * 1024
 _DEEPEST = 30
@@ -147,7 +151,7 @@ def _terminal_fields(acro_form: Any) -> Iterator[tuple[str, _AcroField]]:
     """Yield every field that has a value, with its full name; a name that comes twice is yielded once."""
     seen: set[int] = set()
     names: set[str] = set()
-    stack = [(kid, "", []) for kid in reversed(list(acro_form.get("/Fields", ())))]
+    stack: list[tuple[Any, str, list[Any]]] = [(kid, "", []) for kid in reversed(list(acro_form.get("/Fields", ())))]
     while stack:
         reference, prefix, parents = stack.pop()
         one = reference.get_object()
@@ -225,8 +229,7 @@ def _describe_choice(field: Field, one: _AcroField) -> None:
         choice = one_of(options)
         items = {"anyOf": choice["oneOf"]} if "oneOf" in choice else choice
         field.schema.update({"type": "array", "items": {"type": "string", **items}})
-        chosen = current if isinstance(current, list) else [current]
-        field.value = [text for each in chosen if (text := _string(each))]
+        field.value = [text for each in as_list(current) if (text := _string(each))]
     elif one.flags & _COMBO and one.flags & _EDITABLE:
         field.schema["examples"] = [value for value, _ in options]
         field.value = _string(current) or None
@@ -238,9 +241,11 @@ def _describe_choice(field: Field, one: _AcroField) -> None:
 def _date_format(one: _AcroField) -> str:
     """Return the date format that a field's script asks for; the script itself is never run."""
     actions = one.get("/AA")
+    if not hasattr(actions, "get"):
+        return ""
     for key in ("/F", "/K"):
-        action = actions.get(key) if hasattr(actions, "get") else None
-        action = action.get_object() if action is not None else None
+        entry = actions.get(key)
+        action: Any = entry.get_object() if entry is not None else None
         script = action.get("/JS") if hasattr(action, "get") else None
         if script is not None and (found := _DATE_SCRIPT.search(str(script.get_object())[:2_000])):
             return tidy(found[1], 40)
@@ -268,8 +273,8 @@ def _set_button(one: _AcroField, state: str, pypdf: Any) -> None:
 
 def _widget_states(widget: Any) -> list[str]:
     appearance = widget.get("/AP")
-    normal = appearance.get_object().get("/N") if appearance is not None else None
-    normal = normal.get_object() if normal is not None else None
+    entry = appearance.get_object().get("/N") if appearance is not None else None
+    normal: Any = entry.get_object() if entry is not None else None
     # A push button has a stream here; its keys are no states.
     if not hasattr(normal, "keys") or hasattr(normal, "get_data"):
         return []
@@ -306,7 +311,7 @@ def _is_latin(text: Any) -> bool:
 def _pages_of_widgets(reader: Any) -> dict[int, int]:
     pages: dict[int, int] = {}
     for number, page in enumerate(reader.pages, 1):
-        annotations = page.get("/Annots")
+        annotations: Any = page.get("/Annots")
         for one in annotations.get_object() if annotations is not None else ():
             pages[id(one.get_object())] = number
     return pages

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 MOST_FIELDS = 2_000
 MOST_OPTIONS = 2_000
@@ -33,7 +33,7 @@ class Field:
     is_required: bool = False
     value: Any = None
     """What the form has in it already."""
-    native: dict[str, Any] = field(default_factory=dict)
+    native: dict[str, Any] = field(default_factory=dict[str, Any])
     """For the target alone; plain data, so that a form can be saved with its session."""
 
     @property
@@ -51,9 +51,10 @@ def object_schema(fields: list[Field], title: str = "") -> dict[str, Any]:
 
 def fields_of(schema: dict[str, Any]) -> list[Field]:
     """Return the fields of a flat JSON Schema that code wrote; ValueError for one that is none."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):
+    properties: Any = schema.get("properties")
+    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):  # pyright: ignore
         raise ValueError("the schema has no `properties`: pass {'type': 'object', 'properties': {name: {'type': …}}}")
+    properties = cast("dict[str, dict[str, Any]]", properties)
     if len(properties) > MOST_FIELDS:
         raise ValueError(f"the schema has {len(properties):,} fields, the most is {MOST_FIELDS:,}")
     required = schema.get("required") or ()
@@ -89,6 +90,13 @@ def one_of(options: list[tuple[str, str]]) -> dict[str, Any]:
     return {"enum": [value for value, _ in kept]}
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the values of a field that may have several: none, one, or those of a list."""
+    if isinstance(value, (list, tuple, set)):
+        return [*cast("list[Any]", value)]
+    return [] if value is None or value == "" else [value]
+
+
 def is_empty(value: Any) -> bool:
     """Return whether a value is as good as none."""
     return value is None or value == "" or value == []
@@ -99,8 +107,7 @@ def converted(one: Field, value: Any) -> Any:
     schema = one.schema
     kind = schema.get("type", "string")
     if kind == "array":
-        listed = list(value) if isinstance(value, (list, tuple, set)) else [value]
-        values = [_chosen(each, options_of(schema)) for each in listed]
+        values = [_chosen(each, options_of(schema)) for each in as_list(value)]
         _check_count(values, schema)
         return values
     if kind == "boolean":
@@ -177,7 +184,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, os.PathLike):
-        return str(os.fspath(value))
+        return str(os.fspath(cast("os.PathLike[str]", value)))
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{_short(value)} is not text")  # noqa: TRY004  - a fault of the value, as all here
     text = str(value)

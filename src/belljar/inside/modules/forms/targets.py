@@ -10,14 +10,14 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .base import Form
 from .errors import FormChanged, FormError
 
 VARIABLE = "BELLJAR_FORM_TARGETS"
 """The modules that bring targets, separated by commas; the host sets it for plugins."""
-Target = Callable[[Any, Mapping[str, Any]], Form | None]
+Target = Callable[[Any, Mapping[str, Any]], Any]
 _LARGEST_BYTES = 100 * 1024 * 1024
 _targets: dict[str, Target] = {}
 _loaded: set[str] = set()
@@ -110,14 +110,15 @@ def _content(source: Any) -> bytes | None:
         return None
     if not isinstance(source, (str, os.PathLike)):
         raise FormError(f"a {type(source).__name__} is no form: pass a path, a URL, or HTML")
+    file = Path(cast("str", source))
     try:
-        if Path(source).stat().st_size > _LARGEST_BYTES:
-            raise FormError(f"{source} has more than {_LARGEST_BYTES:,} bytes")
-        return Path(source).read_bytes()
+        if file.stat().st_size > _LARGEST_BYTES:
+            raise FormError(f"{file} has more than {_LARGEST_BYTES:,} bytes")
+        return file.read_bytes()
     except OSError as error:
-        raise FormError(f"{str(source)[:200]} cannot be read: {error.strerror}") from None
+        raise FormError(f"{str(file)[:200]} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise FormError(f"{source!r:.200} is no path") from None
+        raise FormError(f"{str(file)[:200]!r} is no path") from None
 
 
 def _name(source: Any) -> str:
