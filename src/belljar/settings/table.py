@@ -122,8 +122,8 @@ class Settings(BaseSettings):
     env_file: Annotated[str, NEVER] = Field(
         ENV_FILE,
         description="A file of `NAME=value` lines that `belljar serve` reads as variables of its own, never over what "
-        "is set and never for sessions. The one in the working directory is read once you trust it (`belljar trust "
-        ".env`), one that you name here at once.",
+        "is set and never for sessions: the one in the working directory once you trust it (`belljar trust .env`), one "
+        "that you name here at once.",
         json_schema_extra={"allowed": "the path of a file, or empty text"},
     )
     mcp_config: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
