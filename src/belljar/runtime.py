@@ -124,7 +124,14 @@ async def open_runtime(
             open_toolbox(settings, _tree_directory(run, handover), plugins) as toolbox,
             aclosing(
                 KernelStarter(
-                    settings, provider, sessions, name, toolbox, outlives_server=outlives_server, plugins=plugins, skills=shown_skills(library)
+                    settings,
+                    provider,
+                    sessions,
+                    name,
+                    toolbox,
+                    outlives_server=outlives_server,
+                    plugins=plugins,
+                    skills=shown_skills(library),
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),

@@ -233,7 +233,9 @@ def walk(folder: Path) -> list[tuple[str, os.stat_result]]:
             size += status.st_size
             if len(found) > MOST_FILES or size > MOST_BYTES:
                 most = f"{MOST_FILES} files and {MOST_BYTES:,} bytes"
-                raise BadSkill(f"it is larger than the format allows, {most}: {len(found)} files, {size:,} bytes so far")
+                raise BadSkill(
+                    f"it is larger than the format allows, {most}: {len(found)} files, {size:,} bytes so far"
+                )
     return sorted(found)
 
 

@@ -111,7 +111,7 @@ def _attribute(module, name):
         if hasattr(inner, name):
             return getattr(inner, name)
     there = ", ".join(sorted(modules)) or "no Python"
-    raise AttributeError("the skill {} has no {!r}; it has {}".format(module.__name__, name, there))
+    raise AttributeError(f"the skill {module.__name__} has no {name!r}; it has {there}")
 
 
 def _own_init():
