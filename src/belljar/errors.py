@@ -22,6 +22,7 @@ BelljarError
     ├── KernelStartFailed     kernel-start-failed
     ├── CopyRefused           copy-refused
     ├── UpstreamFailed        upstream-failed
+    ├── PoolUnavailable       pool-unavailable
     └── KernelDied            kernel-died
 
 Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
@@ -170,6 +171,12 @@ class UpstreamFailed(EngineError):
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
         super().__init__(message, hint=hint)
         self.detail = detail
+
+
+class PoolUnavailable(EngineError):
+    """The Azure pool cannot be reached, refuses us, or has no room; nothing of the cell has run."""
+
+    code = "pool-unavailable"
 
 
 class KernelDied(EngineError):

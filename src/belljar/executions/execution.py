@@ -37,7 +37,7 @@ from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
 from belljar.files.disk_usage import FolderUsage
 from belljar.journal.journal import KILLED
-from belljar.kernels.base import Kernel
+from belljar.kernels.base import Kernel, is_remote
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.provisioning.handover import ResumableKernel
@@ -330,6 +330,8 @@ class Execution:
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
             await self._session.tools.ready_for(self.cell.code)
+        if is_remote(kernel):
+            kernel.limit_cell(self.cell.timeout_s)
         allow_input, on_begin = self.cell.allow_input, self._record_start
         await self._listen(kernel, kernel.execute(self.cell.code, allow_input=allow_input, on_begin=on_begin))
         await self._report_changes(kernel)

@@ -23,7 +23,7 @@ from belljar.kernels.forked_process import ForkIdentity, hold_open
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
 from belljar.provisioning.confined_uv import UvSandbox
-from belljar.provisioning.environments import EnvironmentCache
+from belljar.provisioning.environments import EnvironmentCache, is_elsewhere
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
@@ -31,6 +31,7 @@ from belljar.provisioning.skills import open_skills
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+from belljar.settings.azure import AZURE
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.toolbox import Toolbox
 
@@ -62,7 +63,7 @@ class PreparedSandbox:
         self.is_held = True
 
 
-StartKind = Literal["cold", "forked", "jupyter"]
+StartKind = Literal["cold", "forked", "jupyter", "azure"]
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class KernelStarter:
     async def _start(self, name: str, folders: KernelFolders) -> tuple[Kernel, StartKind]:
         if name.startswith(KERNEL_PREFIX):
             return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
+        if name == AZURE:
+            return await self._start_azure(folders), "azure"
         environment = await self.environments.get(name)
         prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
         if (kernel := await self._forked(prepared, environment, folders)) is not None:
@@ -184,7 +187,7 @@ class KernelStarter:
 
     async def is_warm(self, name: str) -> bool:
         """Wait until sessions of that environment can be forked; False when they will not be."""
-        if name.startswith(KERNEL_PREFIX):
+        if is_elsewhere(name):
             return False
         zygote = await self.zygotes.of(await self.environments.get(name))
         return zygote is not None and await zygote.warm()
@@ -271,7 +274,7 @@ class KernelStarter:
 
         # The configured environment, because preparing another may take a minute, unless it is itself a kernel's name.
         name = self._settings.environment
-        environment = await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
+        environment = await self.environments.get("default" if is_elsewhere(name) else name)
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
@@ -285,6 +288,14 @@ class KernelStarter:
             environment=session_environment(sandbox, environment, folders.layer),
             start_timeout_s=self._settings.start_timeout_s,
             bridge=environment,
+        )
+
+    async def _start_azure(self, folders: KernelFolders) -> Kernel:
+        # The HTTP client and azure-identity take 0.4 s to import, which only sessions in a pool should pay.
+        from belljar.kernels.azure import start_azure
+
+        return await start_azure(
+            self._settings, workspace=folders.workspace, scratch=folders.scratch, identity=folders.identity
         )
 
     async def aclose(self) -> None:
