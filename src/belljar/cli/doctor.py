@@ -211,7 +211,9 @@ def _check_azure(settings: Settings) -> Iterator[HostFinding]:
         return
     if not pool_endpoint(settings):
         if is_needed:
-            yield HostFinding("azure", "fail", "pool", "none is configured", "Set azure_endpoint, or the four variables")
+            yield HostFinding(
+                "azure", "fail", "pool", "none is configured", "Set azure_endpoint, or the four variables"
+            )
         return
     # Its HTTP client takes a while to import, which only those who use a pool should pay.
     from belljar.kernels.azure.checks import check_pool

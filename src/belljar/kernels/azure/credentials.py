@@ -14,7 +14,7 @@ from belljar.settings import Settings
 _MARGIN_S = 300
 _MOST_CHARACTERS = 300
 _EXTRA_HINT = 'pip install "belljar[azure]", or set BELLJAR_AZURE_KEY where the endpoint takes keys'
-_TOKEN_HINT = "Sign in with `az login`, or give this machine a managed identity; `belljar doctor` tries it again"
+_TOKEN_HINT = "Sign in with `az login`, or give this machine a managed identity; `belljar doctor` tries it again"  # noqa: S105
 
 
 class Credential(Protocol):

@@ -142,10 +142,8 @@ class PoolSession:
             return ""
         match answer.content() if answer.is_ok else None:
             # The etag stands for the container behind the session (Azure's description of its API).
-            case {"etag": str(etag), "createdAt": str(created)}:
-                return f"{created} {etag}"[:500]
-            case {"createdAt": str(created)}:
-                return created[:500]
+            case {"etag": str(text)} | {"createdAt": str(text)} if text:
+                return text[:500]
             case _:
                 raise refused(answer)
 
@@ -163,7 +161,9 @@ class PoolSession:
         """End the session and whatever runs in it."""
         if self.is_old:
             raise PoolUnavailable("this version of the pool cannot end a session before its time")
-        answer = await self._transport.send_patiently("DELETE", "/session", params=self._params(), patience_s=patience_s)
+        answer = await self._transport.send_patiently(
+            "DELETE", "/session", params=self._params(), patience_s=patience_s
+        )
         if not answer.is_ok and answer.status != 404:
             raise refused(answer)
 
@@ -334,7 +334,7 @@ def _values(answer: Answer) -> list[Any]:
             raise PoolUnavailable("the Azure pool answered with no list of files")
 
 
-def _properties(entry: object) -> object:
+def _properties(entry: Any) -> Any:
     match entry:
         case {"properties": properties}:
             return properties

@@ -2,8 +2,9 @@
 
 A cell never runs twice. Where its request had no clear answer, the pool is asked for its `operation-id`. It is sent
 again, under the same id, only if the pool does not have it, the session is still the one we know, and the request is
-either answered or known by its id when it comes late. Otherwise the result says that it is not known. A pool allocates a new session under the old identifier without a word, so before and
-after each cell we look whether it is the one we know.
+either answered or known by its id when it comes late. Otherwise the result says that it is not known. A pool allocates
+a new session under the old identifier without a word, so before and after each cell we look whether it is the one we
+know.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ REPLACED = (
     "the pool had ended the session and ran the cell in a new one, without the variables and files of the old one"
 )
 STOPPED = (
-    "the pool can stop a cell only by ending its session, so the session was deleted; files that the cell wrote are lost"
+    "the pool can stop a cell only by ending its session, so the session was deleted, and files that the cell wrote "
+    "with it"
 )
 STILL_RUNS = "the pool could not be told to stop the cell, so it may still run there"
 
@@ -99,6 +101,8 @@ class AzureKernel:
         self._count = 0
         self._timeout_s = 0.0
         self._pool_stops_at: float | None = None
+        """When the pool itself ends the running cell; None while no cell runs."""
+        self._cell_over = asyncio.Event()
         self._death = ""
         """Why the kernel has ended; empty while it has not."""
         self._ended = asyncio.Event()
@@ -121,10 +125,12 @@ class AzureKernel:
             on_begin()
         self._count += 1
         self._pool_stops_at = asyncio.get_running_loop().time() + self._timeout_s
+        self._cell_over.clear()
         try:
             execution = await self._unless_ended(self._run(code))
         finally:
             self._pool_stops_at = None
+            self._cell_over.set()
         if execution is None:
             yield Raised("PoolConnectionLost", IN_DOUBT, [])
             yield Finished(is_ok=False, execution_count=self._count)
@@ -256,11 +262,10 @@ class AzureKernel:
         """Delete the session, because a pool can stop a cell in no other way, unless its time-out there is now."""
         stops_at, loop = self._pool_stops_at, asyncio.get_running_loop()
         if stops_at is not None and loop.time() >= stops_at - 0.5:
-            deadline = loop.time() + OWN_TIMEOUT_S
-            while self._pool_stops_at is not None and loop.time() < deadline:
-                await asyncio.sleep(FIRST_POLL_S)
-            if self._pool_stops_at is None:
-                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OWN_TIMEOUT_S):
+                    await self._cell_over.wait()
+                    return
         # A pool that cannot be reached is told again by `kill`.
         with contextlib.suppress(BelljarError):
             await self._session.delete(GOODBYE_S)
