@@ -64,10 +64,10 @@ def command(
         "policy": policy,
         "log_level": log_level,
     }
-    asyncio.run(_serve(load_settings(flags)))
+    asyncio.run(serve(load_settings(flags)))
 
 
-async def _serve(settings: Settings) -> None:
+async def serve(settings: Settings) -> None:
     """Serve over HTTP where the settings name an address, else over stdio."""
     logs.configure(settings.log_level, settings.log_format)
     if settings.http:

@@ -104,6 +104,29 @@ class _Rule(NamedTuple):
     conditions: tuple[_Condition, ...] = ()
 
 
+_CONTAINER_ARCHITECTURES = {
+    "SCMP_ARCH_X86_64": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+    "SCMP_ARCH_AARCH64": ["SCMP_ARCH_ARM"],
+}
+
+
+def container_profile() -> dict[str, Any]:
+    """Return the rules, as docker and podman read them, for a container in which belljar makes namespaces of its own.
+
+    They refuse what the filter of sessions refuses, but for namespaces and mounts, which need no privilege inside a
+    user namespace and are what seals a session off from the server. Sessions themselves get the whole filter.
+    """
+    names = [name for group, calls in _REFUSED.items() if group != "namespaces and mounts" for name in calls]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "archMap": [
+            {"architecture": name, "subArchitectures": below} for name, below in _CONTAINER_ARCHITECTURES.items()
+        ],
+        # A name that an engine's library does not know is skipped by it.
+        "syscalls": [{"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}],
+    }
+
+
 @cache
 def load_filter() -> Filter:
     """Return the filter for this machine, built at the first call."""

@@ -235,6 +235,11 @@ class Settings(BaseSettings):
         "hashed form only, as `belljar key` prints it.",
         json_schema_extra={"allowed": "a list of KEY, NAME:KEY or NAME:sha256:HEX"},
     )
+    trust_network: Annotated[bool, OFF] = Field(
+        False,
+        description="Serve whoever can connect, without credentials and under any host name: only where something in "
+        "front lets nobody else through, as in a session pool of Azure.",
+    )
     oauth_issuer: Annotated[str, NEVER] = Field("", description="Accept OAuth access tokens of this issuer (a URL).")
     oauth_audience: Annotated[str, NEVER] = Field(
         "", description="This server's own canonical URL, which tokens must be meant for, like `https://host/mcp`."
