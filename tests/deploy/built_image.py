@@ -29,13 +29,6 @@ _LIBRARIES = (
     *("libseccomp.so.2", "libstdc++.so.6", "libgomp.so.1", "libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2"),
     *("librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libm.so.6", "libresolv.so.2"),
 )
-    "libseccomp.so.2",
-    "libstdc++.so.6",
-    "libgomp.so.1",
-    "libgcc_s.so.1",
-    "libnss_files.so.2",
-    "libnss_dns.so.2",
-)
 _FOLDERS = {"root": 0o700, "home": 0o755, "run": 0o755, "tmp": 0o1777, "var/tmp": 0o1777, "etc": 0o755, "opt": 0o755}
 _LEFT_OUT = re.compile(r"/(site-packages|test|tests|idlelib|turtledemo|__pycache__|config-[^/]*|share|include)(/|$)")
 # Some hosts reach their index through an authority of their own.

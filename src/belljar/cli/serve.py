@@ -20,6 +20,7 @@ from belljar.settings import Settings, load_settings
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
+from belljar.surfaces.tls import tls_context
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -102,6 +103,7 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
             on_ready=_log_ready if settings.log_format == "json" else _print_ready,
             log_level=settings.log_level,
             max_connections=settings.max_connections,
+            tls=tls_context(settings),
         )
 
 

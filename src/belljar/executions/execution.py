@@ -203,6 +203,10 @@ class Execution:
             not_undoable=self._not_undoable,
         )
 
+    def notices(self) -> str:
+        """Return belljar's own words among its output so far, which no stream of the result has."""
+        return self._transcript.summary.stream("notice")
+
     def latest_text(self) -> str:
         """Return the latest text for a progress line: the cell's output, or the progress of its tool call."""
         sequence, progress = self._progress

@@ -7,6 +7,7 @@ checks paths, `openat.py` opens them. All calls block. Knows no sessions, upload
 """
 
 import heapq
+import itertools
 import os
 import secrets
 import stat
@@ -188,6 +189,23 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderEntry:
+    """A folder; `name` is its path in the session folder."""
+
+    name: str
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderListing:
+    """What is right in one folder; `next_after` is the name to go on after, None where there is no more."""
+
+    files: tuple[FileEntry, ...]
+    folders: tuple[FolderEntry, ...]
+    next_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
     """Files sorted by name; not complete if a limit was reached or a directory could not be read."""
 
@@ -310,9 +328,48 @@ class Workspace:
         page = scan_page(self._root, split(path, self._root), after, count)
         return Listing(tuple(map(_entry, page.found)), page.is_complete, page.rest)
 
+    def look_at(self, name: str) -> FileEntry:
+        """Return the entry of one regular file."""
+        file, status = self.open_read(name)
+        file.close()
+        return _entry(("/".join(self.check_name(name)), status))
+
+    def list_folder(self, path: str, after: str, count: int) -> FolderListing:
+        """List the first `count` files and folders right in `path`, by name, whose names follow `after`.
+
+        Left out is what `scan` leaves out.
+        """
+        parts = split(path, self._root)
+        found: list[tuple[str, os.stat_result]] = []
+        directory = open_directory(self._root, parts, path)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in itertools.islice(entries, PAGED_LIMIT):
+                    status = _status(entry)
+                    if status is not None and _is_listed(entry.name, status) and display_name(entry.name) > after:
+                        found.append((entry.name, status))
+        finally:
+            os.close(directory)
+        first = heapq.nsmallest(count, found, key=lambda each: display_name(each[0]))
+        prefix = "/".join((*parts, ""))
+        files = [_entry((prefix + name, status)) for name, status in first if stat.S_ISREG(status.st_mode)]
+        folders = [
+            FolderEntry(display_name(prefix + name), status.st_mtime_ns)
+            for name, status in first
+            if stat.S_ISDIR(status.st_mode)
+        ]
+        last = display_name(first[-1][0]) if len(found) > len(first) else None
+        return FolderListing(tuple(files), tuple(folders), last)
+
     def scan(self, start: tuple[str, ...] = (), limit: int = DEFAULT_LIMIT) -> Scan:
         """Find the regular files below `start`; see `scan.scan`."""
         return scan(self._root, start, limit)
+
+
+def _is_listed(name: str, status: os.stat_result) -> bool:
+    if stat.S_ISDIR(status.st_mode):
+        return not name.startswith(".") and name != "__pycache__"
+    return stat.S_ISREG(status.st_mode)
 
 
 def _entry(found: tuple[str, os.stat_result]) -> FileEntry:

@@ -143,14 +143,31 @@ def read_printed(
     return "".join(parts)
 
 
+def read_stream_texts(
+    journal: Path, execution_id: str, unwritten: Sequence[OutputEvent] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield the texts of an execution in order, each with its kind: stdout, stderr, notice or display.
+
+    Like `read_printed`, it opens a connection of its own.
+    """
+    with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
+        yield from _kinds_and_texts(connection.execute(_PRINTED, (execution_id,)), unwritten)
+
+
 def _texts(rows: Iterable[tuple[int, str, str]], unwritten: Sequence[OutputEvent]) -> Iterator[str]:
+    return (_text(kind, text) for kind, text in _kinds_and_texts(rows, unwritten))
+
+
+def _kinds_and_texts(
+    rows: Iterable[tuple[int, str, str]], unwritten: Sequence[OutputEvent]
+) -> Iterator[tuple[str, str]]:
     written = 0
     for sequence, kind, text in rows:
         written = sequence
-        yield _text(kind, text)
+        yield kind, text
     for event in unwritten:
         if event.sequence > written and event.kind in _KINDS:
-            yield _text(event.kind, event.text)
+            yield event.kind, event.text
 
 
 def _text(kind: str, text: str) -> str:

@@ -55,7 +55,17 @@ CREATE INDEX executions_in_order ON executions (session_id);
 CREATE INDEX executions_with_displays ON executions (display_bytes) WHERE display_bytes > 0;
 CREATE INDEX executions_dropped ON executions (dropped_at) WHERE dropped_at IS NOT NULL;
 """
-_STEPS = {1: _FIRST, 2: _BOUNDED}
+# Names that callers of the REST surface chose for sessions of theirs.
+_IDENTIFIED = """
+CREATE TABLE identifiers (
+    principal TEXT NOT NULL,
+    identifier TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    PRIMARY KEY (principal, identifier)
+) WITHOUT ROWID;
+CREATE INDEX identifiers_of_session ON identifiers (session_id);
+"""
+_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED}
 VERSION = max(_STEPS)
 
 

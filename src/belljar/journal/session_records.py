@@ -136,6 +136,7 @@ class SessionRecords:
         """Delete a session and its executions from the journal."""
         self._journal.forget_session(session_id)
         self._journal.write("DELETE FROM sessions WHERE id = ?", (session_id,))
+        self._journal.write("DELETE FROM identifiers WHERE session_id = ?", (session_id,))
         self._journal.commit()
 
     def _where(self, condition: str, values: tuple[object, ...]) -> Iterator[SessionRecord]:

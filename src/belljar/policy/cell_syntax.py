@@ -39,7 +39,9 @@ _SHELL_MAGICS = frozenset(
 _EXPANDED_CELL_MAGICS = frozenset({"sx", "system", "!"})
 # IPython turns `x?` into `%pinfo x`. It runs nothing, so a policy counts it as a magic only if it is written as one.
 _HELP_MAGICS = frozenset({"pinfo", "pinfo2", "psearch"})
-_SHELL_METHODS = frozenset({"system", "system_raw", "system_piped", "getoutput"})
+_SHELL_METHODS = frozenset({"system", "system_raw", "system_piped", "getoutput", "run_command"})
+# The runner's own method, which evaluates nothing in the command.
+_PLAIN_SHELL_METHODS = frozenset({"run_command"})
 _MAGIC_METHODS = frozenset({"run_line_magic", "run_cell_magic", "magic"})
 _CODE_METHODS = frozenset({"run_cell", "run_cell_async", "ex", "ev"})
 # No other class has methods with these names, so they count whatever their object is called.
@@ -218,7 +220,8 @@ class _Reader:
         words = [_text(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
         if method in _SHELL_METHODS:
             reading.escapes.append(Escape(node.lineno, SHELL))
-            self._take_fields(words[0] if words else "", node.lineno, reading, depth)
+            if method not in _PLAIN_SHELL_METHODS:
+                self._take_fields(words[0] if words else "", node.lineno, reading, depth)
         elif method in _CODE_METHODS and words and words[0]:
             reading.bodies.append(self.read(words[0], node.lineno, depth + 1))
         elif method in _MAGIC_METHODS and words:

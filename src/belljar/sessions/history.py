@@ -6,16 +6,17 @@ as an unknown one.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, TooLarge
 from belljar.executions.execution import Execution
 from belljar.executions.transcript import output_uri
-from belljar.journal.archive import open_archive, read_printed
+from belljar.journal.archive import open_archive, read_printed, read_stream_texts
 from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.outputs.budget import TextBudget, clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
 from belljar.outputs.summary import Summary
@@ -25,6 +26,15 @@ from belljar.settings import Settings
 MOST_KEY_CHARS = 200
 # The most characters in one answer: 100 million took 2 GB of memory to send, and blocked all other clients for 12 s.
 MOST_CHARS = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStreams:
+    """What an execution printed, and belljar's own words about it, each within a limit."""
+
+    stdout: str
+    stderr: str
+    notices: str
 
 
 class ExecutionHistory:
@@ -105,6 +115,20 @@ class ExecutionHistory:
             }
         )
 
+    async def streams(self, execution_id: str, principal: str, limit_chars: int) -> "OutputStreams":
+        """Return the streams of the caller's execution apart, each cut from the middle to `limit_chars`."""
+        live = self.find(execution_id, principal)
+        result = self.result(execution_id, principal)
+        texts = (result.stdout, result.stderr, live.notices() if live is not None else "")
+        if result.truncated is None and (live is not None or not result.sequence):
+            return OutputStreams(*(clip(text, limit_chars) for text in texts))
+        unwritten = self._journal.unwritten(execution_id)
+        read = await asyncio.to_thread(_read_streams, self._journal.path, execution_id, limit_chars, unwritten)
+        if result.truncated is not None:
+            return read
+        # Of an execution that is not in memory, the result lacks only the notices.
+        return OutputStreams(clip(result.stdout, limit_chars), clip(result.stderr, limit_chars), read.notices)
+
     # Output and displays
 
     def has_events(self, execution_id: str, since: int) -> bool:
@@ -148,6 +172,16 @@ class ExecutionHistory:
             )
         reader = self.display_reader(session.id)
         return await asyncio.to_thread(read_notebook, self._settings.data_directory, session.id, reader)
+
+
+def _read_streams(
+    journal: Path, execution_id: str, limit_chars: int, unwritten: Sequence[OutputEvent]
+) -> OutputStreams:
+    budgets = {kind: TextBudget(limit_chars) for kind in ("stdout", "stderr", "notice")}
+    for kind, text in read_stream_texts(journal, execution_id, unwritten):
+        if kind in budgets:
+            budgets[kind].add(kind, text)
+    return OutputStreams(*("".join(text for _, text in budget.segments()) for budget in budgets.values()))
 
 
 # The notebook of a session, within what one answer can carry. `belljar export` has no such bounds, because it writes to

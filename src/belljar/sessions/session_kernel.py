@@ -112,6 +112,10 @@ class SessionKernel:
         loss, self._loss = self._loss, None
         return loss
 
+    def note_predecessor(self, notice: str) -> None:
+        """Let the next execution be told what became of another session that this one takes the place of."""
+        self._loss = StateLossNotice((), notice)
+
     async def on_death(self, cause: str) -> KernelLoss:
         """Replace a kernel that died by the latest checkpoint, if the settings say so and it works; else release it."""
         self.ended_by = ""

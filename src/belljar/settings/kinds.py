@@ -14,6 +14,8 @@ NONE = "none"
 """How files and variables write that there is no limit; in Python, None."""
 
 _CHANNEL = re.compile(r"(https?://|file:///|/|~/)[^\s]{1,500}|[A-Za-z0-9][A-Za-z0-9._/-]{0,100}")
+_SAME_NAMES = {("interpreter", "azure-mcp"): "new_session and download_file"}
+"""Pairs of surfaces with tools of the same name; `executor` is served alone in any case."""
 _LEVEL_ALIASES = {"WARN": "WARNING", "CRITICAL": "ERROR", "FATAL": "ERROR"}
 
 
@@ -35,9 +37,13 @@ def checked_image(value: str) -> str:
 
 
 def unmixed(names: list[str]) -> list[str]:
-    """Refuse surfaces that have different tools of the same name."""
-    if "executor" in names and len(set(names)) > 1:
+    """Refuse surfaces that have different tools of the same name, or answers of another form than the others."""
+    chosen = set(names)
+    if "executor" in chosen and len(chosen) > 1:
         raise ValueError("executor has an execute_code of another shape than the others, so it is served alone")
+    for (one, other), tools in _SAME_NAMES.items():
+        if {one, other} <= chosen:
+            raise ValueError(f"{one} and {other} both have {tools}, of different shapes: serve one of the two")
     return names
 
 

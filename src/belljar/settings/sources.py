@@ -33,6 +33,7 @@ SECRETS = "BELLJAR_SECRET_"
 
 ALIASES = {
     "log_level": "LOG_LEVEL",
+    "download_directory": "AZURE_DOWNLOAD_DIRECTORY",
     "guardrails": "GUARDRAILS_ENABLED",
     "guardrails_strict": "GUARDRAILS_STRICT_MODE",
     "blocked_patterns": "BLOCKED_PATTERNS",

@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     )
     download_directory: Annotated[Directory, NEVER] = Field(
         default_factory=user_downloads,
-        description="Where `download_file` saves what it is asked to save.",
+        description="Where `download_file` saves what it is asked to save; `AZURE_DOWNLOAD_DIRECTORY` works too.",
         json_schema_extra={"default": "`belljar` in the user's downloads folder (`~/Downloads/belljar`)"},
     )
     workspace: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(
@@ -140,12 +140,15 @@ class Settings(BaseSettings):
     workspace_mb: Annotated[int, LOWER] = Field(
         512, ge=1, description="What one owner may keep in `workspace/`; what goes beyond it stays in its session."
     )
-    surfaces: Annotated[list[Literal["interpreter", "toolbox", "executor"]], AfterValidator(unmixed), NEVER] = Field(
+    surfaces: Annotated[
+        list[Literal["interpreter", "toolbox", "executor", "azure-mcp", "foundry"]], AfterValidator(unmixed), NEVER
+    ] = Field(
         ["interpreter"],
         min_length=1,
         description="The sets of tools that clients see: `interpreter` has all that sessions can do, `toolbox` only "
         "what it takes to find and call the tools of other MCP servers, `executor` runs code files, each in a fresh "
-        "process, and is served alone.",
+        "process, and is served alone; `azure-mcp` has the four tools of the Azure code interpreter's MCP server, "
+        "`foundry` those of Azure's dynamic sessions and, over HTTP, their REST data plane.",
     )
     mcp_config: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
@@ -239,6 +242,16 @@ class Settings(BaseSettings):
         False,
         description="Serve whoever can connect, without credentials and under any host name: only where something in "
         "front lets nobody else through, as in a session pool of Azure.",
+    )
+    tls_certificate: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
+        "",
+        description="Serve HTTPS with this certificate, a PEM file with the whole chain.",
+        json_schema_extra={"allowed": "the path of a file, or empty text"},
+    )
+    tls_key: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
+        "",
+        description="The private key of that certificate, a PEM file without a password.",
+        json_schema_extra={"allowed": "the path of a file, or empty text"},
     )
     oauth_issuer: Annotated[str, NEVER] = Field("", description="Accept OAuth access tokens of this issuer (a URL).")
     oauth_audience: Annotated[str, NEVER] = Field(
@@ -424,7 +437,7 @@ class Settings(BaseSettings):
     )
     max_code_bytes: Annotated[int, LOWER] = Field(MEBIBYTE, ge=1, description="The longest code one call may bring.")
     max_upload_bytes: Annotated[int, LOWER] = Field(
-        100 * MEBIBYTE, ge=1, description="The largest file one call may bring."
+        128 * MEBIBYTE, ge=1, description="The largest file one call may bring."
     )
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(level_name), NEVER] = Field(
         "INFO", description="How much is logged to stderr; `LOG_LEVEL` works too."

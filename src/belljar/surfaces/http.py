@@ -1,7 +1,7 @@
 """The HTTP transport: MCP servers at their paths, the check of the bind address, the Origin/Host guard, and uvicorn.
 
-Every path but `/health`, `/ready` and the OAuth metadata is behind the guard and, where credentials are set up, asks
-for them; the setting `metrics` decides who may read `/metrics`.
+Every path but `/health`, `/health/startup`, `/ready` and the OAuth metadata is behind the guard and, where credentials
+are set up, asks for them; the setting `metrics` decides who may read `/metrics`.
 Knows nothing of tools or sessions, nor how callers are authenticated: that is `auth/`.
 """
 
@@ -12,6 +12,7 @@ import logging
 import re
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -31,8 +32,10 @@ from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
+from belljar.surfaces.foundry.problems import EnvelopedRefusals
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
 from belljar.surfaces.resumable_streams import SessionManager
+from belljar.surfaces.tls import tls_context
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
@@ -60,7 +63,9 @@ def parse_bind(bind: str) -> tuple[str, int]:
 
 
 def check_bind(settings: Settings) -> None:
-    """Raise SettingsError if other machines could reach us without credentials, or if our own names are not known."""
+    """Raise SettingsError if other machines could reach us without credentials, our own names are not known, or TLS
+    cannot be spoken as the settings want it.
+    """
     check_oauth(settings)
     if not settings.http:
         return
@@ -73,6 +78,7 @@ def check_bind(settings: Settings) -> None:
             f"and {variable('oauth_audience')}, or bind to {_DEFAULT_HOST}",
         )
     transport_security(settings)
+    tls_context(settings)
 
 
 def transport_security(settings: Settings) -> TransportSecuritySettings:
@@ -135,8 +141,13 @@ def build_app(
     *,
     lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     operations: Operations | None = None,
+    wrap_server: Callable[[str, ASGIApp], ASGIApp] = lambda _, app: app,
+    data_plane: ASGIApp | None = None,
 ) -> Starlette:
     """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
+
+    `wrap_server` may put an app of a surface's own before a server, by its path. `data_plane` answers all paths that
+    nothing else has. Both are behind the same guards as the servers.
 
     Routes that a server declares itself (`custom_route`) are left out, because they would ask for no credentials.
     """
@@ -145,16 +156,21 @@ def build_app(
     routes = [Route("/health", health, methods=["GET"])]
     if operations is not None:
         routes.append(Route("/ready", operations.ready, methods=["GET"]))
+        routes.append(Route("/health/startup", operations.startup, methods=["GET"]))
         if settings.metrics != "off":
             routes.append(Route("/metrics", _guarded_metrics(operations, settings, auth), methods=["GET"]))
     # Each caller may have half of the connections. Without credentials all are one caller, which may have all of them.
     shares = CallerShares(connection_limit(settings.max_connections) // 2)
     for path, server in servers.items():
-        endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
+        endpoint = wrap_server(path, StreamableHTTPASGIApp(managers[id(server)]))
         endpoint = shares.guard(endpoint) if auth else endpoint
         routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
     if auth:
         routes.extend(auth.metadata_routes())
+    if data_plane is not None:
+        guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
+        guarded = EnvelopedRefusals(HostGuard(guarded, transport_security(settings)))
+        routes.append(Route("/{path:path}", CountedRefusals(guarded)))
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncGenerator[None]:
@@ -199,13 +215,14 @@ async def serve_http(
     on_ready: Callable[[str], object],
     log_level: str = "INFO",
     max_connections: int = 256,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are accepted.
 
     Answers under way have a few seconds to end and are then cut off, so that an open stream cannot delay the end.
     """
     with await _open_listener(host, port) as listener:
-        url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
+        url = f"{'https' if tls else 'http'}://{_in_url(host)}:{listener.getsockname()[1]}"
         connections = ConnectionLimiter(connection_limit(max_connections))
         config = uvicorn.Config(
             app,
@@ -221,6 +238,7 @@ async def serve_http(
             # The lifespan is opened below, because uvicorn would log an error of ours as a traceback and exit.
             lifespan="off",
             timeout_graceful_shutdown=_GRACE_S,
+            ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
         async with app.router.lifespan_context(app), connections.watched():
             await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)

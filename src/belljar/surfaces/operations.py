@@ -64,6 +64,10 @@ class Operations:
             status_code=503 if reasons else 200,
         )
 
+    async def startup(self, request: Request) -> Response:
+        """Answer 200 once a session can start: the probes of container platforms look at the status alone."""
+        return await self.ready(request)
+
     async def _current_checks(self) -> dict[str, str]:
         # Anyone can ask, and the checks write to the disk, so they run once a second for all callers together.
         async with self._checks_lock:

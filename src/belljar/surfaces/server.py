@@ -13,9 +13,11 @@ from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
 from pydantic import AnyUrl
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.runtime import Runtime
+from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
 from belljar.surfaces.http import build_app
@@ -139,4 +141,14 @@ def build_http_app(runtime: Runtime) -> Starlette:
     settings = runtime.settings
     servers = {"/mcp": build_server(runtime, settings.surfaces)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
-    return build_app(servers, settings, operations=Operations(runtime))
+    foundry = _build_foundry(runtime) if "foundry" in settings.surfaces else None
+    return build_app(servers, settings, operations=Operations(runtime), data_plane=foundry)
+
+
+def _build_foundry(runtime: Runtime) -> ASGIApp:
+    # Imported here, because most servers have no data plane.
+    from belljar.surfaces.foundry.app import FoundryApp
+    from belljar.surfaces.foundry.executions import Executions
+
+    identified = IdentifiedSessions(runtime.sessions)
+    return FoundryApp(runtime, identified, Executions(runtime, identified))

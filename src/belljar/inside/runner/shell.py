@@ -179,21 +179,31 @@ class Shell(InteractiveShell):
         """Run `!command` and `%pip`; the child writes straight to descriptors 1 and 2."""
         sys.stdout.flush()
         sys.stderr.flush()
-        command = self.var_expand(cmd, depth=1)
-        # The user's shell, as in ipykernel. If SHELL is not a program any more, commands still run with /bin/sh.
-        executable = shutil.which(os.environ.get("SHELL", "sh")) or "/bin/sh"
-        with subprocess.Popen(
-            command, shell=True, executable=executable, stdin=subprocess.DEVNULL, start_new_session=True
-        ) as process:
-            try:
-                status = process.wait()
-            except KeyboardInterrupt:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise
-        self.user_ns["_exit_code"] = status
+        self.user_ns["_exit_code"] = _run(self.var_expand(cmd, depth=1))
 
     system_piped = system_raw = system
+
+    def run_command(self, command: str) -> int:
+        """Run a shell command as it stands, without Python's variables in it, and return its exit status."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        status = self.user_ns["_exit_code"] = _run(command)
+        return 128 - status if status < 0 else status
+
+
+def _run(command: str) -> int:
+    """Run a shell command to its end and return its status, which is negative if a signal ended it."""
+    # The user's shell, as in ipykernel. If SHELL is not a program any more, commands still run with /bin/sh.
+    executable = shutil.which(os.environ.get("SHELL", "sh")) or "/bin/sh"
+    with subprocess.Popen(
+        command, shell=True, executable=executable, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
 
 
 def _has_group(value: Any) -> bool:

@@ -21,6 +21,9 @@ from belljar.settings import ApiKey, Settings, hash_key, parse_key, variable
 from belljar.surfaces.auth.principals import WITHHELD, is_safe_url
 from belljar.surfaces.auth.tokens import JwtVerifier
 
+KEY_HEADER: Final = b"x-ms-apikey"
+"""A second header for the credentials that `Authorization` carries after `Bearer`."""
+
 
 class EitherVerifier(TokenVerifier):
     """Verifier that accepts what any of its verifiers accepts, asked in order."""
@@ -53,7 +56,7 @@ class AuthConfig:
         backend = BearerAuthBackend(
             self.verifier, resource_server_url=resource if settings.validate_token_resource else None
         )
-        known = AuthenticationMiddleware(AuthContextMiddleware(required), backend=backend)
+        known = _KeyHeader(AuthenticationMiddleware(AuthContextMiddleware(required), backend=backend))
         return _ScopedChallenge(known, scopes) if scopes else known
 
     def metadata_routes(self) -> list[Route]:
@@ -63,6 +66,22 @@ class AuthConfig:
         return create_protected_resource_routes(
             self.settings.resource_server_url, [self.settings.issuer_url], self.settings.required_scopes
         )
+
+
+class _KeyHeader:
+    """Middleware that reads `x-ms-apikey`, in which Azure's clients send keys, as a bearer token."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers: list[tuple[bytes, bytes]] = scope["headers"]
+            key = next((value for name, value in headers if name == KEY_HEADER), b"")
+            if key and all(name != b"authorization" for name, _ in headers):
+                kept = [(name, value) for name, value in headers if name != KEY_HEADER]
+                scope = {**scope, "headers": [*kept, (b"authorization", b"Bearer " + key)]}
+        await self._app(scope, receive, send)
 
 
 class _ScopedChallenge:

@@ -1,0 +1,124 @@
+"""Sessions by names that their owners choose: an identifier stands for one session, made when it is first needed.
+
+That is the contract of Azure's dynamic sessions, and the one place where a new session needs no word of its own: when
+the session behind a known identifier is over, the next execution under it is told what became of it. Knows nothing of
+HTTP.
+"""
+
+import asyncio
+import re
+from weakref import WeakValueDictionary
+
+from belljar.errors import Busy, InvalidArgument, SessionNotFound
+from belljar.files.workspace import Workspace
+from belljar.journal.identifiers import IdentifierRecord, IdentifierRecords
+from belljar.journal.session_records import SessionRecord
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+
+LEAST_CHARS, MOST_CHARS = 4, 128
+_IDENTIFIER = re.compile(r"""[A-Za-z0-9_|}{\[\]:";'<>?/.,@#$%^&*()\-+=!~`]{4,128}""")
+
+
+def check_identifier(identifier: str) -> str:
+    """Return an identifier, or refuse one that Azure would refuse. The error does not quote it."""
+    if not LEAST_CHARS <= len(identifier) <= MOST_CHARS:
+        raise InvalidArgument(
+            f"the identifier has {len(identifier)} characters", hint=f"Pass {LEAST_CHARS} to {MOST_CHARS}, like a UUID"
+        )
+    if not _IDENTIFIER.fullmatch(identifier):
+        raise InvalidArgument(
+            "the identifier has characters that none may have",
+            hint="Use letters, digits and the signs of US-ASCII, without spaces, line breaks and backslashes",
+        )
+    return identifier
+
+
+class IdentifiedSessions:
+    """The sessions of a registry by their owners' identifiers."""
+
+    def __init__(self, sessions: Registry) -> None:
+        self._sessions = sessions
+        self._identifiers = IdentifierRecords(sessions.journal)
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def reach(self, identifier: str, principal: str) -> Session:
+        """Return the session of an identifier: awake, or woken, or a new one where there is none."""
+        check_identifier(identifier)
+        lock = self._locks.setdefault((principal, identifier), asyncio.Lock())
+        async with lock:
+            known = self._identifiers.find(principal, identifier)
+            if known is None:
+                return await self._allocate(identifier, principal, None, "")
+            try:
+                return await self._sessions.reach(known, principal)
+            except SessionNotFound:
+                entry = self._sessions.records.find(known)
+                if entry is not None and entry.state == "live":
+                    raise _elsewhere() from None
+                end = entry.end if entry is not None and entry.end else "is gone"
+                return await self._allocate(identifier, principal, known, end)
+
+    async def folder(self, identifier: str, principal: str) -> Workspace:
+        """Return the folder of an identifier's session, for reading: a session that sleeps is not woken for it."""
+        check_identifier(identifier)
+        known = self._identifiers.find(principal, identifier)
+        if known is not None:
+            entry = self._sessions.records.find(known)
+            if entry is not None and entry.state == "asleep" and entry.principal == principal:
+                folders, _ = self._sessions.look(known, principal)
+                return Workspace(folders.workspace)
+        return (await self.reach(identifier, principal)).workspace
+
+    def known(self, identifier: str, principal: str) -> SessionRecord:
+        """Return the record of an identifier's session, which lives or sleeps; `SessionNotFound` if there is none."""
+        session_id = self._identifiers.find(principal, check_identifier(identifier))
+        entry = self._sessions.records.find(session_id) if session_id is not None else None
+        if entry is None or entry.principal != principal or entry.state not in ("live", "asleep"):
+            raise SessionNotFound(
+                "there is no session of this identifier", hint="Any execution or file call under it makes one"
+            )
+        return entry
+
+    async def clear(self, identifier: str, principal: str) -> None:
+        """End the session of an identifier and forget both; nothing happens where there is none."""
+        check_identifier(identifier)
+        lock = self._locks.setdefault((principal, identifier), asyncio.Lock())
+        async with lock:
+            known = self._identifiers.find(principal, identifier)
+            if known is None:
+                return
+            try:
+                await self._sessions.clear(known, principal)
+            except SessionNotFound:
+                entry = self._sessions.records.find(known)
+                if entry is not None and entry.state == "live":
+                    raise _elsewhere() from None
+            self._identifiers.forget(principal, identifier)
+
+    def of(self, principal: str, *, skip: int, count: int) -> list[IdentifierRecord]:
+        """Return a page of a principal's identifiers whose sessions live or sleep."""
+        return self._identifiers.of(principal, after=skip, count=count)
+
+    async def _allocate(self, identifier: str, principal: str, known: str | None, end: str) -> Session:
+        await self._sessions.make_room(principal)
+        session = self._sessions.create(principal)
+        try:
+            bound = self._identifiers.bind(principal, identifier, session.id, known=known)
+        except BaseException:
+            await self._sessions.clear(session.id, principal)
+            raise
+        if bound != session.id:  # another server on the same data directory was quicker
+            await self._sessions.clear(session.id, principal)
+            raise _elsewhere()
+        if end:
+            notice = f"the session before this one {end}: its variables and files are gone, and this is a new session"
+            session.session_kernel.note_predecessor(notice)
+        return session
+
+
+def _elsewhere() -> Busy:
+    return Busy(
+        "the session of this identifier lives at another server of the same data directory",
+        hint="Send the calls of one identifier to the same server",
+    )

@@ -1,0 +1,214 @@
+"""Files of the data plane, in the form of the new versions; the old form is in `old_shapes.py`.
+
+Names and paths are those of `/mnt/data`, absolute or relative. Reading wakes no session that sleeps.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
+
+from starlette.responses import Response, StreamingResponse
+
+from belljar.errors import BelljarError, FileMissing, InvalidPath
+from belljar.files.names import SANDBOX_ROOT
+from belljar.files.workspace import FileEntry, FolderEntry, Workspace
+from belljar.runtime import Runtime
+from belljar.sessions.identified import IdentifiedSessions
+from belljar.sessions.session import Session
+from belljar.surfaces.foundry.calls import Call
+from belljar.surfaces.foundry.problems import Problem, invalid, json_response, problem_of
+from belljar.surfaces.foundry.uploads import received
+
+LISTED: Final = 1_000
+READ_BYTES: Final = 256 * 1024
+P = ParamSpec("P")
+Found = TypeVar("Found")
+_ROOT: Final = SANDBOX_ROOT.strip("/") + "/"
+
+
+class Files:
+    """The files of sessions by identifier, over one runtime."""
+
+    def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
+        self._settings = runtime.settings
+        self._identified = identified
+
+    # Routes
+
+    async def list(self, call: Call) -> Response:
+        """Answer `GET /files`: what is in a folder, or with `recursive` also what is below it."""
+        folder = await self.folder(call)
+        path, after = call.query.get("path", ""), call.query.get("after", "")
+        if _is_true(call.query.get("recursive", "")):
+            page = await self.read(folder.list_page, path, after, LISTED)
+            folders = [] if after else _folders_of(page.entries, path, folder)
+            next_after = page.entries[-1].name if page.rest and page.entries else None
+            entries: Sequence[FileEntry | FolderEntry] = [*folders, *page.entries]
+        else:
+            listing = await self.read(folder.list_folder, path, after, LISTED)
+            next_after, entries = listing.next_after, [*listing.folders, *listing.files]
+        query = {name: call.query[name] for name in ("path", "recursive") if name in call.query}
+        link = (
+            call.url("files", identifier=call.identifier, **query, after=next_after) if next_after is not None else None
+        )
+        fields = sorted((entry_fields(entry) for entry in entries), key=lambda each: (each["directory"], each["name"]))
+        return json_response({"value": fields, "nextLink": link})
+
+    async def create(self, call: Call) -> Response:
+        """Answer `POST /files`: one uploaded file."""
+        entry = await self.upload(call, call.query.get("path", ""))
+        return json_response(entry_fields(entry))
+
+    async def show(self, call: Call, name: str) -> Response:
+        """Answer `GET /files/{name}`: one entry, or the content where the name ends in `/content`."""
+        folder = await self.folder(call)
+        if name.rstrip("/").endswith("/content"):
+            try:
+                return await self.send_content(folder, self.path(call, name.rstrip("/").removesuffix("/content")))
+            except Problem as problem:
+                # A file may itself be called `content`.
+                if problem.status != 404:
+                    raise
+        return json_response(entry_fields(await self.entry(folder, self.path(call, name))))
+
+    async def remove(self, call: Call, name: str) -> Response:
+        """Answer `DELETE /files/{name}`."""
+        session = await self._identified.reach(call.identifier, call.principal)
+        path = self.path(call, name)
+        for candidate in _spellings(path):
+            try:
+                await asyncio.to_thread(session.workspace.delete, candidate)
+            except FileMissing as error:
+                problem = problem_of(error, "name")
+            except InvalidPath as error:
+                raise problem_of(error, "name") from None
+            else:
+                return Response(status_code=204)
+        raise problem
+
+    # Steps that the old form shares
+
+    async def folder(self, call: Call) -> Workspace:
+        """Return the folder of the caller's session."""
+        return await self._identified.folder(call.identifier, call.principal)
+
+    @staticmethod
+    def path(call: Call, name: str) -> str:
+        """Return the path that a name has in the folder that the query names."""
+        folder = call.query.get("path", "")
+        if not folder or name.startswith("/"):
+            return name
+        return f"{folder.rstrip('/')}/{name}"
+
+    async def upload(self, call: Call, folder: str = "") -> FileEntry:
+        """Receive one file into the caller's session, and return its entry."""
+        session = await self._identified.reach(call.identifier, call.principal)
+        with session.held():
+            async with received(call.request, session.folders.root, self._settings.max_upload_bytes) as upload:
+                name = upload.name if upload.name.startswith("/") or not folder else f"{folder}/{upload.name}"
+                return await self._keep(session, name, upload.file, upload.size)
+
+    async def _keep(self, session: Session, name: str, file: BinaryIO, size: int) -> FileEntry:
+        try:
+            session.workspace.check_name(name)
+            await session.quota.check_room(size)
+            await asyncio.to_thread(_rewound, file)
+            limit = self._settings.max_upload_bytes
+            await asyncio.to_thread(session.workspace.write_from, name, file.fileno(), limit)
+            return await asyncio.to_thread(session.workspace.look_at, name)
+        except BelljarError as error:
+            raise problem_of(error, "file") from None
+
+    async def entry(self, folder: Workspace, path: str) -> FileEntry:
+        """Return the entry of one file."""
+        problem = invalid("no name", "name")
+        for candidate in _spellings(path):
+            try:
+                return await asyncio.to_thread(folder.look_at, candidate)
+            except (FileMissing, InvalidPath) as error:
+                problem = problem_of(error, "name")
+        raise problem
+
+    async def send_content(self, folder: Workspace, path: str) -> Response:
+        """Return an answer that streams one file."""
+        problem = invalid("no name", "name")
+        for candidate in _spellings(path):
+            try:
+                file, status = await asyncio.to_thread(folder.open_read, candidate)
+            except (FileMissing, InvalidPath) as error:
+                problem = problem_of(error, "name")
+                continue
+            headers = {"Content-Length": str(status.st_size), "Content-Disposition": "attachment"}
+            return StreamingResponse(_chunks(file, status.st_size), 200, headers, "application/octet-stream")
+        raise problem
+
+    @staticmethod
+    async def read(method: Callable[P, Found], *arguments: P.args, **options: P.kwargs) -> Found:
+        """Call a method of the folder in a thread; a path that there is not is a problem of the query."""
+        try:
+            return await asyncio.to_thread(method, *arguments, **options)
+        except (FileMissing, InvalidPath) as error:
+            raise problem_of(error, "path") from None
+
+
+def entry_fields(entry: FileEntry | FolderEntry) -> dict[str, Any]:
+    """Return an entry as the new versions have it."""
+    path = PurePosixPath(entry.name)
+    is_file = isinstance(entry, FileEntry)
+    return {
+        "name": path.name,
+        "type": "file" if is_file else "directory",
+        "contentType": entry.mime_type if is_file else None,
+        "sizeInBytes": entry.size if is_file else 0,
+        "lastModifiedAt": time_of(entry.mtime_ns),
+        "directory": f"{SANDBOX_ROOT}/{path.parent}" if path.parent.name else SANDBOX_ROOT,
+    }
+
+
+def time_of(mtime_ns: int) -> str:
+    """Return a file's time in RFC 3339, in UTC; a session may give its files times that no calendar has."""
+    seconds = min(max(mtime_ns / 1e9, -62_135_596_800), 253_402_300_799)
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _folders_of(files: Sequence[FileEntry], path: str, folder: Workspace) -> list[FolderEntry]:
+    """Return the folders between `path` and the files below it, each with the time of its newest file."""
+    start = len(folder.check_name(path)) if path.strip("/") and path.rstrip("/") != SANDBOX_ROOT else 0
+    newest: dict[str, int] = {}
+    for file in files:
+        parts = file.name.split("/")[:-1]
+        for depth in range(start + 1, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            newest[name] = max(newest.get(name, 0), file.mtime_ns)
+    return [FolderEntry(name, mtime_ns) for name, mtime_ns in newest.items()]
+
+
+def _spellings(path: str) -> list[str]:
+    """Return what a path may mean: a proxy may have dropped the second slash before `mnt/data/`."""
+    return [path, path.removeprefix(_ROOT)] if path.startswith(_ROOT) else [path]
+
+
+def _is_true(word: str) -> bool:
+    return word.lower() in ("true", "1")
+
+
+def _rewound(file: BinaryIO) -> None:
+    file.flush()
+    file.seek(0)
+
+
+async def _chunks(file: BinaryIO, size: int) -> AsyncGenerator[bytes]:
+    """Yield what the file had when it was opened, no more: the header has announced that size."""
+    left = size
+    try:
+        while left > 0:
+            chunk = await asyncio.to_thread(os.read, file.fileno(), min(READ_BYTES, left))
+            if not chunk:  # it was cut off since; the connection breaks off too, so that nobody takes this for all
+                return
+            left -= len(chunk)
+            yield chunk
+    finally:
+        file.close()
