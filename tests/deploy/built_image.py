@@ -22,7 +22,7 @@ RUNTIMES = ("runc", "crun")
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 _PROGRAMS = (
     *("bash", "dash", "cat", "chmod", "chown", "cp", "env", "id", "ln", "ls", "mkdir", "mv", "rm", "true", "uname"),
-    *("getconf", "mount", "setpriv", "sleep", "test", "touch", "unshare"),
+    *("getconf", "ldconfig", "mount", "setpriv", "sleep", "test", "touch", "unshare"),
 )
 _LIBRARY_FOLDER = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or 'x86_64-linux-gnu'}"
 _LIBRARIES = (
@@ -61,7 +61,7 @@ def gap() -> str:
 @functools.cache
 def base_image() -> str:
     prefix = Path(sys.base_prefix).resolve()
-    files = [*_programs(), *_libraries(prefix), *_certificates()]
+    files = [*_programs(), *_libraries(prefix), *_certificates(), *_loader_cache()]
     content = "\n".join(f"{path} {path.stat().st_size}" for path in sorted(set(files)))
     name = f"localhost/belljar-base:{_digest(f'{_FOLDERS}{_FILES}{_TRUST}{prefix}{sys.version}{content}3')}"
     if not _exists(name):
@@ -139,6 +139,13 @@ def _libraries(prefix: Path) -> Iterator[Path]:
 
 def _certificates() -> Iterator[Path]:
     path = Path("/etc/ssl/certs/ca-certificates.crt")
+    if path.is_file():
+        yield path
+
+
+def _loader_cache() -> Iterator[Path]:
+    """By which Python finds libseccomp."""
+    path = Path("/etc/ld.so.cache")
     if path.is_file():
         yield path
 
