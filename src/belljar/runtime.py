@@ -34,6 +34,7 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
+from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover
@@ -68,13 +69,20 @@ class Runtime:
     preparation: Preparation
     handover: Handover
     """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
+    identified: IdentifiedSessions
+    """The sessions by the names that their owners chose."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
 
 
 @asynccontextmanager
-async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
-    """Open the engine; when it closes, everything it created is removed or released."""
+async def open_runtime(settings: Settings, *, prepares: bool = True) -> AsyncGenerator[Runtime]:
+    """Open the engine; when it closes, everything it created is removed or released.
+
+    Without `prepares` the configured environment is made ready only when something needs it.
+    """
+    if not prepares:
+        settings = settings.model_copy(update={"pool_size": 0, "fork_start": False})
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
     guardrails = configured_guardrails(settings)
@@ -126,9 +134,12 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                     clean_up()
                 # Prepare the default environment while the client still initializes its connection.
                 preparation = Preparation()
-                preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
+                preparing = asyncio.get_running_loop().create_task(
+                    _prepare(starter, settings.environment if prepares else "", preparation)
+                )
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, handover, toolbox)
+                    identified = IdentifiedSessions(registry)
+                    yield Runtime(settings, provider, registry, starter, preparation, handover, identified, toolbox)
                 finally:
                     preparing.cancel()
 
@@ -174,8 +185,11 @@ def keep_alive_gap(provider: Provider) -> str:
 async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) -> None:
     """Prepare the environment, and retry until it is ready.
 
-    Calls do not retry it, because a server that is not ready gets none.
+    Calls do not retry it, because a server that is not ready gets none. Without a name there is nothing to prepare.
     """
+    if not name:
+        preparation.environment, preparation.zygote = "ready", "none"
+        return
     logged = ""
     while preparation.environment != "ready":
         try:

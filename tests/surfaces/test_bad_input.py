@@ -114,7 +114,7 @@ async def test_a_session_that_is_none_is_refused_everywhere(caller: Caller, sess
     result = await caller.execute("1", session_id)
     assert result.status == "rejected"
     assert result.error is not None
-    assert result.error.startswith("session-not-found: ")
+    assert result.error.startswith("SessionExpiredError: Session ID not found or has expired. session-not-found: ")
     for tool, arguments in (
         ("clear_session", {}),
         ("fork_session", {}),

@@ -263,7 +263,9 @@ async def test_packages_are_found_by_either_name_and_by_version(executor: Execut
     asked = ["scikit-learn", "sklearn", "pandas>=1", "pandas<1", "no-such-thing"]
     told = await executor.call("check_installed_packages", packages=asked)
     assert (told["all_installed"], told["not_installed"]) == (False, ["pandas<1", "no-such-thing"])
-    assert [detail["installed"] for detail in told["package_details"]] == [True, True, True, False, False]
+    details = told["package_details"]
+    assert [details[name]["installed"] for name in asked] == [True, True, True, False, False]
+    assert set(details["sklearn"]) == {"installed", "version", "location"}
 
 
 async def test_a_package_is_no_place_for_a_command(executor: Executor, storage: Path) -> None:
@@ -353,6 +355,8 @@ async def test_a_caller_chooses_among_what_the_operator_has(
         assert "operator" in refused["error"]
         chosen = await executor.call("configure_environment", type="venv", venv_path=f"{folder}/")
         assert chosen["previous"] == chosen["current"] == {"type": "venv", "venv_path": folder}
+        same = await executor.call("configure_environment", type="venv-uv", uv_venv_path=folder)
+        assert same["current"] == {"type": "venv-uv", "uv_venv_path": folder}
         missing = await executor.call("configure_environment", type="venv-uv")
         assert "needs uv_venv_path" in missing["error"]
 
@@ -361,7 +365,7 @@ async def test_a_choice_lasts_for_its_connection(default_environment: Environmen
     place = str(default_environment.python.parent.parent)
     more = {"BELLJAR_SURFACES": "executor", "CODE_STORAGE_DIR": storage, "UV_VENV_PATH": place, "ENV_TYPE": "venv-uv"}
     data = storage.parent / "data"
-    with live_server(data, default_environment.python, VENV_PATH=place, **more) as url:
+    with live_server(data, Path("default"), VENV_PATH=place, **more) as url:
         async with Client(url, mode="legacy") as one, Client(url, mode="legacy") as other:
             first, second = Executor(one), Executor(other)
             told = await first.call("configure_environment", type="venv", venv_path=place)
@@ -369,6 +373,7 @@ async def test_a_choice_lasts_for_its_connection(default_environment: Environmen
             assert (await first.call("get_environment_config"))["config"]["type"] == "venv"
             assert (await second.call("get_environment_config"))["config"]["type"] == "venv-uv"
             assert (await second.run("print(1)"))["output"] == "1\n"
+    assert not (data / "environments").exists(), "the default environment is not prepared, because nothing runs in it"
 
 
 async def test_an_environment_that_is_not_there_is_noticed_at_the_start(

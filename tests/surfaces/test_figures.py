@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from calls import Caller, blocks, connected, images, links, opened_runtime, text_of
-from mcp.types import AudioContent, BlobResourceContents, CallToolResult, TextResourceContents
+from calls import ERAS, Caller, blocks, connected, images, links, opened_runtime, text_of
+from mcp.types import AudioContent, BlobResourceContents, CallToolResult, Implementation, TextResourceContents
 from PIL import Image
 
 from belljar.environments import Environment
@@ -48,6 +48,16 @@ def mimes(result: ExecutionResult) -> list[str]:
 # matplotlib
 
 
+async def test_clients_that_drop_pictures_beside_fields_get_no_fields(runtime: Runtime, shared_session: str):
+    for name, has_fields in (("claude-code", False), ("codex-mcp-client", False), ("some-agent", True)):
+        info = Implementation(name=name, version="1")
+        for era in ERAS:
+            async with connected(runtime, era, client_info=info) as caller:
+                answer = await caller.call("execute_code", code=PLOT.format(last=3), session_id=shared_session)
+                assert len(images(answer)) == 1
+                assert (answer.structured_content is not None) == has_fields, name
+
+
 @pytest.mark.parametrize(
     "ending",
     [
@@ -64,7 +74,8 @@ async def test_a_figure_comes_as_one_image(caller: Caller, shared_session: str, 
     (image,) = images(answer)
     assert image.mime_type == "image/png"
     assert picture(image.data).size > (300, 200)
-    assert answer.structured_content is None
+    assert answer.structured_content is not None
+    assert answer.structured_content["success"] is True
     assert mimes(result) == ["image/png"]
     (display,) = result.displays
     assert display.uri is not None

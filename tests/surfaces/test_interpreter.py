@@ -175,7 +175,16 @@ async def test_a_cleared_session_is_gone_with_all_it_had(runtime: Runtime, calle
     said = await caller.refusal("list_session_files", session_id=session_id)
     assert said.startswith(f"session-not-found: session '{session_id}' was cleared")
     assert "execution-not-found" in await caller.refusal("get_execution", execution_id=result.execution_id)
-    assert "session-not-found" in await caller.refusal("clear_session", session_id=session_id)
+    again = await caller.call("clear_session", session_id=session_id)
+    assert "session-not-found" in text_of(again)
+    expired = "SessionExpiredError: Session ID not found or has expired. session-not-found: "
+    assert again.structured_content is not None
+    assert again.structured_content["success"] is False
+    assert again.structured_content["message"].startswith(expired)
+    listed = await caller.call("list_session_files", session_id=session_id)
+    assert listed.structured_content is not None
+    assert (listed.structured_content["session_id"], listed.structured_content["files"]) == (session_id, [])
+    assert listed.structured_content["error"].startswith(expired)
 
 
 async def test_clearing_a_session_ends_what_runs_in_it(runtime: Runtime, caller: Caller):
@@ -194,7 +203,8 @@ async def test_an_unknown_session_is_a_clear_error_with_every_field(runtime: Run
         assert unknown not in [session.id for session in runtime.sessions.all()]
     assert (result.status, result.success, result.session_id) == ("rejected", False, unknown)
     assert result.error is not None
-    assert result.error.startswith(f"session-not-found: session '{unknown}' does not exist")
+    expired = "SessionExpiredError: Session ID not found or has expired. "
+    assert result.error.startswith(f"{expired}session-not-found: session '{unknown}' does not exist")
     assert "execute_code with an empty session_id" in result.error
 
 

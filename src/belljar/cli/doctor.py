@@ -31,9 +31,11 @@ from belljar.sandboxes.limits import DELEGATE
 from belljar.settings import Settings, load_settings
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
+from belljar.surfaces.tls import certificate_end, days_left, tls_context
 from belljar.toolbox.server_config import load_servers
 
 _OLDEST_NODE = 22
+_SOON_DAYS = 21
 # What a session's limit is replaced by where the controller cannot be used.
 _WITHOUT_CONTROLLER = {
     "memory": "Each process is limited by itself instead",
@@ -79,6 +81,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "forks": _check_forks,
         "toolbox": _check_toolbox,
         "guardrails": _check_guardrails,
+        "tls": _check_tls,
         "node": _check_node,
     }
     for name, check in sections.items():
@@ -237,6 +240,22 @@ def _check_guardrails(settings: Settings) -> Iterator[HostFinding]:
     configured_guardrails(settings)
     if settings.policy:
         yield HostFinding("guardrails", "ok", "policy", f"{settings.policy} is in order")
+
+
+def _check_tls(settings: Settings) -> Iterator[HostFinding]:
+    """Report when the server's certificate ends; nothing where none is set up."""
+    if tls_context(settings) is None:
+        return
+    end = certificate_end(settings)
+    left, day = days_left(end), f"{end:%Y-%m-%d}"
+    hint = "Put a new certificate in its place, and start the server again"
+    if left < 0:
+        yield HostFinding("tls", "fail", "certificate", f"{settings.tls_certificate} ended on {day}", hint)
+    elif left < _SOON_DAYS:
+        detail = f"{settings.tls_certificate} ends on {day}, in {left:.0f} days"
+        yield HostFinding("tls", "warn", "certificate", detail, hint)
+    else:
+        yield HostFinding("tls", "ok", "certificate", f"{settings.tls_certificate} ends on {day}")
 
 
 def _check_node(settings: Settings) -> Iterator[HostFinding]:

@@ -17,6 +17,7 @@ from belljar import logs
 from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_settings
+from belljar.surfaces.executor.choices import from_variables
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
@@ -73,7 +74,7 @@ async def serve(settings: Settings) -> None:
     logs.configure(settings.log_level, settings.log_format)
     if settings.http:
         check_bind(settings)
-        if settings.environment == "default" and sys.stderr.isatty():
+        if settings.environment == "default" and sys.stderr.isatty() and _needs_sessions(settings):
             await prepare(settings, show=True)
     with _stop_on_signals() as stop:
         try:
@@ -84,7 +85,7 @@ async def serve(settings: Settings) -> None:
 
 
 async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
-    async with open_runtime(settings) as runtime:
+    async with open_runtime(settings, prepares=_needs_sessions(settings)) as runtime:
         stop.has_started = True
         server = build_server(runtime, settings.surfaces)
         await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
@@ -92,7 +93,7 @@ async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
 
 async def _serve_http(settings: Settings, stop: StopRequest) -> None:
     host, port = parse_bind(settings.http)
-    async with open_runtime(settings) as runtime:
+    async with open_runtime(settings, prepares=_needs_sessions(settings)) as runtime:
         stop.has_started = True
         if stop.asked.is_set():
             return
@@ -105,6 +106,11 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
             max_connections=settings.max_connections,
             tls=tls_context(settings),
         )
+
+
+def _needs_sessions(settings: Settings) -> bool:
+    """Tell whether code runs in the configured environment, and not only in one that the executor's variables name."""
+    return settings.surfaces != ["executor"] or from_variables().kind is None
 
 
 def _print_ready(url: str) -> None:

@@ -4,9 +4,13 @@ An identifier belongs to a principal, and two principals may use the same one. I
 principal's credentials has the session, so it is in no log line and in no error message.
 """
 
+import time
 from dataclasses import dataclass
 
 from belljar.journal.journal import Journal
+
+UNUSED = ""
+"""In place of a session's id: the identifier was given out, and nothing has run under it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,17 @@ class IdentifierRecords:
         self._journal = journal
 
     def find(self, principal: str, identifier: str) -> str | None:
-        """Return the id of the session that an identifier stands for; None if there is none."""
+        """Return the session that an identifier stands for; `UNUSED` if it is only reserved, None if it is unknown."""
         query = "SELECT session_id FROM identifiers WHERE principal = ? AND identifier = ?"
         row = next(self._journal.rows(query, (principal, identifier)), None)
         return row[0] if row else None
+
+    def reserve(self, principal: str, identifier: str, *, forgotten_before: float) -> None:
+        """Record an identifier that stands for no session yet, and forget older ones under which nothing has run."""
+        stale = "principal = ? AND session_id = ? AND made_at < ?"
+        self._journal.write_now(f"DELETE FROM identifiers WHERE {stale}", (principal, UNUSED, forgotten_before))  # noqa: S608
+        statement = "INSERT OR IGNORE INTO identifiers (session_id, principal, identifier, made_at) VALUES (?, ?, ?, ?)"
+        self._journal.write_now(statement, (UNUSED, principal, identifier, time.time()))
 
     def bind(self, principal: str, identifier: str, session_id: str, *, known: str | None) -> str:
         """Let an identifier stand for a session, unless another server was quicker; return the session it stands for.
@@ -37,8 +48,9 @@ class IdentifierRecords:
         """
         values = (session_id, principal, identifier)
         if known is None:
-            statement = "INSERT OR IGNORE INTO identifiers (session_id, principal, identifier) VALUES (?, ?, ?)"
-            self._journal.write_now(statement, values)
+            columns = "(session_id, principal, identifier, made_at)"
+            statement = f"INSERT OR IGNORE INTO identifiers {columns} VALUES (?, ?, ?, ?)"  # noqa: S608
+            self._journal.write_now(statement, (*values, time.time()))
         else:
             statement = (
                 "UPDATE identifiers SET session_id = ? WHERE principal = ? AND identifier = ? AND session_id = ?"

@@ -61,6 +61,7 @@ CREATE TABLE identifiers (
     principal TEXT NOT NULL,
     identifier TEXT NOT NULL,
     session_id TEXT NOT NULL,
+    made_at REAL NOT NULL,
     PRIMARY KEY (principal, identifier)
 ) WITHOUT ROWID;
 CREATE INDEX identifiers_of_session ON identifiers (session_id);

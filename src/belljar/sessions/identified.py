@@ -7,16 +7,20 @@ HTTP.
 
 import asyncio
 import re
+import time
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from belljar.errors import Busy, InvalidArgument, SessionNotFound
 from belljar.files.workspace import Workspace
-from belljar.journal.identifiers import IdentifierRecord, IdentifierRecords
+from belljar.journal.identifiers import UNUSED, IdentifierRecord, IdentifierRecords
 from belljar.journal.session_records import SessionRecord
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
 LEAST_CHARS, MOST_CHARS = 4, 128
+UNUSED_S = 24 * 60 * 60.0
+"""How long an identifier is remembered under which nothing has run."""
 _IDENTIFIER = re.compile(r"""[A-Za-z0-9_|}{\[\]:";'<>?/.,@#$%^&*()\-+=!~`]{4,128}""")
 
 
@@ -42,14 +46,29 @@ class IdentifiedSessions:
         self._identifiers = IdentifierRecords(sessions.journal)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
+    def launch(self, principal: str) -> str:
+        """Return a new identifier, whose session is made by the first call that needs it."""
+        identifier = str(uuid4())
+        day_ago = time.time() - UNUSED_S
+        self._identifiers.reserve(principal, identifier, forgotten_before=day_ago)
+        return identifier
+
+    async def reach_launched(self, identifier: str, principal: str) -> Session:
+        """Return the session of an identifier that is known, and refuse one whose session is over or never was."""
+        known = self._identifiers.find(principal, check_identifier(identifier))
+        entry = self._sessions.records.find(known) if known else None
+        if known is None or (known != UNUSED and (entry is None or entry.state not in ("live", "asleep"))):
+            raise SessionNotFound("it was never launched, or its session is over")
+        return await self.reach(identifier, principal)
+
     async def reach(self, identifier: str, principal: str) -> Session:
         """Return the session of an identifier: awake, or woken, or a new one where there is none."""
         check_identifier(identifier)
         lock = self._locks.setdefault((principal, identifier), asyncio.Lock())
         async with lock:
             known = self._identifiers.find(principal, identifier)
-            if known is None:
-                return await self._allocate(identifier, principal, None, "")
+            if known is None or known == UNUSED:
+                return await self._allocate(identifier, principal, known, "")
             try:
                 return await self._sessions.reach(known, principal)
             except SessionNotFound:
@@ -73,7 +92,7 @@ class IdentifiedSessions:
     def known(self, identifier: str, principal: str) -> SessionRecord:
         """Return the record of an identifier's session, which lives or sleeps; `SessionNotFound` if there is none."""
         session_id = self._identifiers.find(principal, check_identifier(identifier))
-        entry = self._sessions.records.find(session_id) if session_id is not None else None
+        entry = self._sessions.records.find(session_id) if session_id else None
         if entry is None or entry.principal != principal or entry.state not in ("live", "asleep"):
             raise SessionNotFound(
                 "there is no session of this identifier", hint="Any execution or file call under it makes one"

@@ -426,8 +426,8 @@ class Settings(BaseSettings):
     )
     structured: Annotated[Literal["auto", "always", "never"], NEVER] = Field(
         "auto",
-        description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, which several "
-        "clients would drop.",
+        description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, for clients that "
+        "are known to drop images then.",
     )
     tool_result_bytes: Annotated[int, LOWER] = Field(
         4 * MEBIBYTE,

@@ -1,7 +1,8 @@
 """Execution results as MCP content blocks: one text that a model can act on, pictures, and links to the rest.
 
 Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything, ids
-and URIs included, and structured content is sent only beside text unless the settings or the caller ask for it.
+and URIs included, and clients that are known to drop images get structured content only where there are none, unless
+the settings or the caller ask for it.
 """
 
 import base64
@@ -13,7 +14,7 @@ from mcp.server.mcpserver import Context
 from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import JsonValue
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, SessionNotFound
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
 from belljar.outputs.displays import fitted
 
@@ -27,6 +28,10 @@ MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
 SHOWN_TRACEBACK_LINES = 60
+EXPIRED = "SessionExpiredError: Session ID not found or has expired. "
+"""Clients of the server that this surface is modelled on match on these words."""
+DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
+"""How the names of clients begin that drop pictures where there is structured content."""
 _CALL_STATES = {
     "started": "unfinished",
     "cancelled": "unfinished",
@@ -49,7 +54,7 @@ def execution_blocks(
 
     `has_checkpoint` says whether the session can be rewound to the state before the execution.
     """
-    media = dict(_media(result, read_display, image_budget_bytes))
+    media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
         result = result.model_copy(update={"next": _next_call(result)})
     links = [
@@ -75,13 +80,23 @@ def model_blocks(model: Model, text: str) -> CallToolResult:
     )
 
 
-def error_blocks(error: BelljarError) -> CallToolResult:
-    """Return an error as a refusal that says what to do."""
+def error_blocks(error: BelljarError, fields: Mapping[str, JsonValue] | None = None) -> CallToolResult:
+    """Return an error as a refusal that says what to do; `fields` are those that the tool always answers with."""
+    told = {"success": False, "error": f"{_named(error)}{error.code}: {error.message}", "hint": error.hint}
     return CallToolResult(
         content=[TextContent(type="text", text=f"{error.code}: {error}")],
-        structured_content={"success": False, "error": f"{error.code}: {error.message}", "hint": error.hint},
+        structured_content={**(fields or {}), **told},
         is_error=True,
     )
+
+
+def error_words(error: BelljarError) -> str:
+    """Return an error as the field `error` of an execution result has it."""
+    return f"{_named(error)}{error.code}: {error}"
+
+
+def _named(error: BelljarError) -> str:
+    return EXPIRED if type(error) is SessionNotFound else ""
 
 
 def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False) -> str:
@@ -205,7 +220,9 @@ def _playable(display: Display) -> Display | None:
     return next((form for form in forms if form.mime in PICTURES or form.mime.startswith("audio/")), None)
 
 
-def _media(result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int) -> Iterator[tuple[str, ContentBlock]]:
+def media_blocks(
+    result: ExecutionResult, read_display: ReadDisplay, budget_bytes: int
+) -> Iterator[tuple[str, ContentBlock]]:
     """Yield pictures and sounds by their URI, within one message's budget; the originals stay behind their URIs."""
     left = budget_bytes
     # A picture that is shown at two places is sent once, and both places name it.
@@ -227,9 +244,18 @@ def _base64(content: bytes) -> str:
 
 
 def asked_structure(ctx: Context[Any, Any], default: Structured) -> Structured:
-    """Return what the request's `_meta` asks for beside text, or the default; our own client asks for everything."""
+    """Return what the request's `_meta` asks for beside text, or the default; our own client asks for everything.
+
+    `auto` is left to clients that are known to drop pictures; all others can be sent both.
+    """
     asked = _meta(ctx).get("belljar/structured")
-    return asked if asked in ("auto", "always", "never") else default
+    wanted = asked if asked in ("auto", "always", "never") else default
+    return "always" if wanted == "auto" and not _drops_pictures(ctx) else wanted
+
+
+def _drops_pictures(ctx: Context[Any, Any]) -> bool:
+    client = ctx.request_context.session.client_params
+    return client is not None and client.client_info.name.lower().startswith(DROPPERS)
 
 
 def wants(ctx: Context[Any, Any], key: str, value: object) -> bool:

@@ -8,6 +8,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 from pydantic import Field
 
+from belljar.errors import SessionNotFound
 from belljar.executions.file_changes import file_uri
 from belljar.files.file_types import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
@@ -16,7 +17,8 @@ from belljar.models import FileReference, Model
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import model_blocks
+from belljar.surfaces.content import error_blocks, model_blocks
+from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.tools import (
     CHANGES,
     READS,
@@ -70,9 +72,13 @@ class FileTools:
         after: Annotated[str, Field(description="Name to go on after; empty for the first")] = "",
     ) -> Answer:
         """Files in the session folder by name, sub-folders included. None listed: the folder is empty."""
-        folders, _ = self._sessions.look(session_id, current_principal())
+        try:
+            folders, _ = self._sessions.look(session_id, current_principal())
+        except SessionNotFound as error:
+            note_refusal(error)
+            return error_blocks(error, {"session_id": session_id[:64], "files": []})
         listing = await asyncio.to_thread(Workspace(folders.workspace).list_page, path, after, LISTED_FILES)
-        files = _listed([_reference(session_id, entry.name, entry.size) for entry in listing.entries])
+        files = _listed([file_reference(session_id, entry.name, entry.size) for entry in listing.entries])
         total = len(listing.entries) + listing.rest
         report = SessionFiles(
             session_id=session_id,
@@ -104,7 +110,7 @@ class FileTools:
             content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
             await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
-        file = _reference(session.id, shown, len(content))
+        file = file_reference(session.id, shown, len(content))
         return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")
 
     @refusals_as_results
@@ -117,14 +123,14 @@ class FileTools:
         """Get a file from the session folder."""
         session = await self._sessions.reach(session_id, current_principal())
         content = await asyncio.to_thread(session.workspace.read, name, EMBEDDED_LIMIT_BYTES)
-        file = _reference(session.id, "/".join(session.workspace.check_name(name)), len(content))
+        file = file_reference(session.id, "/".join(session.workspace.check_name(name)), len(content))
         saved = None
         if save:
             folder = self._settings.download_directory
             saved = str(await asyncio.to_thread(save_download, folder, session.id, file.name, content))
         summary = f"{file.name} ({file.mime_type}, {file.size:,} bytes)" + (f", saved to {saved}" if saved else "")
         return CallToolResult(
-            content=[TextContent(type="text", text=summary), _embedded(file, content)],
+            content=[TextContent(type="text", text=summary), embedded(file, content)],
             structured_content=None,
         )
 
@@ -139,12 +145,13 @@ def _listed(files: list[FileReference]) -> list[FileReference]:
     return files
 
 
-def _reference(session_id: str, name: str, size: int) -> FileReference:
+def file_reference(session_id: str, name: str, size: int) -> FileReference:
+    """Return a session's file as answers name it."""
     return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)
 
 
-def _embedded(file: FileReference, content: bytes) -> EmbeddedResource:
-
+def embedded(file: FileReference, content: bytes) -> EmbeddedResource:
+    """Return the content of a file as a block: text for types of text, else base64."""
     text = decoded(content, file.mime_type)
     if isinstance(text, str):
         return EmbeddedResource(

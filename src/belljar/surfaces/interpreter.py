@@ -8,13 +8,20 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult
 from pydantic import Field
 
-from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
+from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
 from belljar.executions.execution import Execution, interrupt_all, make_cell
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
+from belljar.surfaces.content import (
+    asked_structure,
+    error_blocks,
+    error_words,
+    execution_blocks,
+    model_blocks,
+    wants,
+)
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.request_tracing import note_refusal
@@ -208,7 +215,11 @@ class InterpreterSurface:
     @refusals_as_results
     async def clear_session(self, session_id: SessionId) -> Answer:
         """End a session and delete its variables, files and history."""
-        await self._sessions.clear(session_id, current_principal())
+        try:
+            await self._sessions.clear(session_id, current_principal())
+        except SessionNotFound as error:
+            note_refusal(error)
+            return error_blocks(error, {"success": False, "message": error_words(error)})
         message = f"Session {session_id} and its files are deleted."
         return model_blocks(Cleared(success=True, message=message), message)
 
@@ -243,7 +254,7 @@ class InterpreterSurface:
             output=[],
             stdout="",
             stderr="",
-            error=f"{error.code}: {error}",
+            error=error_words(error),
         )
         return self._shown(result, ctx)
 

@@ -17,12 +17,13 @@ from starlette.types import ASGIApp
 
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.runtime import Runtime
-from belljar.sessions.identified import IdentifiedSessions
+from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
-from belljar.surfaces.http import build_app
+from belljar.surfaces.foundry import FOUNDRY_INSTRUCTIONS
+from belljar.surfaces.http import build_app, transport_security
 from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.operations import Operations
+from belljar.surfaces.operations import HostGuard, Operations
 from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
@@ -106,11 +107,14 @@ class BelljarServer(MCPServer[Any]):
 
 
 def _instructions(surfaces: Sequence[str]) -> str:
-    if "executor" in surfaces:
-        return EXECUTOR_INSTRUCTIONS
-    if "interpreter" not in surfaces:
-        return TOOLBOX_INSTRUCTIONS
-    return f"{INSTRUCTIONS} {BESIDE_INSTRUCTIONS}" if "toolbox" in surfaces else INSTRUCTIONS
+    texts = {
+        "executor": EXECUTOR_INSTRUCTIONS,
+        "interpreter": INSTRUCTIONS,
+        "toolbox": BESIDE_INSTRUCTIONS if "interpreter" in surfaces else TOOLBOX_INSTRUCTIONS,
+        "azure-mcp": AZURE_INSTRUCTIONS,
+        "foundry": FOUNDRY_INSTRUCTIONS,
+    }
+    return " ".join(text for name, text in texts.items() if name in surfaces)
 
 
 def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
@@ -132,6 +136,15 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         server.own_refusal = refusal_as_json
     if "toolbox" in surfaces:
         ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
+    if "azure-mcp" in surfaces:
+        AzureSurface(runtime).register(server)
+    if "foundry" in surfaces:
+        # Imported here and below, because most servers do not have this surface.
+        from belljar.surfaces.foundry.executions import Executions
+        from belljar.surfaces.foundry.tools import FoundryTools
+
+        executions = Executions(runtime, runtime.identified)
+        FoundryTools(runtime, runtime.identified, executions).register(server)
     server.watch_calls()
     return server
 
@@ -141,14 +154,24 @@ def build_http_app(runtime: Runtime) -> Starlette:
     settings = runtime.settings
     servers = {"/mcp": build_server(runtime, settings.surfaces)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
-    foundry = _build_foundry(runtime) if "foundry" in settings.surfaces else None
-    return build_app(servers, settings, operations=Operations(runtime), data_plane=foundry)
-
-
-def _build_foundry(runtime: Runtime) -> ASGIApp:
-    # Imported here, because most servers have no data plane.
+    if "foundry" not in settings.surfaces:
+        return build_app(servers, settings, operations=Operations(runtime))
     from belljar.surfaces.foundry.app import FoundryApp
     from belljar.surfaces.foundry.executions import Executions
+    from belljar.surfaces.foundry.plain_rpc import PlainRpc
 
-    identified = IdentifiedSessions(runtime.sessions)
-    return FoundryApp(runtime, identified, Executions(runtime, identified))
+    executions = Executions(runtime, runtime.identified)
+    data_plane = FoundryApp(runtime, runtime.identified, executions)
+
+    def with_plain_dialect(path: str, app: ASGIApp) -> ASGIApp:
+        if path not in ("/mcp", "/mcp/foundry"):
+            return app
+        plain = PlainRpc(servers[path], app, limit_bytes=executions.body_limit)
+        guarded = HostGuard(plain, transport_security(settings))
+        if path == "/mcp":
+            data_plane.mcp = guarded
+        return guarded
+
+    return build_app(
+        servers, settings, operations=Operations(runtime), wrap_server=with_plain_dialect, data_plane=data_plane
+    )

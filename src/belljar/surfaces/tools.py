@@ -81,6 +81,11 @@ def known_arguments(tool: str, schema: Mapping[str, Any], arguments: Mapping[str
     return {name: value for name, value in arguments.items() if value is not None or name in required}
 
 
+def connection_of(ctx: Ctx) -> tuple[str, str]:
+    """Return the caller and its connection; the connection is empty where the protocol has none."""
+    return current_principal(), (ctx.headers or {}).get("mcp-session-id", "")
+
+
 async def chosen_session(sessions: Registry, session_id: str) -> Session:
     """Return the caller's session; an empty id (or "0", which older clients send) makes a new one."""
     if session_id in ("", "0"):

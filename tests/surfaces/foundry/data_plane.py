@@ -42,8 +42,9 @@ class Plane:
         body = {"codeInputType": "inline", "executionType": "synchronous", "code": code, **fields}
         return (await self.ok("POST", "/code/execute", json={"properties": body}))["properties"]
 
-    async def upload(self, name: str, content: bytes, path: str = "/files", **params: str) -> Any:
-        return await self.ok("POST", path, files={"file": (name, content)}, params=params)
+    async def upload(self, name: str, content: bytes, path: str = "/files", folder: str = "") -> Any:
+        query = {"path": folder} if folder else {}
+        return await self.ok("POST", path, files={"file": (name, content)}, params=query)
 
 
 def problem_in(answer: httpx.Response, status: int, code: str, target: str | None = None) -> str:

@@ -72,10 +72,10 @@ def requested_choice(settings: Settings, kind: Kind, places: Mapping[str, str], 
 
 
 def _known(settings: Settings, kind: Kind, operators: Choice) -> list[str]:
-    places = [operators.place] if operators.kind == kind else []
-    variable = os.environ.get(_VARIABLES[kind], "")
-    places += [variable] if variable else []
-    kinds = {"conda"} if kind == "conda" else {"venv", "venv-uv"}
+    # A virtual environment is one whoever made it: what is known as `venv` may be asked for as `venv-uv`, too.
+    kinds: tuple[Kind, ...] = ("conda",) if kind == "conda" else ("venv", "venv-uv")
+    places = [operators.place] if operators.kind in kinds else []
+    places += [variable for each in kinds if (variable := os.environ.get(_VARIABLES[each], ""))]
     places += [entry.path for entry in settings.environments.values() if entry.kind in kinds and entry.path]
     if kind == "conda":
         places += [place.name for place in list_conda()]

@@ -27,7 +27,18 @@ from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
 from belljar.surfaces.request_tracing import note_refusal
-from belljar.surfaces.tools import CHANGES, ENDS, READS, REPLACES, Answer, Ctx, add_tools, idempotent, stage_reporter
+from belljar.surfaces.tools import (
+    CHANGES,
+    ENDS,
+    READS,
+    REPLACES,
+    Answer,
+    Ctx,
+    add_tools,
+    connection_of,
+    idempotent,
+    stage_reporter,
+)
 from belljar.surfaces.waiting import stopping_when_cancelled
 
 P = ParamSpec("P")
@@ -179,10 +190,10 @@ class ExecutorSurface:
             "env_type": self._choice(ctx).fields(self._settings)["type"],
             "all_installed": not missing,
             "not_installed": missing,
-            "package_details": [
-                {"package": each.name, "installed": each.installed, "version": each.version, "location": each.location}
+            "package_details": {
+                each.name: {"installed": each.installed, "version": each.version, "location": each.location}
                 for each in found
-            ],
+            },
         }
 
     # Environment
@@ -201,7 +212,7 @@ class ExecutorSurface:
         choice = await asyncio.to_thread(choices.requested_choice, self._settings, type, places, self._operators)
         previous = self._choice(ctx)
         await self._open(choice)
-        self._chosen[_connection(ctx)] = choice
+        self._chosen[connection_of(ctx)] = choice
         while len(self._chosen) > MOST_CONNECTIONS:
             del self._chosen[next(iter(self._chosen))]
         return {
@@ -288,7 +299,7 @@ class ExecutorSurface:
         return self._runners[principal]
 
     def _choice(self, ctx: Ctx) -> Choice:
-        return self._chosen.get(_connection(ctx), self._operators)
+        return self._chosen.get(connection_of(ctx), self._operators)
 
     async def _environment(self, ctx: Ctx) -> Environment:
         return await self._open(self._choice(ctx))
@@ -300,11 +311,6 @@ class ExecutorSurface:
         if choice not in self._opened:
             self._opened[choice] = await open_entry(self._settings, choice.place, entry)
         return self._opened[choice]
-
-
-def _connection(ctx: Ctx) -> tuple[str, str]:
-    """Return the caller and its connection; the connection is empty where the protocol has none."""
-    return current_principal(), (ctx.headers or {}).get("mcp-session-id", "")
 
 
 def _result_fields(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:

@@ -166,8 +166,8 @@ def stopped() -> Problem:
 
 
 def _kind(value: object) -> str:
-    kinds = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
+    kinds = {"list": "array", "str": "string", "bool": "boolean", "NoneType": "null"}
+    return kinds.get(type(value).__name__, "number")
 
 
 # Fields of bodies

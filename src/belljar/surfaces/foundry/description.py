@@ -132,7 +132,7 @@ def _operation(
 ) -> Schema:
     version = _query("api-version", {"type": "string", "enum": [*versions]}, is_required=True)
     identifier = [_query("identifier", _IDENTIFIER, is_required=True)] if has_identifier else []
-    content = {"application/octet-stream": {}} if answer is None else {"application/json": {"schema": answer}}
+    content: Schema = {"application/json": {"schema": answer}} if answer else {"application/octet-stream": {}}
     error = {"description": "An error", "content": {"application/json": {"schema": _ref("Problem")}}}
     operation: Schema = {
         "summary": summary,

@@ -77,17 +77,8 @@ class Files:
     async def remove(self, call: Call, name: str) -> Response:
         """Answer `DELETE /files/{name}`."""
         session = await self._identified.reach(call.identifier, call.principal)
-        path = self.path(call, name)
-        for candidate in _spellings(path):
-            try:
-                await asyncio.to_thread(session.workspace.delete, candidate)
-            except FileMissing as error:
-                problem = problem_of(error, "name")
-            except InvalidPath as error:
-                raise problem_of(error, "name") from None
-            else:
-                return Response(status_code=204)
-        raise problem
+        await self._first(session.workspace.delete, self.path(call, name))
+        return Response(status_code=204)
 
     # Steps that the old form shares
 
@@ -124,25 +115,23 @@ class Files:
 
     async def entry(self, folder: Workspace, path: str) -> FileEntry:
         """Return the entry of one file."""
-        problem = invalid("no name", "name")
-        for candidate in _spellings(path):
-            try:
-                return await asyncio.to_thread(folder.look_at, candidate)
-            except (FileMissing, InvalidPath) as error:
-                problem = problem_of(error, "name")
-        raise problem
+        return await self._first(folder.look_at, path)
 
     async def send_content(self, folder: Workspace, path: str) -> Response:
         """Return an answer that streams one file."""
-        problem = invalid("no name", "name")
+        file, status = await self._first(folder.open_read, path)
+        headers = {"Content-Length": str(status.st_size), "Content-Disposition": "attachment"}
+        return StreamingResponse(_chunks(file, status.st_size), 200, headers, "application/octet-stream")
+
+    @staticmethod
+    async def _first(method: Callable[[str], Found], path: str) -> Found:
+        """Call a method of the folder with each spelling of a path, until it finds the file."""
+        problem = invalid("The address names no file", "name")
         for candidate in _spellings(path):
             try:
-                file, status = await asyncio.to_thread(folder.open_read, candidate)
+                return await asyncio.to_thread(method, candidate)
             except (FileMissing, InvalidPath) as error:
                 problem = problem_of(error, "name")
-                continue
-            headers = {"Content-Length": str(status.st_size), "Content-Disposition": "attachment"}
-            return StreamingResponse(_chunks(file, status.st_size), 200, headers, "application/octet-stream")
         raise problem
 
     @staticmethod

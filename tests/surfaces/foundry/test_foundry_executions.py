@@ -53,15 +53,11 @@ async def test_variables_stay_under_one_identifier_and_are_another_ones_secret(p
         ("b'bytes'", "b'bytes'"),
         ("list(range(2000))[-1:], ...", "([1999], Ellipsis)"),
         ("import numpy; numpy.float64(1.5)", 1.5),
-        ("10 ** 5000", None),
     ],
 )
 async def test_values_are_json_where_they_have_a_form_in_it(plane: Plane, code: str, value: object) -> None:
     result = (await plane.execute(code))["result"]["executionResult"]
-    if code.startswith("10 **"):
-        assert isinstance(result, str | int)
-    else:
-        assert result == value
+    assert result == value
 
 
 async def test_old_versions_print_lists_as_text_and_have_all_their_keys(plane: Plane) -> None:
@@ -183,7 +179,8 @@ async def test_a_shell_command_answers_with_its_exit_status_as_text(plane: Plane
 async def test_addresses_may_have_the_prefix_of_a_pool_and_stray_slashes(plane: Plane) -> None:
     prefix = "/subscriptions/s/resourceGroups/g/sessionPools/pool"
     body = {"code": "1 + 1"}
-    for path in (f"{prefix}/executions", "//executions/", f"{prefix}//executions//", "/Executions"):
+    slashes = f"{plane.client.base_url}//executions/"
+    for path in (f"{prefix}/executions", slashes, f"{prefix}//executions//", "/Executions"):
         answer = await plane.ask("POST", path, json=body)
         assert answer.json()["result"]["executionResult"] == 2, path
     located = (await plane.ask("POST", f"{prefix}/executions", json=body)).headers["operation-location"]

@@ -1,0 +1,172 @@
+"""The surface's MCP tools: an environment is launched, then Python and shell commands run in it.
+
+An environment's id is an identifier of the data plane, so both reach the same sessions.
+"""
+
+import asyncio
+import base64
+import json
+from contextvars import ContextVar
+from typing import Annotated, Any, Final
+
+from mcp.server.mcpserver import MCPServer
+from mcp.types import CallToolResult, ImageContent, TextContent
+from pydantic import Field
+
+from belljar.errors import InvalidArgument, SessionNotFound
+from belljar.outputs.displays import fitted
+from belljar.runtime import Runtime
+from belljar.sessions.identified import IdentifiedSessions
+from belljar.surfaces.auth import current_principal
+from belljar.surfaces.content import asked_structure
+from belljar.surfaces.foundry.executions import Executions, Order, Report, command_cell, exec_cell
+from belljar.surfaces.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
+from belljar.surfaces.waiting import follow, stopping_when_cancelled
+
+TIMEOUT_S: Final = 220.0
+"""What Azure gives a call."""
+TEXT_PICTURE_BYTES: Final = 96 * 1024
+"""The largest picture that is put into text, for callers who see nothing else."""
+PLAIN_PICTURE_BYTES: Final = 4 * 1024 * 1024
+MOST_WORDS: Final = 1_000
+is_plain: ContextVar[bool] = ContextVar("belljar_plain_rpc", default=False)
+"""Whether the caller speaks the platform's plain dialect, and so sees text alone: see `plain_rpc.py`."""
+
+EnvironmentId = Annotated[str, Field(description="environmentId that launchShell answered with")]
+
+
+class EnvironmentNotFound(SessionNotFound):
+    """An environment that was never launched, or whose session is over."""
+
+    code = "environment-not-found"
+
+
+class FoundryTools:
+    """The tools over one runtime."""
+
+    def __init__(self, runtime: Runtime, identified: IdentifiedSessions, executions: Executions) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._identified = identified
+        self._executions = executions
+
+    def register(self, server: MCPServer[Any]) -> None:
+        """Add the tools to a server."""
+        add_tools(
+            server,
+            (self.launchShell, CHANGES),
+            (self.runPythonCodeInRemoteEnvironment, ENDS),
+            (self.runShellCommandInRemoteEnvironment, ENDS),
+        )
+
+    @refusals_as_results
+    async def launchShell(self) -> Answer:  # noqa: N802 - the name that clients call
+        """Launch an environment for Python and shell commands. Pass its environmentId to the other tools."""
+        return _answer({"environmentId": self._identified.launch(current_principal())})
+
+    @refusals_as_results
+    async def runPythonCodeInRemoteEnvironment(  # noqa: N802
+        self,
+        ctx: Ctx,
+        environmentId: EnvironmentId,  # noqa: N803
+        pythonCode: Annotated[str, Field(description="Python; the last expression's value is returned")],  # noqa: N803
+    ) -> Answer:
+        """Run Python. Variables and files stay for later calls with the same environmentId; empty stdout is normal."""
+        report = await self._run(ctx, environmentId, pythonCode)
+        value = self._executions.value(report)
+        picture = value if isinstance(value, dict) and "base64_data" in value else None
+        fields = {
+            "stdout": report.streams.stdout,
+            "stderr": report.stderr,
+            "executionResult": value,
+            "status": report.status,
+            "executionTimeInMilliseconds": report.milliseconds,
+        }
+        is_error = not report.result.success and self._settings.failures_are_errors
+        return await self._shown(ctx, fields, picture, is_error)
+
+    @refusals_as_results
+    async def runShellCommandInRemoteEnvironment(  # noqa: N802
+        self,
+        ctx: Ctx,
+        environmentId: EnvironmentId,  # noqa: N803
+        shellCommand: Annotated[str | None, Field(description="For a shell, like ls -l | head")] = None,  # noqa: N803
+        execCommandAndArgs: Annotated[  # noqa: N803
+            list[str] | None,
+            Field(min_length=1, max_length=MOST_WORDS, description="Instead: a program and its arguments, unquoted"),
+        ] = None,
+    ) -> Answer:
+        """Run a shell command. Files stay; cd and variables of the shell last for the command alone."""
+        if (shellCommand is None) == (execCommandAndArgs is None):
+            raise InvalidArgument("one of shellCommand and execCommandAndArgs is taken", hint="Pass exactly one")
+        code = exec_cell(execCommandAndArgs) if execCommandAndArgs is not None else command_cell(shellCommand or "")
+        report = await self._run(ctx, environmentId, code)
+        fields = {
+            "stdout": report.streams.stdout,
+            "stderr": report.stderr,
+            "exitCode": report.exit_status,
+            "executionTimeInMilliseconds": report.milliseconds,
+        }
+        # A command that ends with a status has run, whatever the status: grep finds nothing with 1.
+        is_error = not report.result.success and self._settings.failures_are_errors
+        return await self._shown(ctx, fields, None, is_error)
+
+    async def _run(self, ctx: Ctx, environment_id: str, code: str) -> Report:
+        principal = current_principal()
+        try:
+            await self._identified.reach_launched(environment_id, principal)
+        except (SessionNotFound, InvalidArgument) as error:
+            shown = environment_id[:128]
+            hint = "Call launchShell again for a new environment, then make its variables and files again"
+            raise EnvironmentNotFound(f"Environment not found: {shown}: {error.message}", hint=hint) from None
+        order = Order(environment_id, code, TIMEOUT_S)
+        if is_plain.get():
+            return await self._executions.run(order, principal)
+        execution, execution_id = await self._executions.submit(order, principal)
+        if execution is not None:
+            async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
+                while not execution.is_finished:
+                    await follow(execution, ctx, 3_600)
+        return await self._executions.report(execution_id, order, principal)
+
+    async def _shown(
+        self, ctx: Ctx, fields: dict[str, Any], picture: dict[str, str] | None, is_error: bool
+    ) -> CallToolResult:
+        """Return the fields, and a figure in a form that the caller can see."""
+        if picture is None:
+            return _answer(fields, is_error=is_error)
+        content, mime = base64.b64decode(picture["base64_data"]), f"image/{picture['format']}"
+        if is_plain.get():
+            data, text = await asyncio.to_thread(_for_text_alone, content, mime)
+            answer = _answer({**fields, "executionResult": text}, is_error=is_error)
+            answer.structured_content = {**fields, "executionResult": data}
+            return answer
+        small = await asyncio.to_thread(fitted, content, mime, self._settings.image_budget_bytes)
+        told = {"type": "image", "format": picture["format"]}
+        answer = _answer({**fields, "executionResult": told}, is_error=is_error)
+        if small is not None:
+            block = ImageContent(type="image", data=base64.b64encode(small[0]).decode(), mime_type=small[1])
+            answer.content.append(block)
+        if asked_structure(ctx, self._settings.structured) == "always":
+            answer.structured_content = fields
+        return answer
+
+
+def _for_text_alone(content: bytes, mime: str) -> tuple[Any, str]:
+    """Return a picture for programs, and as a data URL for whoever sees text alone; smaller where it is too large."""
+    whole, small = fitted(content, mime, PLAIN_PICTURE_BYTES), fitted(content, mime, TEXT_PICTURE_BYTES)
+    data: Any = None
+    if whole is not None:
+        form = whole[1].removeprefix("image/")
+        data = {"type": "image", "format": form, "base64_data": base64.b64encode(whole[0]).decode()}
+    if small is None:
+        return data, f"[{mime}, {len(content):,} bytes: too large for text]"
+    return data, f"data:{small[1]};base64,{base64.b64encode(small[0]).decode()}"
+
+
+def _answer(fields: dict[str, Any], *, is_error: bool = False) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=json.dumps(fields, ensure_ascii=False))],
+        structured_content=fields,
+        is_error=is_error,
+    )

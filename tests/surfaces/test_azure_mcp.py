@@ -1,0 +1,155 @@
+"""The surface of the Azure code interpreter's MCP server, as its clients call it."""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from calls import LEGACY, MODERN, blocks, images, opened_runtime, served_over_http, text_of
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
+
+from belljar.environments import Environment
+from belljar.errors import SettingsError
+from belljar.runtime import Runtime
+from belljar.surfaces.azure import pool_environment
+
+pytestmark = pytest.mark.anyio
+KEYS = {"ada": "key-of-ada-0123456789", "bob": "key-of-bob-0123456789"}
+
+
+@pytest.fixture(scope="module")
+async def runtime(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Runtime]:
+    keys = [f"{name}:{key}" for name, key in KEYS.items()]
+    folder = tmp_path_factory.mktemp("belljar")
+    async with opened_runtime(default_environment, folder, surfaces=["azure-mcp"], api_keys=keys) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+async def url(runtime: Runtime) -> AsyncGenerator[str]:
+    async with served_over_http(runtime) as url:
+        yield f"{url}/mcp"
+
+
+@asynccontextmanager
+async def connection(url: str, era: str = LEGACY, who: str = "ada") -> AsyncGenerator[Client]:
+    headers = {"authorization": f"Bearer {KEYS[who]}"}
+    async with (
+        httpx.AsyncClient(headers=headers, timeout=60) as http,
+        Client(streamable_http_client(url, http_client=http), mode=era) as client,
+    ):
+        yield client
+
+
+async def say(client: Client, tool: str, **arguments: Any) -> str:
+    answer = await client.call_tool(tool, arguments)
+    return blocks(answer, TextContent)[0].text
+
+
+def session_of(text: str) -> str:
+    found = re.search(r"[0-9a-f]{32}", text)
+    assert found is not None
+    return found[0]
+
+
+async def test_the_four_tools_and_their_arguments_are_those_of_the_original(url: str) -> None:
+    async with connection(url) as client:
+        tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+    assert {name: list(schema["properties"]) for name, schema in tools.items()} == {
+        "new_session": ["reason"],
+        "exec": ["code", "session_id"],
+        "list_files": ["session_id"],
+        "download_file": ["file_name", "session_id"],
+    }
+    assert [schema.get("required", []) for schema in tools.values()] == [[], ["code"], [], ["file_name"]]
+
+
+async def test_output_is_one_text_with_everything_under_its_name(url: str) -> None:
+    async with connection(url) as client:
+        code = "```python\nimport sys\nprint('out')\nprint('warned', file=sys.stderr)\n6 * 7\n```"
+        said = await say(client, "exec", code=code)
+        session = session_of(said)
+        assert said == f"out\nstderr:\nwarned\nresult:\n42\n[session_id: {session}]"
+        assert await say(client, "exec", code="x = 1") == f"No output\n[session_id: {session}]"
+        failed = await client.call_tool("exec", {"code": "print('before')\n1 / 0"})
+        assert failed.is_error
+        assert text_of(failed).startswith("before\nerror:\n")
+        assert "ZeroDivisionError: division by zero" in text_of(failed)
+        figure = await client.call_tool("exec", {"code": "import matplotlib.pyplot as plt\nplt.plot([1]);"})
+        assert len(images(figure)) == 1
+
+
+async def test_each_connection_has_a_current_session_of_its_own(url: str) -> None:
+    async with connection(url) as one, connection(url) as other:
+        first = session_of(await say(one, "exec", code="kept = 1"))
+        assert "NameError" in await say(other, "exec", code="kept", session_id="")
+        assert session_of(await say(one, "exec", code="kept")) == first
+        second = session_of(await say(one, "new_session", reason="another task"))
+        assert second != first
+        assert "NameError" in await say(one, "exec", code="kept")
+        assert "result:\n1" in await say(one, "exec", code="kept", session_id=first)
+        assert session_of(await say(one, "list_files")) == second
+
+
+async def test_without_connections_each_principal_has_a_current_session(url: str) -> None:
+    async with connection(url, MODERN) as ada:
+        kept = session_of(await say(ada, "exec", code="kept = 1"))
+    async with connection(url, MODERN) as again, connection(url, MODERN, "bob") as bob:
+        assert session_of(await say(again, "exec", code="kept")) == kept
+        assert "NameError" in await say(bob, "exec", code="kept")
+        stolen = await bob.call_tool("exec", {"code": "kept", "session_id": kept})
+        unknown = await bob.call_tool("exec", {"code": "kept", "session_id": "f" * 32})
+        assert stolen.is_error
+        assert text_of(stolen).replace(kept, "f" * 32) == text_of(unknown)
+
+
+async def test_files_are_listed_and_saved_on_the_users_machine(url: str, runtime: Runtime) -> None:
+    async with connection(url) as client:
+        assert (await say(client, "list_files")).startswith("No files\n")
+        await say(client, "exec", code="import os; os.mkdir('sub'); open('sub/a.csv', 'w').write('1,2')")
+        listed = await say(client, "list_files")
+        assert listed.splitlines()[0] == "sub/a.csv"
+        for name in ("sub/a.csv", "/mnt/data/sub/a.csv"):
+            answer = await client.call_tool("download_file", {"file_name": name})
+            path = Path(_saved_to(answer))
+            assert path.read_text() == "1,2"
+            assert path.is_relative_to(runtime.settings.download_directory)
+            (resource,) = blocks(answer, EmbeddedResource)
+            assert isinstance(resource.resource, TextResourceContents)
+            assert (resource.resource.mime_type, resource.resource.text) == ("text/csv", "1,2")
+        for name in ("../up", "/etc/passwd", "missing.csv", "sub"):
+            refused = await client.call_tool("download_file", {"file_name": name})
+            assert refused.is_error, name
+
+
+def _saved_to(answer: CallToolResult) -> str:
+    found = re.search(r"saved to (.*)$", blocks(answer, TextContent)[0].text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+async def test_a_current_session_that_is_over_is_told_once_and_then_replaced(url: str, runtime: Runtime) -> None:
+    async with connection(url) as client:
+        session = session_of(await say(client, "exec", code="kept = 1"))
+        await runtime.sessions.clear(session, "key:ada")
+        gone = await client.call_tool("exec", {"code": "kept"})
+        assert gone.is_error
+        assert session in text_of(gone)
+        assert "new_session" in text_of(gone)
+        assert session_of(await say(client, "exec", code="2")) != session
+
+
+def test_a_pool_that_is_named_in_part_is_an_error_that_names_the_rest() -> None:
+    whole = dict.fromkeys(("AZURE_SUBSCRIPTION_ID", "AZURE_RESOURCE_GROUP", "AZURE_SESSION_POOL", "AZURE_REGION"), "x")
+    assert pool_environment({}) == ""
+    assert pool_environment({"AZURE_DOWNLOAD_DIRECTORY": "x"}) == ""
+    assert pool_environment(whole) == "azure"
+    with pytest.raises(SettingsError, match="without AZURE_SESSION_POOL, AZURE_REGION"):
+        pool_environment({**whole, "AZURE_SESSION_POOL": "", "AZURE_REGION": ""})
