@@ -1,27 +1,59 @@
-# Two uses of one image: the server, `docker run -i belljar`, and the system that sessions of the `container` sandbox
-# see, for which belljar looks under this name:
+# syntax=docker/dockerfile:1
+# The server with the environment of its sessions, for laptops, servers and session pools:
 #
-#     docker build -t belljar:latest .        (or podman)
+#     docker build -t belljar .
+#     docker run -p 8000:8000 belljar        HTTP at port 8000, with a key that it shows once
+#     docker run -i --rm belljar             stdio, for a client that starts it
 #
-# A session's own interpreter is the host's and is shown at its own path; it needs a glibc as new as the host's, and the
-# libraries that wheels are linked with.
-FROM python:3.12-slim
+# It is also the system that sessions of the `container` sandbox see, for which belljar looks under belljar:latest. A
+# session's own interpreter is the host's then and is shown at its own path; it needs a glibc as new as the host's, and
+# the libraries that wheels are linked with. docs/guides/containers.md says more.
 
-RUN apt-get update \
- && apt-get install -y --no-install-recommends ca-certificates fontconfig libgomp1 libseccomp2 libstdc++6 \
- && rm -rf /var/lib/apt/lists/*
+# Any Linux with glibc and Python 3.11 or newer.
+ARG BASE=python:3.12-slim
+FROM ${BASE}
+
+# What clients see: interpreter, executor, toolbox, azure-mcp or foundry; BELLJAR_SURFACES chooses again at the start.
+ARG SURFACE=interpreter
+# What sessions have: pandas, numpy, matplotlib and their like (750 MB), or with `no` little more than IPython; and further
+# packages, as pip takes them.
+ARG SCIENCE=yes
+ARG PACKAGES=""
+
+RUN if command -v apt-get > /dev/null; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends ca-certificates fontconfig libgomp1 libseccomp2 libstdc++6 \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi
 
 COPY pyproject.toml README.md CHANGELOG.md LICENSE /source/
 COPY src /source/src
-# An environment of its own: the system's Python may belong to its package manager.
-RUN python3 -m venv /opt/belljar \
- && /opt/belljar/bin/pip install --no-cache-dir /source \
+# Two environments of their own: the system's Python may belong to its package manager, and sessions see nothing of the
+# server's packages.
+RUN --mount=type=cache,target=/root/.cache/uv \
+    export UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 \
+ && python3 -m venv /opt/belljar && python3 -m venv --without-pip /opt/session \
+ && /opt/belljar/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check uv \
+ && /opt/belljar/bin/uv pip install --quiet --python /opt/belljar/bin/python "/source[azure]" \
+ && if [ "${SCIENCE}" = yes ]; then set -- --requirement /source/src/belljar/environments/science.lock.txt; \
+    else set -- "ipython>=9" cloudpickle pip; fi \
+ && /opt/belljar/bin/uv pip install --quiet --python /opt/session/bin/python "$@" ${PACKAGES} \
  && rm -rf /source \
  && ln -s /opt/belljar/bin/belljar /usr/local/bin/belljar
 
-# No VOLUME: in the `container` sandbox nothing but the session's own folders may be written.
-RUN useradd --create-home --uid 1000 belljar
+# No VOLUME: in the `container` sandbox nothing but the session's own folders may be written. A named volume at /data
+# takes over this folder's owner.
+RUN echo "belljar:x:1000:1000::/home/belljar:/bin/sh" >> /etc/passwd \
+ && echo "belljar:x:1000:" >> /etc/group \
+ && mkdir -m 700 /data && mkdir -p /home/belljar && chown 1000:1000 /data /home/belljar
+
+ENV BELLJAR_DATA_DIRECTORY=/data \
+    BELLJAR_DOWNLOAD_DIRECTORY=/data/downloads \
+    BELLJAR_ENVIRONMENT=/opt/session \
+    BELLJAR_SURFACES=${SURFACE} \
+    PYTHONDONTWRITEBYTECODE=1
 USER belljar
 WORKDIR /home/belljar
+EXPOSE 8000
 ENTRYPOINT ["belljar"]
-CMD ["serve"]
+CMD ["container"]

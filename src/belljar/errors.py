@@ -25,6 +25,7 @@ BelljarError
     ├── CopyRefused           copy-refused
     ├── UpstreamFailed        upstream-failed
     ├── PluginFailed          plugin-failed
+    ├── PoolUnavailable       pool-unavailable
     └── KernelDied            kernel-died
 
 Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
@@ -191,6 +192,12 @@ class PluginFailed(EngineError):
     """A plugin of the operator's failed where nothing can go on without it."""
 
     code = "plugin-failed"
+
+
+class PoolUnavailable(EngineError):
+    """The Azure pool cannot be reached, refuses us, or has no room; nothing of the cell has run."""
+
+    code = "pool-unavailable"
 
 
 class KernelDied(EngineError):

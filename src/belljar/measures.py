@@ -85,9 +85,9 @@ execution_wall = Histogram(
 )
 kernel_starts = Histogram(
     "belljar_kernel_start_seconds",
-    "Kernel starts: cold, forked, jupyter, taken from the pool, or made ahead to refill it",
+    "Kernel starts: cold, forked, jupyter, in an Azure pool, taken from our own, or made ahead to refill it",
     ("kind",),
-    ("cold", "forked", "jupyter", "pool", "refill"),
+    ("cold", "forked", "jupyter", "azure", "pool", "refill"),
     bounds=CALL_BOUNDS,
 )
 kernel_start_failures = Counter("belljar_kernel_start_failures", "Kernels that could not be started")

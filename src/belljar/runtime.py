@@ -18,7 +18,6 @@ from typing import Literal
 
 from belljar.attachments import serve_operators
 from belljar.environments import check_configured
-from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, open_data_directory, way_mode
@@ -30,6 +29,7 @@ from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redactors import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
+from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.handover import Handover, NoHandover
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
@@ -253,7 +253,7 @@ async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) 
     logged = ""
     while preparation.environment != "ready":
         try:
-            if not name.startswith(KERNEL_PREFIX):
+            if not is_elsewhere(name):
                 await starter.environments.get(name)
             preparation.environment = "ready"
         except BelljarError as error:

@@ -43,6 +43,10 @@ class CommandGroup:
 # A new command is a file in this package and a line in this table.
 COMMANDS: dict[str, CommandEntry] = {
     "serve": CommandEntry("serve:command", "Serve MCP over stdio, or over HTTP with --http HOST:PORT."),
+    "container": CommandEntry(
+        "container:command",
+        "Serve as the image does: stdio under `docker run -i`, else HTTP at port 8000 with a key of its own.",
+    ),
     "run": CommandEntry(
         "run:command",
         "Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.",

@@ -4,6 +4,7 @@ A check that is not passed fails if the configured settings need it, and warns i
 and environments are in their own packages; this module runs them and prints the results.
 """
 
+import asyncio
 import json
 import os
 import platform
@@ -28,6 +29,7 @@ from belljar.sandboxes.cgroup_discovery import CONTROLLERS, read_control_groups
 from belljar.sandboxes.installed import ask_checks
 from belljar.sandboxes.limits import DELEGATE
 from belljar.settings import Settings, load_settings
+from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
 from belljar.surfaces.tls import certificate_end, days_left, tls_context
 from belljar.toolbox.server_config import load_servers
@@ -56,8 +58,8 @@ class HostFinding:
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Check what this host can do.
 
-    Looks at the sandbox, cgroups, environments, the toolbox's servers and the policy, and forks a session; exits with 1
-    if something that the settings need fails.
+    Looks at the sandbox, cgroups, environments, an Azure pool, the toolbox's servers and the policy, and forks a
+    session; exits with 1 if something that the settings need fails.
     """
     findings = list(examine(load_settings()))
     print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else report(findings))
@@ -75,6 +77,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "sandbox": _check_sandboxes,
         "cgroups": _check_control_groups,
         "environments": _check_environments,
+        "azure": _check_azure,
         "forks": _check_forks,
         "toolbox": _check_toolbox,
         "guardrails": _check_guardrails,
@@ -199,6 +202,27 @@ def _check_control_groups(settings: Settings) -> Iterator[HostFinding]:
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:
     for check in check_environments(settings):
         yield _finding("environments", check.name, check, is_needed=True)
+
+
+def _check_azure(settings: Settings) -> Iterator[HostFinding]:
+    """Yield whether the session pool can be used, where one is configured or sessions are to live in one."""
+    is_needed = settings.environment == AZURE
+    if missing := missing_names(settings):
+        detail = f"named only in part: {', '.join(missing)} not set"
+        hint = "Set all four variables, or none"
+        yield HostFinding("azure", "fail" if is_needed else "warn", "pool", detail, hint)
+        return
+    if not pool_endpoint(settings):
+        if is_needed:
+            yield HostFinding(
+                "azure", "fail", "pool", "none is configured", "Set azure_endpoint, or the four variables"
+            )
+        return
+    # Its HTTP client takes a while to import, which only those who use a pool should pay.
+    from belljar.kernels.azure.checks import check_pool
+
+    for check in asyncio.run(check_pool(settings)):
+        yield _finding("azure", check.name, check, is_needed=is_needed)
 
 
 def _check_forks(settings: Settings) -> Iterator[HostFinding]:

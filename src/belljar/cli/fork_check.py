@@ -18,6 +18,7 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import ForkableProvider, HostCheck, Provider
 from belljar.sessions.pool import new_folders
 from belljar.settings import Settings
+from belljar.settings.azure import AZURE
 
 _NAME = "sessions"
 _COLD = "they start cold, which takes about half a second and the imports of each"
@@ -32,6 +33,8 @@ def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:
         return [HostCheck(_NAME, True, f"not forked, as fork_start says: {_COLD}")]
     if settings.environment.startswith("kernel:"):
         return [HostCheck(_NAME, True, f"those of Jupyter kernels are not forked: {_COLD}")]
+    if settings.environment == AZURE:
+        return [HostCheck(_NAME, True, "those in an Azure pool are not forked: the pool allocates them")]
     if not isinstance(provider, ForkableProvider):
         return [HostCheck(_NAME, False, f"the sandbox {provider.name} cannot fork them: {_COLD}")]
     if any(not check.is_ok for check in provider.check()):

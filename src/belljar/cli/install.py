@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import platformdirs
 import typer
 
 from belljar.errors import UsageError
+from belljar.sandboxes.seccomp import container_profile
+from belljar.settings.kinds import checked_image
 
 ClientName = Literal["claude-desktop", "claude-code", "vscode", "cursor"]
 ServerEntry = dict[str, str | list[str]]
@@ -80,6 +83,10 @@ def command(
     write: Annotated[bool, typer.Option("--write", help="Write it into the client's file.")] = False,
     name: Annotated[str, typer.Option(help="What the client calls the server.")] = "belljar",
     path: Annotated[Path | None, typer.Option(help="The client's file, where it is not the usual one.")] = None,
+    docker: Annotated[
+        bool, typer.Option("--docker", help="Start it in a container of docker or podman instead of here.")
+    ] = False,
+    image: Annotated[str, typer.Option(help="The image that --docker starts.")] = "belljar:latest",
 ) -> None:
     """Tell an MCP client how to start belljar.
 
@@ -87,7 +94,10 @@ def command(
     """
     client = CLIENTS[client_name]
     target = (path or client.path()).expanduser().absolute()
-    entry = server_entry(client, serve_arguments or [])
+    if docker:
+        entry = container_entry(client, checked_image(image), serve_arguments or [], has_profile=write)
+    else:
+        entry = server_entry(client, serve_arguments or [])
     if write:
         _write(client, target, name, entry)
         return
@@ -121,6 +131,35 @@ def server_entry(client: Client, arguments: Sequence[str]) -> ServerEntry:
     command, *first = launch_command()
     entry: ServerEntry = {"command": command, "args": [*first, "serve", *arguments]}
     return {"type": "stdio", **entry} if client.states_type else entry
+
+
+def container_entry(client: Client, image: str, arguments: Sequence[str], *, has_profile: bool = True) -> ServerEntry:
+    """Return the entry with which the client starts belljar in a container; `has_profile` writes the engine's rules.
+
+    The container is removed when the client ends it; sessions sleep in a named volume and wake under the next one.
+    """
+    engine = _find_engine()
+    if Path(engine).name.startswith("podman"):
+        options = ["--security-opt", "unmask=ALL"]
+    else:
+        profile = platformdirs.user_config_path("belljar", appauthor=False) / "container-seccomp.json"
+        if has_profile:
+            profile.parent.mkdir(parents=True, exist_ok=True)
+            profile.write_text(json.dumps(container_profile(), indent=2) + "\n")
+        options = ["--security-opt", f"seccomp={profile}", "--security-opt", "systempaths=unconfined"]
+        if Path("/sys/module/apparmor").exists():
+            options += ["--security-opt", "apparmor=unconfined"]
+    words = ["run", "-i", "--rm", *options, "-v", "belljar:/data", image]
+    entry: ServerEntry = {"command": engine, "args": [*words, *(["serve", *arguments] if arguments else [])]}
+    return {"type": "stdio", **entry} if client.states_type else entry
+
+
+def _find_engine() -> str:
+    """Return the path of docker or podman, because a desktop gives its programs a short PATH."""
+    found = shutil.which("docker") or shutil.which("podman")
+    if found is None:
+        raise UsageError("neither docker nor podman is on the PATH", hint="Install Docker Desktop, docker or podman")
+    return found
 
 
 def launch_command() -> list[str]:

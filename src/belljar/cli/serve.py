@@ -66,10 +66,10 @@ def command(
         "policy": policy,
         "log_level": log_level,
     }
-    asyncio.run(_serve(*load_with_env_file(flags)))
+    asyncio.run(serve(*load_with_env_file(flags)))
 
 
-async def _serve(settings: Settings, env_file: str) -> None:
+async def serve(settings: Settings, env_file: str = "") -> None:
     """Serve over HTTP where the settings name an address, else over stdio; `env_file` says what was read of a .env."""
     logs.configure(settings.log_level, settings.log_format)
     if env_file:

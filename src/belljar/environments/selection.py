@@ -22,6 +22,7 @@ from belljar.environments.uv import check_rattler, find_uv
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import EnvironmentEntry, Settings
+from belljar.settings.azure import AZURE, pool_endpoint
 
 KERNEL_PREFIX = "kernel:"
 Tell = Callable[[str], None]
@@ -71,7 +72,8 @@ def recipe_of(name: str, entry: EnvironmentEntry) -> Recipe:
 
 def known_names(settings: Settings) -> list[str]:
     """Return the environments that a session can ask for, without Jupyter's kernels."""
-    return list(dict.fromkeys([DEFAULT.name, settings.environment, *settings.environments]))
+    pool = [AZURE] if pool_endpoint(settings) else []
+    return list(dict.fromkeys([DEFAULT.name, settings.environment, *settings.environments, *pool]))
 
 
 def check_name(settings: Settings, name: str) -> None:
@@ -164,6 +166,8 @@ def _summary(interpreter: Interpreter) -> str:
 
 def _check_chosen(settings: Settings) -> HostCheck:
     title = f"environment {settings.environment}"
+    if settings.environment == AZURE:
+        return HostCheck(title, True, "sessions live in a pool of Azure, which is checked below")
     if settings.environment.startswith(KERNEL_PREFIX):
         return HostCheck(title, True, "an installed Jupyter kernel, looked for when the server starts")
     if settings.environment in settings.environments:

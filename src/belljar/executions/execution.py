@@ -38,7 +38,7 @@ from belljar.executions.transcript import Transcript
 from belljar.files.disk_usage import FolderUsage
 from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
-from belljar.kernels.base import Kernel
+from belljar.kernels.base import Kernel, is_remote
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.provisioning.handover import ResumableKernel
@@ -357,6 +357,8 @@ class Execution:
             await self._session.tools.ready_for(self.cell.code)
         if self._session.plugins.has("before_execution"):
             self._notice_all(await self._session.plugins.tell("before_execution", cell=self._facts))
+        if is_remote(kernel):
+            kernel.limit_cell(self.cell.timeout_s)
         cell, on_begin = self.cell, self._record_start
         await self._listen(
             kernel,

@@ -185,6 +185,20 @@ class CommKernel(Kernel, Protocol):
         ...
 
 
+@runtime_checkable
+class RemoteKernel(Kernel, Protocol):
+    """A kernel on another machine, which may end there without a word, and which has a clock of its own."""
+
+    async def look(self) -> str:
+        """Ask whether it is still there, and return why not; empty if it is. Called before each cell."""
+        ...
+
+    def limit_cell(self, timeout_s: float) -> None:
+        """Set how long the next cell may run there. Called before `execute`."""
+        ...
+
+
+_is_remote_type: dict[type, bool] = {}
 _is_forkable_type: dict[type, bool] = {}
 _has_comms_type: dict[type, bool] = {}
 
@@ -198,6 +212,14 @@ def has_comms(kernel: Kernel | None) -> TypeGuard[CommKernel]:
     if kind not in _has_comms_type:
         _has_comms_type[kind] = isinstance(kernel, CommKernel)
     return _has_comms_type[kind]
+
+
+def is_remote(kernel: Kernel | None) -> TypeGuard[RemoteKernel]:
+    """Return whether the kernel is on another machine. Asked before every cell, like `is_forkable`."""
+    kind = type(kernel)
+    if kind not in _is_remote_type:
+        _is_remote_type[kind] = isinstance(kernel, RemoteKernel)
+    return _is_remote_type[kind]
 
 
 def is_forkable(kernel: Kernel | None) -> TypeGuard[ForkableKernel]:

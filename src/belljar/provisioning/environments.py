@@ -9,8 +9,25 @@ from belljar.environments.managed import DEFAULT, folder, is_ready
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.settings import Settings
+from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
 
 log = logging.getLogger(__name__)
+
+
+def is_elsewhere(name: str) -> bool:
+    """Return whether sessions of that name use none of the environments that belljar prepares."""
+    return name == AZURE or name.startswith(KERNEL_PREFIX)
+
+
+def check_pool(settings: Settings) -> None:
+    """Refuse the environment `azure` where no pool is configured, or only a part of its name."""
+    check_pool_names(settings)
+    if not pool_endpoint(settings):
+        raise InvalidArgument(
+            "no Azure session pool is configured",
+            hint="The operator sets azure_endpoint, or AZURE_SUBSCRIPTION_ID, AZURE_RESOURCE_GROUP, AZURE_SESSION_POOL "
+            "and AZURE_REGION",
+        )
 
 
 class EnvironmentCache:
@@ -32,6 +49,8 @@ class EnvironmentCache:
             return
         if name.startswith(KERNEL_PREFIX):
             self._check_kernel(name.removeprefix(KERNEL_PREFIX))
+        elif name == AZURE:
+            check_pool(self._settings)
         else:
             check_name(self._settings, name)
 
@@ -50,7 +69,7 @@ class EnvironmentCache:
     def _kernel_home(self) -> Path | None:
         """Return the prefix of the environment whose kernels come before Jupyter's own; None while it is unknown."""
         name = self._settings.environment
-        name = DEFAULT.name if name.startswith(KERNEL_PREFIX) else name
+        name = DEFAULT.name if is_elsewhere(name) else name
         task = self._tasks.get(name)
         if task is not None and task.done() and not task.cancelled() and task.exception() is None:
             return task.result().prefix
@@ -67,6 +86,11 @@ class EnvironmentCache:
 
     async def for_packages(self, name: str) -> Environment:
         """Return the environment that a session's packages are resolved for; of a Jupyter kernel, its interpreter's."""
+        if name == AZURE:
+            raise InvalidArgument(
+                "packages of a session in an Azure pool are the pool's own",
+                hint="Run `%pip install NAME` in a cell, where the pool has a way to the package index",
+            )
         if not name.startswith(KERNEL_PREFIX):
             return await self.get(name)
         from belljar.kernels import jupyter

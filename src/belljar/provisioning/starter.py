@@ -24,13 +24,14 @@ from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
 from belljar.plugins import Plugins
 from belljar.provisioning.confined_uv import UvSandbox
-from belljar.provisioning.environments import EnvironmentCache
+from belljar.provisioning.environments import EnvironmentCache, is_elsewhere
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+from belljar.settings.azure import AZURE
 from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.toolbox import Toolbox
@@ -63,7 +64,7 @@ class PreparedSandbox:
         self.is_held = True
 
 
-StartKind = Literal["cold", "forked", "jupyter", "plugin"]
+StartKind = Literal["cold", "forked", "jupyter", "azure", "plugin"]
 StartKernel = Callable[[KernelRequest], Awaitable[Kernel]]
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,8 @@ class KernelStarter:
             if (start := self._plugin_kernels.get(kernel_name)) is not None:
                 return await self._start_by_plugin(start, kernel_name, folders), "plugin"
             return await self._start_jupyter(kernel_name, folders), "jupyter"
+        if name == AZURE:
+            return await self._start_azure(folders), "azure"
         environment = await self.environments.get(name)
         prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
         if (kernel := await self._forked(prepared, environment, folders)) is not None:
@@ -192,7 +195,7 @@ class KernelStarter:
 
     async def is_warm(self, name: str) -> bool:
         """Wait until sessions of that environment can be forked; False when they will not be."""
-        if name.startswith(KERNEL_PREFIX):
+        if is_elsewhere(name):
             return False
         zygote = await self.zygotes.of(await self.environments.get(name))
         return zygote is not None and await zygote.warm()
@@ -296,7 +299,7 @@ class KernelStarter:
     async def _configured_environment(self) -> Environment:
         """Return the configured environment for a kernel of another kind, because making one may take a minute."""
         name = self._settings.environment
-        return await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
+        return await self.environments.get("default" if is_elsewhere(name) else name)
 
     async def _start_by_plugin(self, start: StartKernel, kernel_name: str, folders: KernelFolders) -> Kernel:
         environment = await self._configured_environment()
@@ -329,6 +332,14 @@ class KernelStarter:
                 f"the plugin's kernel {kernel_name} did not start: {type(error).__name__}: {error}",
                 hint="Only the operator can mend it; use another environment",
             ) from error
+
+    async def _start_azure(self, folders: KernelFolders) -> Kernel:
+        # The HTTP client and azure-identity take 0.4 s to import, which only sessions in a pool should pay.
+        from belljar.kernels.azure import start_azure
+
+        return await start_azure(
+            self._settings, workspace=folders.workspace, scratch=folders.scratch, identity=folders.identity
+        )
 
     async def aclose(self) -> None:
         """Cancel what is being prepared, close the sandboxes held open, and end the zygotes."""

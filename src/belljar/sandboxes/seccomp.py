@@ -31,8 +31,8 @@ _REFUSED = {
     "the machine": (
         *("kexec_load", "kexec_file_load", "create_module", "init_module", "finit_module", "delete_module"),
         *("reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog", "iopl", "ioperm", "vhangup"),
-        *("sethostname", "setdomainname"),
     ),
+    "names": ("sethostname", "setdomainname"),
     "the clock": ("settimeofday", "stime", "clock_settime", "clock_settime64", "clock_adjtime", "adjtimex"),
     "placement of memory": ("mbind", "migrate_pages", "move_pages", "set_mempolicy", "set_mempolicy_home_node"),
 }
@@ -102,6 +102,31 @@ class _Rule(NamedTuple):
     error: int
     call: str
     conditions: tuple[_Condition, ...] = ()
+
+
+# What bubblewrap needs, and what a server needs to look after its sandboxes.
+_MAKES_SANDBOXES = ("namespaces and mounts", "names", "other processes")
+_CONTAINER_ARCHITECTURES = {
+    "SCMP_ARCH_X86_64": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+    "SCMP_ARCH_AARCH64": ["SCMP_ARCH_ARM"],
+}
+
+
+def container_profile() -> dict[str, Any]:
+    """Return the rules, as docker and podman read them, for a container in which belljar makes namespaces of its own.
+
+    They refuse what the filter of sessions refuses, but for what makes and watches sandboxes: inside a user namespace
+    that needs no privilege, and it is what seals a session off. Sessions themselves get the whole filter.
+    """
+    names = [name for group, calls in _REFUSED.items() if group not in _MAKES_SANDBOXES for name in calls]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "archMap": [
+            {"architecture": name, "subArchitectures": below} for name, below in _CONTAINER_ARCHITECTURES.items()
+        ],
+        # A name that an engine's library does not know is skipped by it.
+        "syscalls": [{"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}],
+    }
 
 
 @cache

@@ -119,6 +119,7 @@ class Registry:
     ) -> tuple[Session, SessionFork]:
         """Create a session that continues from the state of another one, or from its state before an execution."""
         origin = await self.reach(session_id, principal)
+        origin.check_copies("forked")
         origin.queue.check_idle()
         await self.make_room(principal, spared=origin)
         self._check_room(principal)

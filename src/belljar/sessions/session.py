@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from belljar.errors import KernelDied
+from belljar.errors import CopyRefused, KernelDied
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Cell, Execution, interrupt_all
 from belljar.executions.quota import DiskQuota
@@ -44,6 +44,7 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
 from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import Settings
+from belljar.settings.azure import AZURE
 from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.broker import Broker
 
@@ -252,6 +253,7 @@ class Session:
 
     async def rewind(self, to: str | int) -> Rewinding:
         """Rewind to before an execution, given by its id or as the number of executions to undo."""
+        self.check_copies("rewound")
         self.queue.check_idle()
         # In a task of its own, because a caller that stops waiting must not leave it half done, with the files of one
         # state and the variables of another. The target is resolved now, while nothing runs, because there may be
@@ -269,6 +271,14 @@ class Session:
         async with self.turn:
             lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
             return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
+
+    def check_copies(self, done: str) -> None:
+        """Refuse what needs a copy of the kernel's memory where none can be made."""
+        if self.environment == AZURE:
+            raise CopyRefused(
+                f"session {self.id} cannot be {done}: it lives in an Azure pool, which cannot copy or keep its memory",
+                hint="Start a new session and run the cells again",
+            )
 
     def take_back(self, since: str) -> list[str]:
         """Record an execution and those after it as undone, because the session was rewound; return their ids."""

@@ -13,7 +13,7 @@ from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
 from belljar.executions.outcome import KernelLoss, StateLossNotice, killed
 from belljar.executions.quota import DiskQuota
-from belljar.kernels.base import Kernel, is_forkable
+from belljar.kernels.base import Kernel, StatefulKernel, is_forkable, is_remote
 from belljar.outputs.events import Finished
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.handover import Handover, RestoredCopy, ResumableKernel
@@ -69,6 +69,9 @@ class SessionKernel:
         """Return the kernel; start one if there is none or it has died."""
         if self.kernel is not None and not self.kernel.is_alive():
             await self.on_death(self._idle_death(self.kernel))
+        if is_remote(self.kernel) and (fact := await self.kernel.look()):
+            self.last_cause = fact
+            await self.on_death(fact)
         if self.kernel is None:
             if self.waking is not None:
                 await self.waking.prepare()
@@ -122,10 +125,12 @@ class SessionKernel:
             since = latest.execution_id
             with contextlib.suppress(BelljarError):
                 return KernelLoss(tuple(await self.rewind(latest)), is_rewound=True, since=since)
+        # Only a kernel that can save its variables tells their names.
+        gone = " It held no variables." if isinstance(self.kernel, StatefulKernel) else ""
         await self._release_kernel()
-        gone = f"Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else "It held no variables."
+        gone = f" Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else gone
         self._loss = StateLossNotice(
-            names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept. {gone}"
+            names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept.{gone}"
         )
         return KernelLoss(names)
 

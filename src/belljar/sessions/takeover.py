@@ -9,11 +9,11 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.session_records import SessionRecord
 from belljar.privacy.vault import TokenLog
+from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.handover import Handover, RestoredKernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
@@ -58,7 +58,7 @@ class Takeover:
             return ""
         if failure := self._failures.get(entry.id):
             return f"and it could not be taken over: {failure}"
-        if entry.environment.startswith(KERNEL_PREFIX):
+        if is_elsewhere(entry.environment):
             return f"which a session of {entry.environment} does not outlive"
         return "and nobody had kept its process"
 

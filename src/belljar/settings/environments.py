@@ -8,9 +8,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from belljar.settings.azure import AZURE
+
 Kind = Literal["venv", "venv-uv", "conda", "system", "managed"]
 
-RESERVED = ("default",)
+RESERVED = {
+    "default": "the name of the one that is always there",
+    AZURE: "the name of those that live in a session pool of Azure",
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "venv": ("path",),
@@ -62,7 +67,7 @@ def checked_names(entries: dict[str, EnvironmentEntry]) -> dict[str, Environment
     """Refuse names that are reserved or could be taken for a path."""
     for name in entries:
         if name in RESERVED:
-            raise ValueError(f"{name} is the name of the one that is always there")
+            raise ValueError(f"{name} is {RESERVED[name]}")
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name, like geo or torch-2.5")
     return entries

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
 from belljar.errors import SettingsError
+from belljar.settings.azure import VARIABLES as AZURE_VARIABLES
 from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
 from belljar.settings.tightening import narrowed
@@ -43,6 +44,7 @@ ALIASES = {
     "workspace_directory": "WORKSPACE_DIR",
     "servers_directory": "SERVERS_DIR",
     "skills_directory": "SKILLS_DIR",
+    **AZURE_VARIABLES,
 }
 """Variables of other projects that are read if ours is not set, for settings that the table has."""
 
@@ -222,4 +224,8 @@ def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:
         raise SettingsError(
             f"api_keys in {origin} holds a key in plain text",
             hint="Run `belljar key` and put the line it prints there: NAME:sha256:HEX",
+        )
+    if name == "azure_key" and value:
+        raise SettingsError(
+            f"azure_key in {origin} is a key in plain text", hint=f"Set the variable {variable('azure_key')} instead"
         )

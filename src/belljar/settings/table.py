@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from belljar.settings.azure import DEFAULT_SCOPE, checked_endpoint, checked_part, checked_region
 from belljar.settings.env_file import ENV_FILE
 from belljar.settings.environments import EnvironmentEntry, checked_names
 from belljar.settings.keys import checked_key, parse_key
@@ -73,8 +74,8 @@ class Settings(BaseSettings):
     environment: Annotated[str, NEVER] = Field(
         "default",
         description="Where the code of sessions runs: `default` (the managed science environment), a name of "
-        "`environments`, the path of a virtual environment or interpreter, or `kernel:NAME` for an installed Jupyter "
-        "kernel.",
+        "`environments`, the path of a virtual environment or interpreter, `kernel:NAME` for an installed Jupyter "
+        "kernel, or `azure` for a session pool of Azure.",
     )
     environments: Annotated[dict[str, EnvironmentEntry], AfterValidator(checked_names), NEVER] = Field(
         {},
@@ -88,6 +89,34 @@ class Settings(BaseSettings):
         description="Conda's channels for packages of sessions in environments of conda, names (looked for below "
         "`CONDA_CHANNEL_ALIAS`), URLs or folders; without any, those that an environment's own packages came from.",
         json_schema_extra={"allowed": "a list, like `conda-forge, https://mirror.example.com/bioconda`"},
+    )
+    azure_endpoint: Annotated[str, AfterValidator(checked_endpoint), NEVER] = Field(
+        "",
+        description="The session pool in which sessions of the environment `azure` live: its management endpoint, or "
+        "the address of another belljar that serves the `foundry` surface.",
+        json_schema_extra={"allowed": "an https: URL, an http: URL on this machine, or empty text"},
+    )
+    azure_scope: Annotated[str, NEVER] = Field(
+        DEFAULT_SCOPE, description="The scope of the tokens that are sent to it, by `azure-identity`."
+    )
+    azure_key: Annotated[SecretStr, NEVER] = Field(
+        SecretStr(""),
+        description="A key that is sent to it instead of a token, for an endpoint that takes keys: another belljar's; "
+        "a file may not hold it.",
+    )
+    azure_subscription: Annotated[str, AfterValidator(checked_part), NEVER] = Field(
+        "",
+        description="Four names that stand for `azure_endpoint` together, the subscription's id among them; "
+        "`AZURE_SUBSCRIPTION_ID` works too.",
+    )
+    azure_resource_group: Annotated[str, AfterValidator(checked_part), NEVER] = Field(
+        "", description="The pool's resource group; `AZURE_RESOURCE_GROUP` works too."
+    )
+    azure_session_pool: Annotated[str, AfterValidator(checked_part), NEVER] = Field(
+        "", description="The pool's name; `AZURE_SESSION_POOL` works too."
+    )
+    azure_region: Annotated[str, AfterValidator(checked_region), NEVER] = Field(
+        "", description="The pool's region, such as `westus2`; `AZURE_REGION` works too."
     )
     data_directory: Annotated[Directory, NEVER] = Field(
         default_factory=user_data,
@@ -251,6 +280,11 @@ class Settings(BaseSettings):
         description="Bearer keys that HTTP accepts: `KEY`, `NAME:KEY` or `NAME:sha256:HEX`; a file may hold the "
         "hashed form only, as `belljar key` prints it.",
         json_schema_extra={"allowed": "a list of KEY, NAME:KEY or NAME:sha256:HEX"},
+    )
+    trust_network: Annotated[bool, OFF] = Field(
+        False,
+        description="Serve whoever can connect, without credentials and under any host name: only where something in "
+        "front lets nobody else through, as in a session pool of Azure.",
     )
     tls_certificate: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",

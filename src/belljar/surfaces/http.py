@@ -70,7 +70,8 @@ def check_bind(settings: Settings) -> None:
     if not settings.http:
         return
     host, _ = parse_bind(settings.http)
-    if not is_loopback(host) and not settings.api_keys and not settings.oauth_issuer:
+    has_credentials = bool(settings.api_keys or settings.oauth_issuer)
+    if not is_loopback(host) and not has_credentials and not settings.trust_network:
         raise SettingsError(
             f"{settings.http} can be reached from other machines and no credentials are set up",
             hint=f"Make a key with `belljar key` and set {variable('api_keys')}, or set {variable('oauth_issuer')} "
@@ -81,9 +82,12 @@ def check_bind(settings: Settings) -> None:
 
 
 def transport_security(settings: Settings) -> TransportSecuritySettings:
-    """Return the host names we answer to and the origins that browsers may call us from; never switched off."""
+    """Return the names we answer to and the origins that browsers may call us from; off only with `trust_network`."""
     host, _ = parse_bind(settings.http or f"{_DEFAULT_HOST}:0")
     is_wildcard = _is_wildcard(host)
+    if settings.trust_network and not settings.allowed_hosts:
+        # The guard is against pages in a browser of this network, which are not let through to here.
+        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
     if is_wildcard and not settings.allowed_hosts:
         raise SettingsError(
             f"{settings.http} listens on every address and no host names are allowed",

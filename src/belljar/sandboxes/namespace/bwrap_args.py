@@ -25,8 +25,9 @@ MAPPED = Identity(1000, 1000)
 """The session's user, as numbered inside its own user namespace."""
 _ISOLATION = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-    *("--cap-drop", "ALL", "--new-session", "--hostname", "belljar"),
+    *("--cap-drop", "ALL", "--new-session"),
 )
+_HOSTNAME = ("--hostname", "belljar")
 # Capabilities to become the session's user, who has none of them; the last one is to enter the session's own folder.
 _AS_ROOT = tuple(
     word
@@ -140,11 +141,17 @@ def _is_within(path: str, tree: str) -> bool:
 
 
 def arguments(
-    spec: SandboxSpec, user_map: UserMap, environment: Mapping[str, str], files: Mapping[str, int]
+    spec: SandboxSpec,
+    user_map: UserMap,
+    environment: Mapping[str, str],
+    files: Mapping[str, int],
+    *,
+    has_hostname: bool = True,
 ) -> list[str]:
     """Return bubblewrap's arguments without the command; `files` maps paths inside to descriptors of their content."""
     return [
         *_ISOLATION,
+        *(_HOSTNAME if has_hostname else ()),
         *user_map.words,
         *("--proc", "/proc", *_masks()),
         *_view(spec, files, has_to_drop=user_map.has_to_drop),
@@ -162,6 +169,7 @@ def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mappin
     """
     return [
         *_ISOLATION,
+        *_HOSTNAME,
         *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
         *("--proc", "/proc"),
         *_view(spec, files, has_to_drop=spec.identity is not None),

@@ -40,6 +40,8 @@ class Hardening:
     identity_gap: str = ""
     """Why a server that root runs has no users for its sessions."""
     identity_hint: str = ""
+    has_hostname: bool = True
+    """Whether sandboxes have a name of their own; the rules of some container engines let nobody set one."""
 
     def without_identities(self, why: str) -> "Hardening":
         """Return the next best hardening, in which sessions have no users of their own."""

@@ -244,6 +244,9 @@ class NamespaceProvider:
         if self._bubblewrap is None:
             return hardening, "bubblewrap is not installed"
         complaint = try_bubblewrap(self._bubblewrap, hardening)
+        if "hostname" in complaint:
+            hardening = replace(hardening, has_hostname=False)
+            complaint = try_bubblewrap(self._bubblewrap, hardening)
         if complaint and hardening.identities:
             # In a container root may lack the capability to mount, and may still make a user namespace.
             lesser = hardening.without_identities(complaint)

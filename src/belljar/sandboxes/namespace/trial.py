@@ -42,7 +42,8 @@ def bubblewrap_command(
         dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
     files = open_files(spec, user_map.user, stack)
     # In a file, because every user of the host may read a command line.
-    arguments_fd = open_content(encode(arguments(spec, user_map, environment, files)), stack)
+    options = arguments(spec, user_map, environment, files, has_hostname=hardening.has_hostname)
+    arguments_fd = open_content(encode(options), stack)
     words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values()]
     if hardening.program:
         program = open_content(hardening.program, stack)
@@ -100,7 +101,10 @@ def advice() -> str:
     if _setting("kernel/unprivileged_userns_clone") == "0":
         return "sysctl -w kernel.unprivileged_userns_clone=1"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        return "start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+        return (
+            "start the container with --security-opt unmask=ALL (podman), or with --security-opt seccomp=FILE and "
+            "--security-opt systempaths=unconfined (docker); `belljar container --seccomp` prints the FILE"
+        )
     return "`--sandbox process` does not isolate: choose it knowingly"
 
 

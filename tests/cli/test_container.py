@@ -1,0 +1,114 @@
+"""What the image's start chooses where nothing is set."""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cli import container
+from belljar.cli.container import choose_sandbox, is_spoken_to, listening_flags
+from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.base import HostCheck
+from belljar.settings import Settings, load_settings
+from belljar.surfaces.http import check_bind, transport_security
+
+Run = Callable[..., Any]
+
+
+def test_a_pipe_is_spoken_to_and_null_is_not() -> None:
+    reading, writing = os.pipe()
+    null = os.open("/dev/null", os.O_RDONLY)
+    try:
+        assert is_spoken_to(reading)
+        assert not is_spoken_to(null)
+        assert not is_spoken_to(999)
+    finally:
+        for descriptor in (reading, writing, null):
+            os.close(descriptor)
+
+
+def test_a_key_is_made_and_shown_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(data_directory=place / "data")
+    flags = listening_flags(settings)
+    shown = capsys.readouterr().err
+    key = shown.partition("Bearer ")[2].split()[0]
+    assert len(key) > 40
+    (entry,) = flags["api_keys"]
+    assert entry.startswith("container:sha256:")
+    assert key not in entry
+    stored = place / "data" / container.KEY_FILE
+    assert key not in stored.read_text()
+    assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+    # The next start of the same container accepts the same key, and does not show it.
+    assert listening_flags(settings) == flags
+    assert "Bearer" not in capsys.readouterr().err
+    served = load_settings({"data_directory": place / "data", **flags})
+    check_bind(served)
+    assert "localhost:*" in transport_security(served).allowed_hosts
+
+
+def test_keys_and_names_that_are_set_are_left_alone(place: Path) -> None:
+    chosen = {"http": "0.0.0.0:9000", "api_keys": ["ada:secret-of-ada"], "allowed_hosts": ["belljar.example.com"]}
+    assert listening_flags(Settings(data_directory=place / "data", **chosen)) == {"http": "0.0.0.0:9000"}
+    assert not (place / "data").exists()
+
+
+def test_behind_a_platform_that_checks_callers_none_are_asked_for_keys(place: Path) -> None:
+    settings = Settings(data_directory=place / "data", trust_network=True)
+    flags = listening_flags(settings)
+    assert flags == {"http": container.ADDRESS}
+    served = load_settings({"trust_network": True, **flags})
+    check_bind(served)
+    assert not transport_security(served).enable_dns_rebinding_protection
+
+
+def test_where_nothing_seals_sessions_off_it_says_what_to_add(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "ask_checks", lambda _: [HostCheck("namespaces", False, "refused")])
+    with pytest.raises(SandboxUnavailable, match="namespaces: refused") as refusal:
+        choose_sandbox(Settings())
+    assert "--security-opt seccomp=" in refusal.value.hint
+    assert "BELLJAR_SANDBOX=process" in refusal.value.hint
+    # Who asks for no isolation gets none.
+    monkeypatch.setenv("BELLJAR_SANDBOX", "process")
+    assert choose_sandbox(load_settings()) == "process"
+
+
+def test_the_rules_for_engines_are_those_in_the_kit(belljar: Run) -> None:
+    kit = Path(__file__).parents[2] / "deploy" / "seccomp.json"
+    printed = belljar("container", "--seccomp").out
+    assert kit.read_text() == printed, "run: belljar container --seccomp > deploy/seccomp.json"
+    names = json.loads(printed)["syscalls"][0]["names"]
+    assert {"bpf", "kexec_load", "init_module", "keyctl"} <= set(names)
+    assert not {"unshare", "mount", "pivot_root", "sethostname"} & set(names)
+
+
+def test_a_client_is_told_how_to_start_it_in_a_container(
+    belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = place / "bin"
+    tools.mkdir()
+    for name in ("docker", "podman"):
+        (tools / name).write_text("#!/bin/sh\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    written = belljar("install", "--docker", "claude-code", "--write", "--image", "example/belljar:1")
+    assert written.code == 0
+    entry = json.loads((place.parent / ".claude.json").read_text())["mcpServers"]["belljar"]
+    profile = place.parent / ".config" / "belljar" / "container-seccomp.json"
+    assert entry["command"] == str(tools / "docker")
+    assert entry["args"][:5] == ["run", "-i", "--rm", "--security-opt", f"seccomp={profile}"]
+    assert entry["args"][-3:] == ["-v", "belljar:/data", "example/belljar:1"]
+    assert json.loads(profile.read_text())["defaultAction"] == "SCMP_ACT_ALLOW"
+    (tools / "docker").unlink()
+    entry = json.loads(belljar("install", "--docker", "cursor").out)["mcpServers"]["belljar"]
+    assert entry["args"] == [
+        *("run", "-i", "--rm", "--security-opt", "unmask=ALL", "-v", "belljar:/data"),
+        "belljar:latest",
+    ]
+    (tools / "podman").unlink()
+    refused = belljar("install", "--docker", "cursor")
+    assert (refused.code, "neither docker nor podman" in refused.err) == (2, True)
