@@ -115,9 +115,9 @@ class AzureKernel:
         self._timeout_s = timeout_s
 
     async def execute(
-        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None, wants_value: bool = False
     ) -> AsyncIterator[Event]:
-        """See `Kernel`. There is no one to ask in a pool: `input()` fails there."""
+        """See `Kernel`. There is no one to ask in a pool: `input()` fails there; a result has no form of a value."""
         self._check_alive()
         for notice in await self._unless_ended(self._mirror.push()):
             yield Stream("stderr", f"[{notice}]\n")
