@@ -468,26 +468,154 @@ async def test_a_flag_that_is_no_setting_is_refused() -> None:
             pass
 
 
+# Executions by their ids
+
+
+async def test_a_submitted_cell_is_waited_for_followed_and_found_again(
+    place: "belljar.Engine | belljar.RemoteServer", session: belljar.SessionHandle
+) -> None:
+    waiting = "import os, time\nprint('one')\nwhile not os.path.exists('go'): time.sleep(0.01)\n7"
+    submitted = await session.submit(waiting)
+    assert (await submitted.wait(0)).status == "running"
+    found = place.execution(submitted.id)
+    first = await anext(aiter(found.events()))
+    assert (first.kind, first.text) == ("stdout", "one\n")
+    reached = await place.session(session.id)
+    await reached.upload("go", "")
+    assert (await found.wait()).result == "7"
+    assert [event.kind async for event in found.events(since=first.sequence)] == ["result"]
+
+
+async def test_a_submitted_cell_can_be_stopped(session: belljar.SessionHandle) -> None:
+    submitted = await session.submit("import time\ntime.sleep(60)")
+    await submitted.interrupt()
+    assert (await submitted.wait()).status == "interrupted"
+
+
+async def test_an_idempotency_key_runs_a_cell_once(session: belljar.SessionHandle) -> None:
+    await session.execute("n = 0")
+    first = await session.execute("n += 1\nn", idempotency_key="only-once", filename="kept.py")
+    again = await session.execute("n += 1\nn", idempotency_key="only-once")
+    assert (first.result, again.result, again.execution_id) == ("1", "1", first.execution_id)
+    assert await session.download("kept.py") == b"n += 1\nn"
+
+
+async def test_an_execution_that_nobody_knows_is_an_error(place: "belljar.Engine | belljar.RemoteServer") -> None:
+    with pytest.raises(ExecutionNotFound):
+        await place.execution("0" * 32).wait()
+    with pytest.raises(SessionNotFound):
+        await place.session("0" * 32)
+
+
+async def test_sessions_are_listed_with_their_states(
+    place: "belljar.Engine | belljar.RemoteServer", session: belljar.SessionHandle
+) -> None:
+    assert session.id in [info.session_id for info in await place.sessions()]
+
+
+async def test_figures_are_bytes_and_images_and_a_table_is_a_frame(session: belljar.SessionHandle) -> None:
+    shown = await session.execute(f"{FIGURE}\nplt.bar([1], [2])\nplt.show()")
+    assert [figure[:4] for figure in await session.figures(shown)] == [b"\x89PNG"] * 2
+    pytest.importorskip("PIL")
+    assert [image.format for image in await session.images(shown)] == ["PNG"] * 2
+
+
+FRAMES = """
+import sys
+sys.path.append(sys.argv[1])  # the packages of the session's environment, which has pandas
+import pandas, pytest, belljar
+with belljar.session(server=sys.argv[2]) as session:
+    session.execute("import pandas\\ndf = pandas.DataFrame({'a': [1, 2], 'b': ['x', 'y']})")
+    frame = session.frame("df")
+    assert frame.to_dict("list") == {"a": [1, 2], "b": ["x", "y"]}, frame
+    assert list(map(str, frame.index)) == ["0", "1"]
+    assert session.files() == []
+    with pytest.raises(belljar.UsageError, match="NameError"):
+        session.frame("nothing_of_that_name")
+    with pytest.raises(belljar.InvalidArgument):
+        session.frame("1; 2")
+print("fine")
+"""
+
+
+def test_a_frame_comes_out_as_data_and_leaves_nothing_behind(url: str, default_environment: Environment) -> None:
+    packages = next(default_environment.python.parent.parent.glob("lib/python3*/site-packages"))
+    command = [sys.executable, "-c", FRAMES, str(packages), url]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert told.stdout == "fine\n", told.stderr
+
+
+# Without async
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_program_without_async_has_the_same_session(
+    kind: str, url: str, default_environment: Environment, tmp_path: Path
+) -> None:
+    settings = {"environment": str(default_environment.python), "data_directory": tmp_path, "fork_start": False}
+    with belljar.session(server=url) if kind == "remote" else belljar.session(**settings) as session:
+        session.upload("a.txt", "hello")
+        assert session.execute("x = open('a.txt').read()\nx").result == "'hello'"
+        assert session.execute("input('name? ')", on_input=lambda prompt: prompt.upper()).result == "'NAME? '"
+        stream = session.stream("for i in range(3): print(i)\nx")
+        assert "".join(event.text for event in stream if event.kind == "stdout") == "0\n1\n2\n"
+        assert stream.result.result == "'hello'"
+        submitted = session.submit("print('later')")
+        assert submitted.wait().stdout == "later\n"
+        assert [event.text for event in submitted.events()] == ["later\n"]
+        assert session.download("a.txt") == b"hello"
+        assert [file.name for file in session.files()] == ["a.txt"]
+        with pytest.raises(belljar.FileMissing):
+            session.download("b.txt")
+
+
+def test_settings_of_ours_and_a_server_are_not_mixed() -> None:
+    with pytest.raises(TypeError, match="the server's own"), belljar.session(server="http://x", memory_mb=5):
+        pass
+    with pytest.raises(TypeError, match="URL"), belljar.session(api_key="k"):
+        pass
+
+
 # The package
 
 
 def test_the_public_names_are_these() -> None:
     assert belljar.__all__ == [
         "BelljarError",
+        "Busy",
+        "CodeRejected",
         "Display",
         "Engine",
+        "EngineError",
+        "Execution",
+        "ExecutionHandle",
+        "ExecutionNotFound",
         "ExecutionResult",
+        "FileMissing",
         "FileReference",
+        "InstallOutcome",
+        "InvalidArgument",
+        "KernelDied",
+        "LimitError",
+        "NoCheckpoint",
         "OutputEvent",
         "OutputStream",
         "RemoteServer",
         "Rewinding",
+        "Session",
         "SessionFork",
         "SessionHandle",
+        "SessionInfo",
+        "SessionNotFound",
         "Settings",
+        "Stream",
+        "TooLarge",
+        "Unauthorized",
+        "UsageError",
         "connect",
         "open_engine",
         "open_session",
+        "session",
     ]
     assert all(getattr(belljar, name).__name__ == name for name in belljar.__all__)
     assert set(belljar.__all__) <= set(dir(belljar))

@@ -1,10 +1,11 @@
 """belljar runs the Python that AI agents write: stateful, sealed off, in plain view.
 
-    async with belljar.open_session() as session:
-        result = await session.execute("1 + 1")
+    with belljar.session() as session:
+        result = session.execute("1 + 1")
 
-`open_session` and `open_engine` run it in this process, `connect` on a running server, with the same sessions. Names
-are imported when they are first used, so that `import belljar` costs next to nothing.
+`session` is for programs without `async`. For others `open_session` and `open_engine` run the engine in this process,
+and `connect` uses a running server, with the same sessions. Names are imported when they are first used, so that
+`import belljar` costs next to nothing.
 """
 
 from belljar.import_path import leave_working_directory
@@ -17,36 +18,98 @@ from typing import TYPE_CHECKING  # noqa: E402
 if TYPE_CHECKING:
     from belljar.api import Engine, open_engine, open_session
     from belljar.client import RemoteServer, connect
-    from belljar.errors import BelljarError
-    from belljar.handles import OutputStream, SessionHandle
-    from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
+    from belljar.environments.packages import InstallOutcome
+    from belljar.errors import (
+        BelljarError,
+        Busy,
+        CodeRejected,
+        EngineError,
+        ExecutionNotFound,
+        FileMissing,
+        InvalidArgument,
+        KernelDied,
+        LimitError,
+        NoCheckpoint,
+        SessionNotFound,
+        TooLarge,
+        Unauthorized,
+        UsageError,
+    )
+    from belljar.handles import ExecutionHandle, OutputStream, SessionHandle
+    from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
     from belljar.settings import Settings
+    from belljar.sync import Execution, Session, Stream, session
 
 __all__ = [
     "BelljarError",
+    "Busy",
+    "CodeRejected",
     "Display",
     "Engine",
+    "EngineError",
+    "Execution",
+    "ExecutionHandle",
+    "ExecutionNotFound",
     "ExecutionResult",
+    "FileMissing",
     "FileReference",
+    "InstallOutcome",
+    "InvalidArgument",
+    "KernelDied",
+    "LimitError",
+    "NoCheckpoint",
     "OutputEvent",
     "OutputStream",
     "RemoteServer",
     "Rewinding",
+    "Session",
     "SessionFork",
     "SessionHandle",
+    "SessionInfo",
+    "SessionNotFound",
     "Settings",
+    "Stream",
+    "TooLarge",
+    "Unauthorized",
+    "UsageError",
     "connect",
     "open_engine",
     "open_session",
+    "session",
 ]
 
 _MODULES = {
     "belljar.api": ("Engine", "open_engine", "open_session"),
     "belljar.client": ("RemoteServer", "connect"),
-    "belljar.errors": ("BelljarError",),
-    "belljar.handles": ("OutputStream", "SessionHandle"),
-    "belljar.models": ("Display", "ExecutionResult", "FileReference", "OutputEvent", "Rewinding", "SessionFork"),
+    "belljar.environments.packages": ("InstallOutcome",),
+    "belljar.errors": (
+        "BelljarError",
+        "Busy",
+        "CodeRejected",
+        "EngineError",
+        "ExecutionNotFound",
+        "FileMissing",
+        "InvalidArgument",
+        "KernelDied",
+        "LimitError",
+        "NoCheckpoint",
+        "SessionNotFound",
+        "TooLarge",
+        "Unauthorized",
+        "UsageError",
+    ),
+    "belljar.handles": ("ExecutionHandle", "OutputStream", "SessionHandle"),
+    "belljar.models": (
+        "Display",
+        "ExecutionResult",
+        "FileReference",
+        "OutputEvent",
+        "Rewinding",
+        "SessionFork",
+        "SessionInfo",
+    ),
     "belljar.settings": ("Settings",),
+    "belljar.sync": ("Execution", "Session", "Stream", "session"),
 }
 
 

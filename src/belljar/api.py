@@ -13,12 +13,22 @@ from itertools import islice
 from belljar.answers import values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.execution import Execution, interrupt_all, make_cell
 from belljar.executions.file_changes import file_uri
 from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import PAGED_LIMIT
-from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
-from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
+from belljar.handles import (
+    Asker,
+    Askers,
+    ExecutionHandle,
+    OnInput,
+    OutputStream,
+    SessionBase,
+    SessionHandle,
+    accepted,
+    as_list,
+)
+from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
@@ -72,8 +82,69 @@ class Engine:
             for member in [*family]:
                 await member.aclose()
 
+    async def session(self, session_id: str) -> SessionHandle:
+        """Return a session that is open or sleeps, by its id. It ends when it is closed, or with the engine."""
+        session = await self._runtime.sessions.reach(session_id, PRINCIPAL)
+        return LocalSession(self._runtime, session.id, [])
 
-class LocalSession:
+    async def sessions(self) -> list[SessionInfo]:
+        """Return the sessions that are open or sleep."""
+        sessions = self._runtime.sessions
+        open_ones = [await asyncio.to_thread(session.info) for session in sessions.of(PRINCIPAL)]
+        return [*open_ones, *sessions.asleep(PRINCIPAL)]
+
+    def execution(self, execution_id: str) -> ExecutionHandle:
+        """Return an execution by its id, also one of an earlier engine with the same data directory."""
+        return LocalExecution(self._runtime, execution_id)
+
+
+class LocalExecution:
+    """See `ExecutionHandle`."""
+
+    def __init__(self, runtime: Runtime, execution_id: str) -> None:
+        self._executions = runtime.sessions.executions
+        self._journal = runtime.sessions.journal
+        self._id = execution_id
+
+    @property
+    def id(self) -> str:
+        """See `ExecutionHandle`."""
+        return self._id
+
+    async def wait(self, wait_s: float | None = None) -> ExecutionResult:
+        """See `ExecutionHandle`."""
+        execution = self._executions.find(self._id, PRINCIPAL)
+        while execution is not None and not execution.is_finished:
+            await execution.wait(_LONG_S if wait_s is None else wait_s)
+            if wait_s is not None:
+                break
+        return accepted(self._executions.result(self._id, PRINCIPAL))
+
+    async def events(self, since: int = 0) -> AsyncGenerator[OutputEvent]:
+        """See `ExecutionHandle`."""
+        self._executions.result(self._id, PRINCIPAL)  # raises for one that is not the caller's
+        execution = self._executions.find(self._id, PRINCIPAL)
+        while True:
+            is_finished = execution is None or execution.is_finished
+            events = list(islice(self._journal.events(self._id, since), _BATCH))
+            for event in events:
+                since = event.sequence
+                yield event
+            if events:
+                continue
+            if execution is None or is_finished:
+                return
+            await execution.wait_for_change(_LONG_S)
+
+    async def interrupt(self) -> None:
+        """See `ExecutionHandle`."""
+        if (execution := self._executions.find(self._id, PRINCIPAL)) is None:
+            self._executions.result(self._id, PRINCIPAL)  # raises for one that is not the caller's
+            return
+        await interrupt_all([execution])
+
+
+class LocalSession(SessionBase):
     """See `SessionHandle`."""
 
     def __init__(
@@ -95,15 +166,30 @@ class LocalSession:
     # Cells
 
     async def execute(
-        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        on_input: OnInput | None = None,
+        filename: str = "",
+        idempotency_key: str = "",
     ) -> ExecutionResult:
         """See `SessionHandle`."""
-        execution = await self._submit(code, timeout_s, on_input)
+        execution_id = await self._submit(code, timeout_s, on_input, filename, idempotency_key)
+        execution = self._runtime.sessions.executions.find(execution_id, PRINCIPAL)
+        if execution is None:
+            return await LocalExecution(self._runtime, execution_id).wait()
         with self._askers.of_cell(on_input) as asker:
             while not execution.is_finished:
                 await _answer(execution, asker)
                 await execution.wait(_LONG_S)
         return accepted(execution.result())
+
+    async def submit(
+        self, code: str, *, timeout_s: float | None = None, filename: str = "", idempotency_key: str = ""
+    ) -> ExecutionHandle:
+        """See `SessionHandle`."""
+        return LocalExecution(self._runtime, await self._submit(code, timeout_s, None, filename, idempotency_key))
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
         """See `SessionHandle`."""
@@ -112,7 +198,10 @@ class LocalSession:
     async def _events(
         self, code: str, timeout_s: float | None, on_input: OnInput | None
     ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
-        execution = await self._submit(code, timeout_s, on_input)
+        execution_id = await self._submit(code, timeout_s, on_input)
+        execution = self._runtime.sessions.executions.find(execution_id, PRINCIPAL)
+        if execution is None:
+            raise ExecutionNotFound(f"execution {execution_id} is gone with its session")
         with self._askers.of_cell(on_input) as asker:
             async for event in self._output_of(execution, asker):
                 yield event
@@ -135,9 +224,18 @@ class LocalSession:
             if not await _answer(execution, asker):
                 await execution.wait_for_change(_LONG_S)
 
-    async def _submit(self, code: str, timeout_s: float | None, on_input: OnInput | None) -> Execution:
+    async def _submit(
+        self, code: str, timeout_s: float | None, on_input: OnInput | None, filename: str = "", key: str = ""
+    ) -> str:
+        """Return the id of a new execution, or of the one that was submitted under this key before."""
         session = await self._session()
-        return session.submit(make_cell(session.settings, code, timeout_s=timeout_s, allow_input=on_input is not None))
+        allow_input = on_input is not None
+        cell = make_cell(session.settings, code, timeout_s=timeout_s, allow_input=allow_input, filename=filename)
+        if filename:
+            session.workspace.check_name(filename)
+        if key and (known := self._runtime.sessions.executions.submitted(key, cell.code, PRINCIPAL)) is not None:
+            return known
+        return session.submit(cell, key).id
 
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""

@@ -3,16 +3,23 @@
 Knows neither of the two. Code that raises is a result; what belljar refuses is raised as the error it names.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+import abc
+import io
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import anyio
 
-from belljar.errors import UsageError, named_error
+from belljar.errors import InvalidArgument, UsageError, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+    from PIL.Image import Image
+
     from belljar.environments.packages import InstallOutcome
 
 OnInput = Callable[[str], Awaitable[str | None]]
@@ -30,9 +37,25 @@ class SessionHandle(Protocol):
         ...
 
     async def execute(
-        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        on_input: OnInput | None = None,
+        filename: str = "",
+        idempotency_key: str = "",
     ) -> ExecutionResult:
-        """Run a cell to its end. Cells of one session take turns; one whose caller stops waiting goes on."""
+        """Run a cell to its end. Cells of one session take turns; one whose caller stops waiting goes on.
+
+        Past `timeout_s` it is interrupted, and its variables are kept. `on_input` answers its `input()`. With
+        `filename` its code is also kept as a file of the session. Calls with one `idempotency_key` run once.
+        """
+        ...
+
+    async def submit(
+        self, code: str, *, timeout_s: float | None = None, filename: str = "", idempotency_key: str = ""
+    ) -> "ExecutionHandle":
+        """Start a cell and return at once; its arguments are those of `execute`. Its `input()` is not answered."""
         ...
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> "OutputStream":
@@ -59,6 +82,21 @@ class SessionHandle(Protocol):
         """What stands behind the `uri` of a display: a picture, a page."""
         ...
 
+    async def figures(self, result: ExecutionResult) -> list[bytes]:
+        """The pictures of a result, in order, as the bytes of PNG or JPEG files."""
+        ...
+
+    async def images(self, result: ExecutionResult) -> "list[Image]":
+        """The pictures of a result as images of Pillow, which has to be installed here."""
+        ...
+
+    async def frame(self, expression: str) -> "DataFrame":
+        """A table of the session as a DataFrame of pandas, which has to be installed on both sides.
+
+        `expression` is a variable, or anything else that pandas makes a table of. It is evaluated in a cell of its own.
+        """
+        ...
+
     async def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
         """Install packages for this session: each one's version, or what kept it away."""
         ...
@@ -82,6 +120,88 @@ class SessionHandle(Protocol):
     async def aclose(self) -> None:
         """End the session and delete its files before its block ends; may be called twice."""
         ...
+
+
+class ExecutionHandle(Protocol):
+    """One run of a cell, which goes on whether or not anyone waits for it."""
+
+    @property
+    def id(self) -> str:
+        """The execution's id, by which a later program or connection finds it again."""
+        ...
+
+    async def wait(self, wait_s: float | None = None) -> ExecutionResult:
+        """Return its result when it has ended; after `wait_s` seconds what there is, with the status `running`."""
+        ...
+
+    def events(self, since: int = 0) -> AsyncIterator[OutputEvent]:
+        """Its output from after event number `since` to its end, also that of before this call."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Stop it; variables are kept if the code lets them."""
+        ...
+
+
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_TABLE = """
+import pandas as _belljar_pandas
+_belljar_pandas.DataFrame({expression}).to_json({name!r}, orient="table", date_unit="ns")
+del _belljar_pandas
+"""
+
+
+class SessionBase(abc.ABC):
+    """What a `SessionHandle` can do by its other methods, wherever its engine is."""
+
+    @abc.abstractmethod
+    async def execute(self, code: str, *, timeout_s: float | None = None) -> ExecutionResult:
+        """See `SessionHandle`."""
+
+    @abc.abstractmethod
+    async def display(self, uri: str) -> bytes:
+        """See `SessionHandle`."""
+
+    @abc.abstractmethod
+    async def download(self, name: str) -> bytes:
+        """See `SessionHandle`."""
+
+    async def figures(self, result: ExecutionResult) -> list[bytes]:
+        """See `SessionHandle`."""
+        shown = [each for display in result.displays for each in (display, *display.also)[:1]]
+        return [await self.display(each.uri) for each in shown if each.mime in PICTURES and each.uri]
+
+    async def images(self, result: ExecutionResult) -> "list[Image]":
+        """See `SessionHandle`."""
+        pillow = _required("PIL.Image", "pillow")
+        return [pillow.open(io.BytesIO(content)) for content in await self.figures(result)]
+
+    async def frame(self, expression: str) -> "DataFrame":
+        """See `SessionHandle`."""
+        pandas = _required("pandas", "pandas")
+        name = f".belljar-{secrets.token_hex(8)}.json"
+        try:
+            compile(expression, "expression", "eval")
+        except (SyntaxError, ValueError) as error:
+            raise InvalidArgument(f"{expression[:120]!r} is no Python expression", hint="Pass a variable") from error
+        made = await self.execute(_TABLE.format(expression=f"(\n{expression}\n)", name=name))
+        if not made.success:
+            raise UsageError(f"no table can be made of {expression[:120]!r}: {made.error}", hint="Pass a DataFrame")
+        try:
+            # JSON and not a pickle, because what comes out of a session must not be able to run anything here.
+            content = await self.download(name)
+            return pandas.read_json(io.BytesIO(content), orient="table", precise_float=True)
+        except ValueError as error:
+            raise UsageError(f"the table of {expression[:120]!r} cannot be read: {error}") from error
+        finally:
+            await self.execute(f"import os as _belljar_os; _belljar_os.remove({name!r}); del _belljar_os")
+
+
+def _required(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(f"{package} is not installed here", hint=f"pip install {package}") from error
 
 
 class OutputStream:

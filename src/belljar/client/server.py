@@ -17,9 +17,10 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import INTERNAL_ERROR, ElicitRequestParams, ElicitResult
 
 from belljar.client.connection import ServerCalls, as_belljar_error
-from belljar.client.session import RemoteSession
-from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
-from belljar.handles import SessionHandle
+from belljar.client.session import RemoteExecution, RemoteSession
+from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, Unauthorized
+from belljar.handles import ExecutionHandle, SessionHandle
+from belljar.models import SessionInfo
 
 CLEAR_TIMEOUT_S = 5.0
 
@@ -41,6 +42,22 @@ class RemoteServer(ServerCalls):
                 for opened in [*handles]:
                     with contextlib.suppress(BelljarError):
                         await opened.aclose()
+
+    async def session(self, session_id: str) -> SessionHandle:
+        """Return a session of the caller that is open or sleeps, by its id. It does not end with this connection."""
+        known = [info.session_id for info in await self.sessions()]
+        if session_id not in known:
+            raise SessionNotFound(f"the server has no session {session_id[:64]!r} of yours", hint="See sessions()")
+        return RemoteSession(self, session_id, [])
+
+    async def sessions(self) -> list[SessionInfo]:
+        """Return the caller's sessions that are open or sleep."""
+        answer = await self.call("list_sessions", {})
+        return [SessionInfo.model_validate(info) for info in answer["sessions"]]
+
+    def execution(self, execution_id: str) -> ExecutionHandle:
+        """Return an execution of the caller by its id, also one from before this connection or a restart."""
+        return RemoteExecution(self, execution_id)
 
 
 # A server that makes its environment for the first session does not answer for minutes.

@@ -5,17 +5,28 @@ no time limit between here and the server can lose the result.
 """
 
 import contextlib
+import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from mcp.types import InputRequiredResult
+from mcp.types import CallToolResult, InputRequiredResult
 
 from belljar.client.connection import Fields, ServerCalls, answers_to, fields_of, prompt_of, result_of
 from belljar.errors import InvalidArgument, InvalidPath, SessionNotFound
-from belljar.handles import Asker, Askers, OnInput, OutputStream, SessionHandle, accepted, as_list
+from belljar.handles import (
+    Asker,
+    Askers,
+    ExecutionHandle,
+    OnInput,
+    OutputStream,
+    SessionBase,
+    SessionHandle,
+    accepted,
+    as_list,
+)
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
@@ -28,7 +39,54 @@ LOOK_AGAIN_S = 0.25
 _BACKLOG = 100
 
 
-class RemoteSession:
+class RemoteExecution:
+    """An `ExecutionHandle` of an execution on a server. A later connection finds it by its id, also after a restart."""
+
+    def __init__(self, server: ServerCalls, execution_id: str) -> None:
+        self._server = server
+        self._id = execution_id
+
+    @property
+    def id(self) -> str:
+        """See `ExecutionHandle`."""
+        return self._id
+
+    async def wait(self, wait_s: float | None = None) -> ExecutionResult:
+        """See `ExecutionHandle`."""
+        left_s = wait_s
+        while True:
+            asked_s = NEXT_WAIT_S if left_s is None else min(left_s, NEXT_WAIT_S)
+            began = time.monotonic()
+            result = result_of(await self._server.call("get_execution", {"execution_id": self._id, "wait_s": asked_s}))
+            if left_s is not None:
+                left_s -= time.monotonic() - began
+            if result.status != "running" or (left_s is not None and left_s <= 0):
+                return accepted(result)
+
+    async def events(self, since: int = 0) -> AsyncGenerator[OutputEvent]:
+        """See `ExecutionHandle`."""
+        wait_s = 0.0
+        while True:
+            arguments = {"execution_id": self._id, "since": since, "wait_s": wait_s}
+            answer = await self._server.send("get_execution", arguments, wants_events=True)
+            if isinstance(answer, InputRequiredResult):
+                # Nobody follows this cell to answer it.
+                answer = await self._server.send("get_execution", arguments, answer, answers_to(answer, None))
+            fields = fields_of(cast("CallToolResult", answer))
+            events = [OutputEvent.model_validate(event) for event in fields.pop("events", [])]
+            for event in events:
+                since = event.sequence
+                yield event
+            if not events and result_of(fields).status != "running":
+                return
+            wait_s = 0 if len(events) > _BACKLOG else LOOK_AGAIN_S
+
+    async def interrupt(self) -> None:
+        """See `ExecutionHandle`."""
+        await self._server.call("interrupt_execution", {"execution_id": self._id})
+
+
+class RemoteSession(SessionBase):
     """A `SessionHandle` of a session on a server."""
 
     def __init__(
@@ -50,18 +108,34 @@ class RemoteSession:
     # Cells
 
     async def execute(
-        self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        on_input: OnInput | None = None,
+        filename: str = "",
+        idempotency_key: str = "",
     ) -> ExecutionResult:
         """See `SessionHandle`."""
         # The answer to a question repeats the call that raised it. `get_execution` can be repeated safely, so questions
         # should come in answer to that.
         first_wait_s = FIRST_WAIT_S if on_input is None else 0
         with self._askers.of_cell(on_input) as asker:
-            result = result_of(await self._follow("execute_code", self._cell(code, timeout_s, first_wait_s), asker))
+            cell = self._cell(code, timeout_s, first_wait_s, filename, idempotency_key)
+            result = result_of(await self._follow("execute_code", cell, asker))
             while result.status == "running":
                 again = {"execution_id": result.execution_id, "wait_s": NEXT_WAIT_S}
                 result = result_of(await self._follow("get_execution", again, asker))
         return accepted(result)
+
+    async def submit(
+        self, code: str, *, timeout_s: float | None = None, filename: str = "", idempotency_key: str = ""
+    ) -> ExecutionHandle:
+        """See `SessionHandle`."""
+        cell = self._cell(code, timeout_s, 0, filename, idempotency_key)
+        with self._askers.of_cell(None) as asker:
+            result = accepted(result_of(await self._follow("execute_code", cell, asker)))
+        return RemoteExecution(self._server, result.execution_id)
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: OnInput | None = None) -> OutputStream:
         """See `SessionHandle`."""
@@ -87,9 +161,12 @@ class RemoteSession:
             # Ask once more without `since`, because an answer with it leaves out the output before.
             yield result_of(await self._follow("get_execution", {"execution_id": result.execution_id}, asker))
 
-    def _cell(self, code: str, timeout_s: float | None, wait_s: float) -> dict[str, Any]:
-        limit = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return {"code": code, "session_id": self._id, "wait_s": wait_s, **limit}
+    def _cell(
+        self, code: str, timeout_s: float | None, wait_s: float, filename: str = "", key: str = ""
+    ) -> dict[str, Any]:
+        given = {"timeout_s": timeout_s, "filename": filename or None, "idempotency_key": key or None}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return {"code": code, "session_id": self._id, "wait_s": wait_s, **chosen}
 
     async def _follow(
         self, tool: str, arguments: dict[str, Any], asker: Asker, *, wants_events: bool = False

@@ -1,0 +1,243 @@
+"""The Python API for programs without `async`: the sessions of `api.py` and `client/`, called through a portal.
+
+A portal is an event loop in a thread of its own (anyio's). Every method here calls the one of the same name there and
+waits for it; nothing else is done, so that there is one implementation of what sessions do.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from belljar.handles import ExecutionHandle, OnInput, OutputStream, SessionHandle
+from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
+from belljar.settings import Settings
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from PIL.Image import Image
+
+    from belljar.environments.packages import InstallOutcome
+
+Answer = Callable[[str], str | None]
+"""Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError."""
+T = TypeVar("T")
+
+
+@contextmanager
+def session(
+    environment: str = "",
+    settings: Settings | None = None,
+    *,
+    server: str = "",
+    api_key: str | None = None,
+    **flags: object,
+) -> Generator["Session"]:
+    """Open a session, in an engine of its own or on a running server; it and its files are gone when the block ends.
+
+    `server` is the URL of a server's `/mcp`, `api_key` its key. Without it, `flags` are settings, such as
+    `memory_mb=512`.
+    """
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_opened(environment, settings, server, api_key, flags)) as handle,
+    ):
+        yield Session(portal, handle)
+
+
+@asynccontextmanager
+async def _opened(
+    environment: str, settings: Settings | None, server: str, api_key: str | None, flags: dict[str, object]
+) -> AsyncGenerator[SessionHandle]:
+    # Each way imports what the other never needs.
+    if server:
+        from belljar.client import connect
+
+        if settings is not None or flags:
+            raise TypeError("settings are the server's own: pass none of them together with server")
+        async with connect(server, api_key=api_key) as remote, remote.open_session(environment) as handle:
+            yield handle
+        return
+    from belljar.api import open_session
+
+    if api_key is not None:
+        raise TypeError("api_key is the key of a server: pass its URL as server")
+    async with open_session(environment, settings, **flags) as handle:
+        yield handle
+
+
+class _Caller:
+    """Calls coroutines in the portal's thread."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self._portal = portal
+
+    def _call(self, function: Callable[[], Awaitable[T]]) -> T:
+        return self._portal.call(function)
+
+
+class Session(_Caller):
+    """A session: variables, imports and files stay from cell to cell, until its `with` block ends.
+
+    Made by `belljar.session()`. Its methods may be called from any thread.
+    """
+
+    def __init__(self, portal: BlockingPortal, handle: SessionHandle) -> None:
+        super().__init__(portal)
+        self._handle = handle
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self._handle.id
+
+    def execute(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        on_input: Answer | None = None,
+        filename: str = "",
+        idempotency_key: str = "",
+    ) -> ExecutionResult:
+        """Run a cell to its end, and return its result. Code that raises is a result too, with `success` false.
+
+        Past `timeout_s` it is interrupted, and its variables are kept. `on_input` answers its `input()`. With
+        `filename` its code is also kept as a file of the session. Calls with one `idempotency_key` run once.
+        """
+        options = {"timeout_s": timeout_s, "filename": filename, "idempotency_key": idempotency_key}
+        return self._call(partial(self._handle.execute, code, on_input=_asked(on_input), **options))
+
+    def submit(
+        self, code: str, *, timeout_s: float | None = None, filename: str = "", idempotency_key: str = ""
+    ) -> "Execution":
+        """Start a cell and return at once; its arguments are those of `execute`. Its `input()` is not answered."""
+        options = {"timeout_s": timeout_s, "filename": filename, "idempotency_key": idempotency_key}
+        return Execution(self._portal, self._call(partial(self._handle.submit, code, **options)))
+
+    def stream(self, code: str, *, timeout_s: float | None = None, on_input: Answer | None = None) -> "Stream":
+        """Run a cell and give its output while it runs; it starts with the first event asked for."""
+        return Stream(self._portal, self._handle.stream(code, timeout_s=timeout_s, on_input=_asked(on_input)))
+
+    def interrupt(self) -> list[str]:
+        """Stop what runs or waits, and return the ids of those executions; called from another thread."""
+        return self._call(self._handle.interrupt)
+
+    def upload(self, name: str, content: bytes | str) -> FileReference:
+        """Write a file into the session's folder."""
+        return self._call(partial(self._handle.upload, name, content))
+
+    def download(self, name: str) -> bytes:
+        """Read a file of the session's folder."""
+        return self._call(partial(self._handle.download, name))
+
+    def files(self) -> list[FileReference]:
+        """Return the files in the session's folder, by name."""
+        return self._call(self._handle.files)
+
+    def display(self, uri: str) -> bytes:
+        """Return what stands behind the `uri` of a display: a picture, a page."""
+        return self._call(partial(self._handle.display, uri))
+
+    def figures(self, result: ExecutionResult) -> list[bytes]:
+        """Return the pictures of a result, in order, as the bytes of PNG or JPEG files."""
+        return self._call(partial(self._handle.figures, result))
+
+    def images(self, result: ExecutionResult) -> "list[Image]":
+        """Return the pictures of a result as images of Pillow, which has to be installed here."""
+        return self._call(partial(self._handle.images, result))
+
+    def frame(self, expression: str) -> "DataFrame":
+        """Return a table of the session as a DataFrame of pandas, which has to be installed on both sides."""
+        return self._call(partial(self._handle.frame, expression))
+
+    def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
+        """Install packages for this session, and return each one's version, or what kept it away."""
+        return self._call(partial(self._handle.install, packages))
+
+    @property
+    def forked(self) -> SessionFork | None:
+        """What came along and what did not, if it is a fork of another session."""
+        return self._handle.forked
+
+    def fork(self, *, at: str = "", reseed: bool = False) -> "Session":
+        """Return a session of its own that goes on from the state of this one, or from before execution `at`.
+
+        It ends with the same `with` block as this one, or when it is closed.
+        """
+        return Session(self._portal, self._call(partial(self._handle.fork, at=at, reseed=reseed)))
+
+    def rewind(self, to: str | int) -> Rewinding:
+        """Undo executions, back to before the one with this id, or this many of the last."""
+        return self._call(partial(self._handle.rewind, to))
+
+    def close(self) -> None:
+        """End the session and delete its files before its block ends; may be called twice."""
+        self._call(self._handle.aclose)
+
+
+class Execution(_Caller):
+    """One run of a cell, which goes on whether or not anyone waits for it."""
+
+    def __init__(self, portal: BlockingPortal, handle: ExecutionHandle) -> None:
+        super().__init__(portal)
+        self._handle = handle
+
+    @property
+    def id(self) -> str:
+        """The execution's id, by which a later program finds it again at the server."""
+        return self._handle.id
+
+    def wait(self, wait_s: float | None = None) -> ExecutionResult:
+        """Return its result when it has ended; after `wait_s` seconds what there is, with the status `running`."""
+        return self._call(partial(self._handle.wait, wait_s))
+
+    def events(self, since: int = 0) -> Iterator[OutputEvent]:
+        """Iterate over its output from after event number `since` to its end, also that of before this call."""
+        return _iterated(self._portal, self._handle.events(since))
+
+    def interrupt(self) -> None:
+        """Stop it; variables are kept if the code lets them."""
+        self._call(self._handle.interrupt)
+
+
+class Stream(_Caller):
+    """What a cell says, event by event, in order and whole; leaving the loop early leaves the cell running."""
+
+    def __init__(self, portal: BlockingPortal, stream: OutputStream) -> None:
+        super().__init__(portal)
+        self._stream = stream
+        self._events = _iterated(portal, stream)
+
+    @property
+    def result(self) -> ExecutionResult:
+        """The result, once the stream has ended."""
+        return self._stream.result
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> OutputEvent:
+        return next(self._events)
+
+
+def _iterated(portal: BlockingPortal, events: AsyncIterator[OutputEvent]) -> Iterator[OutputEvent]:
+    async def following() -> OutputEvent | None:
+        return await anext(events, None)
+
+    while (event := portal.call(following)) is not None:
+        yield event
+
+
+def _asked(answer: Answer | None) -> OnInput | None:
+    """Return an answer in a thread, because it may wait for a person."""
+    if answer is None:
+        return None
+
+    async def ask(prompt: str) -> str | None:
+        return await anyio.to_thread.run_sync(answer, prompt, abandon_on_cancel=True)
+
+    return ask
