@@ -14,17 +14,27 @@ from shared_environment import prepared_environment, settings_with
 # A file is one worker's: those that take longest come first, or the others would wait for them at the end.
 LONGEST = [
     "test_ordinary_user.py",
+    "test_faults.py",
     "test_keep_alive.py",
     "test_transports.py",
     "test_session_packages.py",
-    "test_upstream_connections.py",
-    "test_faults.py",
-    "test_kernel_conformance.py",
-    "test_kernel_copies.py",
+    "test_run.py",
     "test_api.py",
+    "test_kernel_conformance.py",
+    "test_upstream_connections.py",
     "test_mcp_conformance.py",
+    "test_stopped_servers.py",
+    "test_inspector.py",
+    "test_client.py",
+    "test_terminals.py",
+    "test_installs.py",
+    "test_kernel_copies.py",
     "test_no_leaks.py",
     "test_wrapper_kernel.py",
+    "test_snapshots.py",
+    "test_replay.py",
+    "test_attach.py",
+    "test_doctor.py",
 ]
 
 
