@@ -1,3 +1,4 @@
+import gc
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from belljar.environments.managed import Recipe, prepare
 from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex
 from shared_environment import prepared_environment, settings_with
+
+# Thousands of tests are collected by every worker, and nothing of that is garbage: a fifth less time without it.
+gc.disable()
 
 # A file is one worker's: those that take longest come first, or the others would wait for them at the end.
 LONGEST = [
@@ -42,6 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """See `LONGEST`; for `pytest -n`, see `scripts/test`."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
