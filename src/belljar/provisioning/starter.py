@@ -126,14 +126,29 @@ class KernelStarter:
         prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
         if (kernel := await self._forked(prepared, environment, folders)) is not None:
             return kernel, "forked"
-        kernel = await start_ipython(
-            prepared.sandbox,
+        try:
+            return await self._start_cold(prepared.sandbox, environment, folders), "cold"
+        except SandboxUnavailable as error:
+            if prepared.branch is None:
+                raise
+            # What it was branched from may have died since it was opened, and then no command starts in it. A sandbox
+            # that is nobody's branch depends on nothing else; the session cannot be forked.
+            log.warning("session %s starts in a sandbox of its own: %s", folders.session_id, error.message)
+        sandbox = await self.provider.open(self._spec(folders, environment))
+        serviced = await self._with_services(sandbox, folders, environment)
+        return await self._start_cold(serviced, environment, folders), "cold"
+
+    async def _start_cold(
+        self, sandbox: ServicedSandbox, environment: Environment, folders: KernelFolders
+    ) -> IPythonKernel:
+        """Start a kernel as a new process; the sandbox is closed when that fails."""
+        return await start_ipython(
+            sandbox,
             environment,
             layer=folders.layer,
             start_timeout_s=self._settings.start_timeout_s,
             in_packets=self._in_packets,
         )
-        return kernel, "cold"
 
     # Sandboxes
 

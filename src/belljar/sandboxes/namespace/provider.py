@@ -165,6 +165,8 @@ class NamespaceProvider:
         await self._supervisor.be_there()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
+        # It raises if nothing holds the origin: then its descriptors are closed, and others may have their numbers.
+        origin.holder()
         if isinstance(origin, NestedSandbox):
             spec = replace(spec, identity=spec.identity or origin.spec.identity)
         with contextlib.ExitStack() as stack:
