@@ -200,20 +200,32 @@ class Toolbox:
         self._brokers.pop(session_id, None)
 
     def serve_session(
-        self, folder: Path, name: str, *, session_id: str, folder_inside: str, door: SessionSocket | None = None
+        self,
+        folder: Path,
+        name: str,
+        *,
+        session_id: str,
+        folder_inside: str,
+        session_socket: SessionSocket | None = None,
     ) -> AbstractAsyncContextManager[ToolServer]:
         """Serve tool calls on a socket of that name for a kernel of the session.
 
-        `door` may be the listening socket that an earlier belljar server left.
+        `session_socket` may be the listening socket that an earlier belljar server left.
         """
         broker = self.broker(session_id)
-        if door is not None and door.descriptor >= 0:
+        if session_socket is not None and session_socket.descriptor >= 0:
             # Calls may have arrived while no server was running. They wait until it is known which execution they
             # belong to.
             broker.pause()
         find = partial(self._find, broker)
         return open_tool_server(
-            folder, name, broker=broker, find=find, folder_inside=folder_inside, paces=self._shares, listener=door
+            folder,
+            name,
+            broker=broker,
+            find=find,
+            folder_inside=folder_inside,
+            paces=self._shares,
+            listener=session_socket,
         )
 
     async def _find(self, broker: Broker, asked: SearchMessage) -> JsonObject:
