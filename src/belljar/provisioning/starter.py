@@ -158,7 +158,7 @@ class KernelStarter:
         await prepared.open_now()
         self._prepared[folders.session_id] = prepared
 
-    async def vacate(self, session_id: str) -> None:
+    async def close_prepared(self, session_id: str) -> None:
         """Close the sandbox that is held open for a session; does nothing once its kernel has started."""
         if (prepared := self._prepared.pop(session_id, None)) is not None:
             await prepared.sandbox.aclose()
@@ -166,7 +166,7 @@ class KernelStarter:
     async def _take_prepared(self, session_id: str) -> PreparedSandbox | None:
         prepared = self._prepared.get(session_id)
         if prepared is None or not prepared.can_be_entered:
-            await self.vacate(session_id)
+            await self.close_prepared(session_id)
             return None
         return self._prepared.pop(session_id)
 
@@ -306,5 +306,5 @@ class KernelStarter:
         """Cancel what is being prepared, close the sandboxes held open, and end the zygotes."""
         await self.environments.aclose()
         for session_id in [*self._prepared]:
-            await self.vacate(session_id)
+            await self.close_prepared(session_id)
         await self.zygotes.aclose()

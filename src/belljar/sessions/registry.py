@@ -215,7 +215,7 @@ class Registry:
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
-            veil=redactor,
+            redactor=redactor,
             handover=self._handover,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)

@@ -66,7 +66,7 @@ class Session:
         admission: Admission,
         start_kernel: StartKernel,
         guard: Guard,
-        veil: SessionRedactor,
+        redactor: SessionRedactor,
         handover: Handover,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
@@ -87,12 +87,12 @@ class Session:
         self.sharing = SharedFolder(owner_folder, self.workspace, folders.shared) if owner_folder else None
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
-        self.redactor = veil
+        self.redactor = redactor
         """Redacts the personal data that its code and its callers may not see."""
         self.tools = tools
         """The broker for its code's tool calls; None where there are no tools."""
         if tools is not None:
-            tools.attach(owner=principal, guard=guard, veil=veil, keep=self.write_file)
+            tools.attach(owner=principal, guard=guard, redactor=redactor, keep=self.write_file)
         self.turn = asyncio.Lock()
         self.handover = handover
         self.session_kernel = self._make_session_kernel(start_kernel)
