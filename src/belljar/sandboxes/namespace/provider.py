@@ -181,9 +181,9 @@ class NamespaceProvider:
         """Return mounts where bubblewrap reaches what it shows without being root; -1 if the server is not root."""
         if spec.identity is None:
             return -1
-        grounds = spec.grounds or spec.workspace.parent.parent
-        _check_passable(grounds)
-        trees = [*spec.readable, spec.workspace, spec.scratch, grounds, *trees_of(self._tools.bubblewrap)]
+        branches_folder = spec.branches_folder or spec.workspace.parent.parent
+        _check_passable(branches_folder)
+        trees = [*spec.readable, spec.workspace, spec.scratch, branches_folder, *trees_of(self._tools.bubblewrap)]
         root_view = open_root_view(trees)
         stack.callback(os.close, root_view)
         return root_view
