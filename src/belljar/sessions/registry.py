@@ -30,7 +30,7 @@ from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
-from belljar.sessions.closing import DAY_S, SessionCloser, about
+from belljar.sessions.closer import DAY_S, SessionCloser, about
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory

@@ -15,6 +15,7 @@ from belljar.runtime import Runtime
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure, execution_blocks, model_blocks, wants
+from belljar.surfaces.execution_wait import asked_execution, can_ask, follow, resume, stopping_when_cancelled
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.request_tracing import note_refusal
@@ -33,7 +34,6 @@ from belljar.surfaces.tools import (
     idempotent,
     refusals_as_results,
 )
-from belljar.surfaces.waiting import asked_execution, can_ask, follow, resume, stopping_when_cancelled
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
