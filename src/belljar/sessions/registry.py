@@ -1,6 +1,6 @@
 """All sessions of a runtime: created, forked, found by their owner, swept when idle, ended together.
 
-How a session ends is in `closing.py`, how it comes back in `resumption.py`; the results of executions, also of
+How a session ends is in `closer.py`, how it comes back in `resumption.py`; the results of executions, also of
 sessions that are gone, are in `history.py`.
 """
 
