@@ -11,6 +11,7 @@ from pathlib import Path
 
 from belljar.toolbox.connection import UpstreamLimits
 from belljar.toolbox.search import ToolIndex
+from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.server_config import StdioServer
 from belljar.toolbox.upstreams import open_upstreams
 from bench.figures import Figure
@@ -27,6 +28,7 @@ NODE: dict[str, tuple[str, ...]] = {
     "asana": ("@roychri/mcp-server-asana", "mcp-server-asana"),
     "calendar": ("@cocal/google-calendar-mcp", "google-calendar-mcp"),
     "chrome-devtools": ("chrome-devtools-mcp", "chrome-devtools-mcp"),
+    "circleci": ("@circleci/mcp-server-circleci", "mcp-server-circleci"),
     "discord": ("mcp-discord", "mcp-discord"),
     "elasticsearch": ("@elastic/mcp-server-elasticsearch", "mcp-server-elasticsearch"),
     "firecrawl": ("firecrawl-mcp", "firecrawl-mcp"),
@@ -37,6 +39,7 @@ NODE: dict[str, tuple[str, ...]] = {
     "google-maps": ("@modelcontextprotocol/server-google-maps", "mcp-server-google-maps"),
     "hubspot": ("@hubspot/mcp-server", "mcp-hubspot"),
     "kubernetes": ("mcp-server-kubernetes", "mcp-server-kubernetes"),
+    "line": ("@line/line-bot-mcp-server", "line-bot-mcp-server"),
     "linear": ("linear-mcp-server", "linear-mcp-server"),
     "mongodb": ("mongodb-mcp-server", "mongodb-mcp-server"),
     "notion": ("@notionhq/notion-mcp-server", "notion-mcp-server"),
@@ -46,14 +49,19 @@ NODE: dict[str, tuple[str, ...]] = {
     "slack": ("@modelcontextprotocol/server-slack", "mcp-server-slack"),
     "strava": ("@r-huijts/strava-mcp-server", "strava-mcp-server"),
     "stripe": ("@stripe/mcp", "mcp", "--api-key=sk_test_dummy", "--tools=all"),
+    "xero": ("@xeroapi/xero-mcp-server", "xero-mcp-server"),
     "youtube": ("youtube-data-mcp-server", "youtube-data-mcp-server"),
 }
 PYTHON: dict[str, tuple[str, ...]] = {
+    "arxiv": ("arxiv-mcp-server", "bin/arxiv-mcp-server"),
     "atlassian": ("mcp-atlassian", "bin/mcp-atlassian"),
     "blender": ("blender-mcp", "bin/blender-mcp"),
+    "duckduckgo": ("duckduckgo-mcp-server", "bin/duckduckgo-mcp-server"),
     "excel": ("excel-mcp-server", "bin/excel-mcp-server", "stdio"),
+    "git": ("mcp-server-git", "bin/mcp-server-git"),
     "grafana": ("mcp-grafana", "bin/mcp-grafana"),
     "home": ("ha-mcp", "bin/ha-mcp"),
+    "meta-ads": ("meta-ads-mcp", "bin/meta-ads-mcp"),
     "obsidian": ("mcp-obsidian", "bin/mcp-obsidian"),
     "osm": ("osm-mcp-server", "bin/osm-mcp-server"),
     "paper-search": ("paper-search-mcp", "bin/paper-search-mcp"),
@@ -77,6 +85,8 @@ VARIABLES = dict.fromkeys(
     (
         "AIRTABLE_API_KEY",
         "ASANA_ACCESS_TOKEN",
+        "CHANNEL_ACCESS_TOKEN",
+        "CIRCLECI_TOKEN",
         "CONFLUENCE_API_TOKEN",
         "DISCORD_TOKEN",
         "ES_API_KEY",
@@ -88,6 +98,7 @@ VARIABLES = dict.fromkeys(
         "HOMEASSISTANT_TOKEN",
         "JIRA_API_TOKEN",
         "LINEAR_API_KEY",
+        "META_ACCESS_TOKEN",
         "NOTION_TOKEN",
         "OBSIDIAN_API_KEY",
         "PRIVATE_APP_ACCESS_TOKEN",
@@ -103,6 +114,8 @@ VARIABLES = dict.fromkeys(
         "TRELLO_API_KEY",
         "TRELLO_API_TOKEN",
         "TRELLO_TOKEN",
+        "XERO_CLIENT_ID",
+        "XERO_CLIENT_SECRET",
         "YOUTUBE_API_KEY",
     ),
     "none",
@@ -129,6 +142,16 @@ async def measure(stage: Stage) -> list[Figure]:
 
 async def _figures(kind: str, phrases: Sequence[tuple[str, str, str]], target: float | None = None) -> list[Figure]:
     index, count = await _index(sorted({server for _, server, _ in phrases}))
+    figures = _counted(kind, phrases, index, count, target)
+    if (model := sentence_model()) is not None:
+        index.add_sentences(model)
+        figures += _counted(f"{kind}, with the model", phrases, index, count, target)
+    return figures
+
+
+def _counted(
+    kind: str, phrases: Sequence[tuple[str, str, str]], index: ToolIndex, count: int, target: float | None = None
+) -> list[Figure]:
     missed = not_first = 0
     for phrase, server, right in phrases:
         found = [(each.server, each.name) for each in index.search(phrase, limit=SHOWN)]

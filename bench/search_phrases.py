@@ -2,13 +2,14 @@
 
 Where two tools do the same, either is right. `TUNING` was written by those who wrote the ranking, from the names and
 first lines of the tools, and looked at again and again: its figure says how well the ranking was fitted. Its servers
-from `linear` on were held out once; of their 51 phrases 34 were among the first five.
+from `linear` on were held out once, and of their 51 phrases 34 were among the first five; those from `spotify` on were
+held out after that, and of their 51 phrases 38 were.
 
-The phrases of `HELD_OUT` are of servers that nobody had tuned on, and were written by somebody who had not seen the
-ranking. They were run once, against a ranking that stood still: of 51, 38 were among the first five and 30 were the
-first. A ranking with a table of similar words, from word vectors (GloVe), was run on them too: it had found 4 more of
-the phrases in `TUNING`, and found 36 of these, 29 of them first. It was not kept. Which phrases miss has been seen:
-whoever works on them next should move them to `TUNING` and have others written.
+The phrases of `HELD_OUT` are of servers that nobody had tuned on. They were written from the names and first lines of
+the tools, before any of them was run, by somebody who had read the ranking by words and changed nothing in it. They
+were run once: by words 34 of 51 were among the first five and 17 were the first; with the model of the extra `search`,
+whose weight was chosen on `TUNING`, 37 and 21. Static vectors (GloVe, WordLlama) had been tried and helped nowhere.
+Nobody has looked at which phrases miss: whoever does should move them to `TUNING` and have others written.
 """
 
 from typing import Final
@@ -192,10 +193,7 @@ TUNING: Final[tuple[tuple[str, str, str], ...]] = (
     ("which fields does the index have", "elasticsearch", "get_mappings"),
     ("put a pie chart on the slide", "powerpoint", "add_chart"),
     ("all the words of the presentation", "powerpoint", "extract_presentation_text"),
-)
-
-HELD_OUT: Final[tuple[tuple[str, str, str], ...]] = (
-    # phrase, server, tools that are right
+    # Held out until the servers below were measured; see above.
     ("skip this song", "spotify", "next_track"),
     ("turn the music up a bit", "spotify", "set_volume"),
     ("what song is this that's playing", "spotify", "get_currently_playing get_playback_state"),
@@ -251,4 +249,59 @@ HELD_OUT: Final[tuple[tuple[str, str, str], ...]] = (
     ("where does the PDF mention the deposit", "pdf", "pdf_search"),
     ("which of these PDFs talks about pensions", "pdf", "pdf_corpus_search"),
     ("get the numbers out of this graph", "pdf", "pdf_extract_chart"),
+)
+
+HELD_OUT: Final[tuple[tuple[str, str, str], ...]] = (
+    # phrase, server, tools that are right
+    ("bill Acme for last month's work", "xero", "create-invoice"),
+    ("who still owes us money", "xero", "list-aged-receivables-by-contact list-invoices"),
+    ("what do we owe our suppliers", "xero", "list-aged-payables-by-contact list-invoices"),
+    ("did we make money this quarter", "xero", "list-profit-and-loss"),
+    ("send the client a price offer before we start", "xero", "create-quote"),
+    ("give them something back because we charged too much", "xero", "create-credit-note"),
+    ("they paid the bill in cash, note that", "xero", "create-payment"),
+    ("which VAT percentages can I use", "xero", "list-tax-rates"),
+    ("how many vacation days does Eva have left", "xero", "list-payroll-employee-leave-balances"),
+    ("sign off the hours that Tom worked", "xero", "approve-timesheet"),
+    ("add two more hours to last Tuesday", "xero", "add-timesheet-line update-timesheet-line"),
+    ("what goes in and out of our bank account", "xero", "list-bank-transactions"),
+    ("put a new supplier into the books", "xero", "create-contact"),
+    ("the customer has moved, change their address", "xero", "update-contact"),
+    ("what does our company own and owe right now", "xero", "list-report-balance-sheet list-trial-balance"),
+    ("all people on the payroll", "xero", "list-payroll-employees"),
+    ("why did the build break", "circleci", "get_build_failure_logs"),
+    ("which tests fail only now and then", "circleci", "find_flaky_tests"),
+    ("try that workflow once more", "circleci", "rerun_workflow"),
+    ("is CI green on main", "circleci", "get_latest_pipeline_status get_job_test_results"),
+    ("go back to the version that was live before", "circleci", "run_rollback_pipeline"),
+    ("is my yaml file for the build correct", "circleci", "config_helper"),
+    ("kick off a build of this branch", "circleci", "run_pipeline"),
+    ("get me the files that the job produced", "circleci", "list_artifacts"),
+    ("are our build machines larger than we need", "circleci", "find_underused_resource_classes"),
+    ("tell all our followers about the sale", "line", "broadcast_text_message broadcast_flex_message"),
+    ("how many messages can we still send this month", "line", "get_message_quota"),
+    ("what is this user's display name and photo", "line", "get_profile"),
+    ("make buttons at the bottom of the chat", "line", "create_rich_menu"),
+    ("say hello to one user", "line", "push_text_message push_flex_message"),
+    ("who has added us as a friend", "line", "get_follower_ids"),
+    ("undo what I staged", "git", "git_reset"),
+    ("who committed what recently", "git", "git_log"),
+    ("which files have I touched", "git", "git_status git_diff_unstaged git_diff"),
+    ("save my work with a message", "git", "git_commit"),
+    ("go over to the other branch", "git", "git_checkout"),
+    ("what exactly was in that commit", "git", "git_show"),
+    ("what is this paper about, in a few lines", "arxiv", "get_abstract"),
+    ("let me know when something new on quantum error correction comes out", "arxiv", "watch_topic"),
+    ("anything new on the topics I follow", "arxiv", "check_alerts"),
+    ("who builds on this article", "arxiv", "citation_graph"),
+    ("I need the reference in BibTeX", "arxiv", "export_citations"),
+    ("which articles do I have here already", "arxiv", "list_papers"),
+    ("show me only the methods chapter", "arxiv", "read_paper_section get_paper_latex_section"),
+    ("how are my advertisements doing", "meta-ads", "get_insights"),
+    ("what do our competitors advertise", "meta-ads", "search_ads_archive"),
+    ("how many people would this reach", "meta-ads", "estimate_audience_size"),
+    ("spend more on the weekend of the launch", "meta-ads", "create_budget_schedule"),
+    ("switch that ad off", "meta-ads", "update_ad"),
+    ("show ads to people who like hiking", "meta-ads", "search_interests get_interest_suggestions"),
+    ("look it up on the internet", "duckduckgo", "search"),
 )

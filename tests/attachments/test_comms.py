@@ -16,7 +16,7 @@ from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions import session_kernel
-from belljar.sessions.closing import hibernate
+from belljar.sessions.closer import hibernate
 from belljar.sessions.session import Session
 from shared_environment import settings_with
 

@@ -7,15 +7,18 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from belljar.environments import Environment
 from belljar.kernels.base import Kernel
+from belljar.kernels.ipython import IPythonKernel
 from belljar.provisioning import zygotes
 from belljar.provisioning.zygotes import EnvironmentZygote, ZygoteProcess
 from belljar.sandboxes.base import Sandbox
 from belljar.sandboxes.namespace.process import NamespaceProcess
+from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from cells import ForkingPlace, open_forking_place, run
 from waiting import until
 
@@ -234,3 +237,26 @@ def read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+async def test_a_session_starts_though_what_it_was_to_be_forked_from_dies_at_that_moment(
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks = ZygoteProcess.fork
+
+    async def fork_as_it_dies(zygote: ZygoteProcess, *words: Any, **options: Any) -> IPythonKernel:
+        trunk = zygote.trunk
+        assert isinstance(trunk, NamespaceSandbox)
+        os.kill(trunk.holder().first_pid, signal.SIGKILL)
+        await until(lambda: not trunk.processes()[0].is_there())
+        return await forks(zygote, *words, **options)
+
+    async with preloaded(default_environment.python.parent.parent, tmp_path) as (place, _):
+        monkeypatch.setattr(ZygoteProcess, "fork", fork_as_it_dies)
+        async with place.open("ipython", "one") as one:
+            assert await value(one, "6 * 7") == "42"
+        monkeypatch.undo()
+        # The next one has another to be forked from.
+        assert await place.starter.is_warm(place.name)
+        async with place.open("ipython", "two") as two:
+            assert await value(two, IS_FORKED) == "True"

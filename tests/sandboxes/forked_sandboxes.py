@@ -262,7 +262,7 @@ class BranchedProvider:
         folder = spec.workspace.parent / "trunk"
         folder.mkdir()
         trunk = await self._provider.open_trunk(
-            SandboxSpec("trunk", folder, folder, folder, spec.readable, grounds=spec.workspace.parent.parent)
+            SandboxSpec("trunk", folder, folder, folder, spec.readable, branches_folder=spec.workspace.parent.parent)
         )
         with Path(os.devnull).open("w") as nowhere:
             await trunk.spawn(

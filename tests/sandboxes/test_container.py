@@ -251,13 +251,13 @@ async def test_one_peer_is_let_in_and_nobody_after_it() -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
         first.connect(door)
-        visitor = await handshake.visitor()
-        assert visitor is not None
-        assert visitor.pid == os.getpid()
+        init = await handshake.wait_for_init()
+        assert init is not None
+        assert init.pid == os.getpid()
         assert not folder.exists()
         with pytest.raises(OSError, match="No such file"):
             second.connect(door)
-        visitor.connection.close()
+        init.connection.close()
 
 
 async def test_another_user_is_not_let_in() -> None:
@@ -268,7 +268,7 @@ async def test_another_user_is_not_let_in() -> None:
         async with asyncio.timeout(DEADLINE_S):
             assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
     handshake.close()
-    assert await handshake.visitor() is None
+    assert await handshake.wait_for_init() is None
 
 
 async def test_the_environment_is_not_told_to_the_engine(

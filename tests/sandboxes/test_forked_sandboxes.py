@@ -498,7 +498,7 @@ async def test_folders_that_no_sandbox_gets_through_are_named(forks: ForkedSandb
     assert refusal.value.hint == f"chmod o+x {spec.workspace.parent}"
     forks.folder.chmod(0o700)
     with pytest.raises(SandboxUnavailable, match=str(forks.folder)):
-        await forks.provider.open_trunk(replace(forks.spec(), grounds=forks.folder))
+        await forks.provider.open_trunk(replace(forks.spec(), branches_folder=forks.folder))
 
 
 def test_a_provider_that_branches_says_so() -> None:

@@ -185,7 +185,7 @@ subprocess.run([sys.executable, "-m", "venv", "--without-pip", "bare"], check=Tr
 there = subprocess.run(["bare/bin/python", "-c", "import pip"], capture_output=True, text=True)
 there.stderr.splitlines()[-1]
 """
-WAYS = ("-m pip", "-I -m pip", "-Em pip", "-mpip", "-um pip", "-W ignore -X utf8 -m pip", "-m uv pip")
+WAYS = ("-m pip", "-I -m pip", "-umpip", "-W ignore -X utf8 -m pip", "-m uv pip")
 
 
 async def test_pip_is_the_environments_own_and_only_its_command_is_caught(

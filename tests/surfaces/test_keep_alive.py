@@ -339,5 +339,5 @@ async def test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_th
 
 def descriptors(*pids: int) -> list[int]:
     """How many each has; those of the journal count as one, because SQLite keeps some for its next connection."""
-    names = [[os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()] for pid in pids]
+    names = [[str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()] for pid in pids]
     return [len([name for name in each if not name.endswith("/journal.sqlite")]) for each in names]

@@ -1,9 +1,13 @@
+import math
+from collections.abc import Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
 
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.toolbox.search import DEFAULT_LIMIT, MOST_RESULTS, ToolIndex, terms
+from belljar.toolbox.sentence_vectors import Vector, sentence_model
 from belljar.toolbox.synonyms import stem
 
 
@@ -105,3 +109,35 @@ def test_a_word_that_says_little_decides_between_tools_that_fit_and_finds_none_b
 def test_everyday_words_find_what_tools_call_otherwise(query: str, first: str) -> None:
     names = ("create_card", "delete_card", "search_cards", "count_cards", "get_oncall_users", "take_screenshot", "ping")
     assert index(*(tool(name) for name in names)).search(query)[0].name == first
+
+
+class Letters:
+    """A model of the smallest kind: texts are similar that have the same letters."""
+
+    def embed(self, texts: Sequence[str]) -> list[Vector]:
+        counts = [[float(text.lower().count(letter)) for letter in ascii_lowercase] for text in texts]
+        return [[value / (math.hypot(*vector) or 1) for value in vector] for vector in counts]
+
+
+def test_the_rankings_by_words_and_by_sentences_are_merged_and_what_both_find_is_first() -> None:
+    tools = index(tool("melon"), tool("list_lemons", "Lemon."), tool("lemon", "x"), tool("zzz"))
+    assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons"]
+    tools.add_sentences(Letters())
+    # The letters of `melon` are those of `lemon`, whatever its words are; `zzz` has neither.
+    assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons", "melon"]
+    assert [each.name for each in tools.search("lemon", limit=1)] == ["lemon"]
+    assert tools.search("lemon", server="another") == []
+
+
+def test_the_model_of_the_extra_finds_what_has_no_word_in_common() -> None:
+    model = sentence_model()
+    if model is None:
+        pytest.skip("the extra `search` is not installed")
+    tools = index(
+        tool("next_track", "Skip to the next track in the queue."),
+        tool("send_invoice", "Send an invoice to a customer."),
+        tool("get_forecast", "Weather forecast for a place."),
+    )
+    tools.add_sentences(model)
+    assert tools.search("do I need an umbrella")[0].name == "get_forecast"
+    assert tools.search("I do not like this song")[0].name == "next_track"

@@ -191,7 +191,7 @@ async def open_proxy(
     rules: Sequence[Rule],
     judge: Judge,
     limits: ProxyLimits | None = None,
-    door: SessionSocket | None = None,
+    session_socket: SessionSocket | None = None,
     purpose: str = "egress",
 ) -> AsyncGenerator[Proxy]:
     """Serve a session on a socket of that name in a folder it can reach, until the block ends.
@@ -201,7 +201,7 @@ async def open_proxy(
     limits = limits or ProxyLimits()
     proxy = Proxy(session_id, rules, judge, limits)
     try:
-        async with serving(folder, name, proxy.accept, limit=limits.head_bytes, door=door):
+        async with serving(folder, name, proxy.accept, limit=limits.head_bytes, session_socket=session_socket):
             yield proxy
     finally:
         await proxy.aclose()

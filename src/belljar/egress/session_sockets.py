@@ -39,7 +39,7 @@ class SessionSocket:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, name: str, accept: Accept, *, limit: int, door: SessionSocket | None = None
+    folder: Path, name: str, accept: Accept, *, limit: int, session_socket: SessionSocket | None = None
 ) -> AsyncGenerator[None]:
     """Serve a UNIX socket of that name in the folder until the block ends; lines have up to `limit` bytes."""
     loop = asyncio.get_running_loop()
@@ -47,16 +47,16 @@ async def serving(
     def begin() -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit, loop), accept, loop)
 
-    async with serving_as(folder, name, begin, door=door):
+    async with serving_as(folder, name, begin, session_socket=session_socket):
         yield
 
 
 @asynccontextmanager
 async def serving_as(
-    folder: Path, name: str, begin: Callable[[], asyncio.Protocol], *, door: SessionSocket | None = None
+    folder: Path, name: str, begin: Callable[[], asyncio.Protocol], *, session_socket: SessionSocket | None = None
 ) -> AsyncGenerator[None]:
     """Serve a socket like `serving`, for callers with an asyncio protocol of their own."""
-    with _listening(folder, name, door or SessionSocket()) as listener:
+    with _listening(folder, name, session_socket or SessionSocket()) as listener:
         acceptor = _Acceptor(listener, begin)
         acceptor.start()
         try:

@@ -176,7 +176,7 @@ class CommKernel(Kernel, Protocol):
         """Deliver a front end's message to its comm. Called under the session's turn and consumed to the end."""
         ...
 
-    async def overhear(self) -> CommMessage | None:
+    async def receive_comm(self) -> CommMessage | None:
         """Return the next comm message that a thread or task of an earlier cell sent, or None. Between cells only."""
         ...
 

@@ -174,7 +174,7 @@ class IPythonKernel:
         answer = await self._question({"op": "comms"}, protocol.CommsMessage)
         return answer.opened if answer else {}
 
-    async def overhear(self) -> CommMessage | None:
+    async def receive_comm(self) -> CommMessage | None:
         """See `CommKernel`. Output that has arrived is kept for the next cell."""
         try:
             # A hostile runner may send half a message and no more.

@@ -86,7 +86,7 @@ async def open_services(
             judge = partial(_judge, allow_private=egress.allow_private)
             socket = serviced.sockets[name]
             await services.enter_async_context(
-                open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge, door=socket)
+                open_proxy(scratch, name, session_id=session_id, rules=egress.rules, judge=judge, session_socket=socket)
             )
             serviced.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
             serviced.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
@@ -107,7 +107,7 @@ async def open_services(
         if toolbox is not None and (name := names.pop("toolbox", "")):
             inside, socket = sandbox.workspace, serviced.sockets[name]
             await services.enter_async_context(
-                toolbox.serve_session(scratch, name, session_id=session_id, folder_inside=inside, door=socket)
+                toolbox.serve_session(scratch, name, session_id=session_id, folder_inside=inside, session_socket=socket)
             )
             serviced.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
             serviced.importable = toolbox.importable

@@ -137,14 +137,29 @@ class KernelStarter:
         prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
         if (kernel := await self._forked(prepared, environment, folders)) is not None:
             return kernel, "forked"
-        kernel = await start_ipython(
-            prepared.sandbox,
+        try:
+            return await self._start_cold(prepared.sandbox, environment, folders), "cold"
+        except SandboxUnavailable as error:
+            if prepared.branch is None:
+                raise
+            # What it was branched from may have died since it was opened, and then no command starts in it. A sandbox
+            # that is nobody's branch depends on nothing else; the session cannot be forked.
+            log.warning("session %s starts in a sandbox of its own: %s", folders.session_id, error.message)
+        sandbox = await self.provider.open(self._spec(folders, environment))
+        serviced = await self._with_services(sandbox, folders, environment)
+        return await self._start_cold(serviced, environment, folders), "cold"
+
+    async def _start_cold(
+        self, sandbox: ServicedSandbox, environment: Environment, folders: KernelFolders
+    ) -> IPythonKernel:
+        """Start a kernel as a new process; the sandbox is closed when that fails."""
+        return await start_ipython(
+            sandbox,
             environment,
             layer=folders.layer,
             start_timeout_s=self._settings.start_timeout_s,
             in_packets=self._in_packets,
         )
-        return kernel, "cold"
 
     # Sandboxes
 
@@ -154,7 +169,7 @@ class KernelStarter:
         await prepared.open_now()
         self._prepared[folders.session_id] = prepared
 
-    async def vacate(self, session_id: str) -> None:
+    async def close_prepared(self, session_id: str) -> None:
         """Close the sandbox that is held open for a session; does nothing once its kernel has started."""
         if (prepared := self._prepared.pop(session_id, None)) is not None:
             await prepared.sandbox.aclose()
@@ -162,7 +177,7 @@ class KernelStarter:
     async def _take_prepared(self, session_id: str) -> PreparedSandbox | None:
         prepared = self._prepared.get(session_id)
         if prepared is None or not prepared.can_be_entered:
-            await self.vacate(session_id)
+            await self.close_prepared(session_id)
             return None
         return self._prepared.pop(session_id)
 
@@ -345,5 +360,5 @@ class KernelStarter:
         """Cancel what is being prepared, close the sandboxes held open, and end the zygotes."""
         await self.environments.aclose()
         for session_id in [*self._prepared]:
-            await self.vacate(session_id)
+            await self.close_prepared(session_id)
         await self.zygotes.aclose()

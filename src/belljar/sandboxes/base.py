@@ -75,7 +75,7 @@ class SandboxSpec:
     limits: Limits = Limits()
     identity: Identity | None = None
     """The host user that owns the session's processes and files, from `take_identity`."""
-    grounds: Path | None = None
+    branches_folder: Path | None = None
     """For a trunk: the folder that contains the folders of all its branches. Like theirs, it must let others pass
     through it (`o+x`). None means the folder two levels above the workspace."""
 

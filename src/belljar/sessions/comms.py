@@ -37,7 +37,7 @@ class SessionComms:
         self._session = session
         self._stopper: Stopper | None = None
         self._watchers: set[CommWatcher] = set()
-        self._overhearing: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
@@ -45,14 +45,14 @@ class SessionComms:
     def watch(self, watcher: CommWatcher) -> None:
         """Pass messages to a front end from now on."""
         self._watchers.add(watcher)
-        if self._overhearing is None or self._overhearing.done():
-            self._overhearing = self._session.queue.run_aside(self._overhear())
+        if self._listening is None or self._listening.done():
+            self._listening = self._session.queue.run_aside(self._listen())
 
     def unsubscribe(self, watcher: CommWatcher) -> None:
         """Pass no more messages to a front end."""
         self._watchers.discard(watcher)
 
-    async def _overhear(self) -> None:
+    async def _listen(self) -> None:
         """Read the messages that threads and tasks of earlier cells send between cells, because nothing else does."""
         session = self._session
         while self._watchers:
@@ -63,12 +63,12 @@ class SessionComms:
                 kernel = session.session_kernel.kernel
                 if has_comms(kernel) and kernel.is_alive():
                     with suppress(KernelDied):  # the next cell reports it
-                        await self._pass_on_overheard(kernel)
+                        await self._pass_on_received(kernel)
 
-    async def _pass_on_overheard(self, kernel: CommKernel) -> None:
+    async def _pass_on_received(self, kernel: CommKernel) -> None:
         screens = self._session.screens()
         for _ in range(MOST_OVERHEARD):
-            if (message := await kernel.overhear()) is None:
+            if (message := await kernel.receive_comm()) is None:
                 return
             for passed in await screens.passed(message):
                 self.tell("", 0, passed)

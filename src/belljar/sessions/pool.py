@@ -139,7 +139,7 @@ class Pool:
         await self._remove(pooled.folders)
 
     async def _remove(self, folders: SessionFolders) -> None:
-        await self._starter.vacate(folders.session_id)
+        await self._starter.close_prepared(folders.session_id)
         await asyncio.to_thread(remove_tree, folders.root)
         self._records.forget(folders.session_id)
         self._starter.forget(folders.session_id)

@@ -1,6 +1,6 @@
 """All sessions of a runtime: created, forked, found by their owner, swept when idle, ended together.
 
-How a session ends is in `closing.py`, how it comes back in `resumption.py`; the results of executions, also of
+How a session ends is in `closer.py`, how it comes back in `resumption.py`; the results of executions, also of
 sessions that are gone, are in `history.py`.
 """
 
@@ -31,7 +31,7 @@ from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
-from belljar.sessions.closing import DAY_S, SessionCloser, about
+from belljar.sessions.closer import DAY_S, SessionCloser, about
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
@@ -224,7 +224,7 @@ class Registry:
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
             plugins=self.plugins,
-            veil=redactor,
+            redactor=redactor,
             handover=self._handover,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)

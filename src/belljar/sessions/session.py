@@ -75,7 +75,7 @@ class Session:
         start_kernel: StartKernel,
         guard: Guard,
         plugins: Plugins,
-        veil: SessionRedactor,
+        redactor: SessionRedactor,
         handover: Handover,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
@@ -98,7 +98,7 @@ class Session:
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
         self.plugins = plugins
-        self.redactor = veil
+        self.redactor = redactor
         """Redacts the personal data that its code and its callers may not see."""
         self.signatures = KnownSignatures()
         """Those of URLs that its code has had, which its output does not show."""
@@ -107,7 +107,7 @@ class Session:
         self.tools = tools
         """The broker for its code's tool calls; None where there are no tools."""
         if tools is not None:
-            tools.attach(owner=principal, guard=guard, veil=veil, keep=self.write_file)
+            tools.attach(owner=principal, guard=guard, redactor=redactor, keep=self.write_file)
         self.turn = asyncio.Lock()
         self.handover = handover
         self.session_kernel = self._make_session_kernel(start_kernel)

@@ -24,9 +24,9 @@ from belljar.runtime import Runtime
 from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import media_blocks
+from belljar.surfaces.execution_wait import can_ask, follow, stopping_when_cancelled
 from belljar.surfaces.file_tools import EMBEDDED_LIMIT_BYTES, embedded, file_reference
 from belljar.surfaces.tools import CHANGES, ENDS, READS, Answer, Ctx, add_tools, connection_of, refusals_as_results
-from belljar.surfaces.waiting import can_ask, follow, stopping_when_cancelled
 
 AZURE_INSTRUCTIONS: Final = (
     "Runs Python in a sealed session whose variables and files stay between calls. Save files to /mnt/data; "

@@ -22,6 +22,7 @@ from belljar.surfaces.content import (
     model_blocks,
     wants,
 )
+from belljar.surfaces.execution_wait import asked_execution, can_ask, follow, resume, stopping_when_cancelled
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.request_tracing import note_refusal
@@ -40,7 +41,6 @@ from belljar.surfaces.tools import (
     idempotent,
     refusals_as_results,
 )
-from belljar.surfaces.waiting import asked_execution, can_ask, follow, resume, stopping_when_cancelled
 from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0

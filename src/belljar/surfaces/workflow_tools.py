@@ -26,9 +26,9 @@ from belljar.models import Model
 from belljar.runtime import Runtime
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
+from belljar.surfaces.execution_wait import CONSENT, MODERN, PROGRESS_CHARS, can_ask
 from belljar.surfaces.resources import NOTEBOOK, as_resource_error
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
-from belljar.surfaces.waiting import CONSENT, MODERN, PROGRESS_CHARS, can_ask
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.questions import RunQuestion
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_text

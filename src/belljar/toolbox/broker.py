@@ -160,11 +160,13 @@ class Broker:
         self._is_open = asyncio.Event()
         self._is_open.set()
 
-    def attach(self, *, owner: str, guard: CallGuard | None = None, veil: Redactor | None = None, keep: Keep) -> None:
+    def attach(
+        self, *, owner: str, guard: CallGuard | None = None, redactor: Redactor | None = None, keep: Keep
+    ) -> None:
         """Give the broker an owner, guards and a way to write files into the session folder; before that calls fail."""
         self.owner = owner
         self._guard = guard or self._guard
-        self._redactor = veil or self._redactor
+        self._redactor = redactor or self._redactor
         self._keep = keep
 
     async def ready_for(self, code: str) -> None:

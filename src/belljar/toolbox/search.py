@@ -1,17 +1,20 @@
 """Searches tools by words: BM25 over weighted fields (names, descriptions, parameters), with everyday synonyms.
 
-An index is built from one catalogue. This module does not know how results are shown.
+Where there is a model of sentences (`sentence_vectors.py`), its ranking is merged with that of the words. An index is
+built from one catalogue. This module does not know how results are shown.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import mul
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
+from belljar.toolbox.sentence_vectors import SentenceModel, Vector
 from belljar.toolbox.synonyms import action, base_form, rephrased, stem, synonyms
 from belljar.toolbox.texts import first_sentence
 
@@ -36,6 +39,12 @@ _NO_ACTION: Final = 0.8
 """The factor for a tool whose name does not say what it does."""
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
+_MERGED: Final = 50
+"""How many tools of each ranking are merged."""
+_RANK: Final = 5
+"""Reciprocal rank fusion: the smaller, the more the first places of each ranking count."""
+_LEAST_SIMILAR: Final = 0.25
+"""Tools whose sentence is less similar to the query have nothing to do with it."""
 _STOP: Final = (
     " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
     "have here how i if in inside into is it its just know let like me more my need of off on once or our out please "
@@ -93,6 +102,13 @@ class ToolIndex:
         self._spread = Counter(term for weights in self._weights for term in weights)
         self._rarities = {term: _rarity(spread, len(counted)) for term, spread in self._spread.items()}
         self._rarest = _rarity(0, len(counted))
+        self._model: SentenceModel | None = None
+        self._vectors: list[Vector] = []
+
+    def add_sentences(self, model: SentenceModel) -> None:
+        """Let the model rank tools too; blocks while it reads them all, and searches go on by words until then."""
+        vectors = model.embed([_sentence(tool) for tool in self._tools])
+        self._vectors, self._model = vectors, model
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """Return the matching tools, the best first; if the query has no words, all tools in their order."""
@@ -105,7 +121,16 @@ class ToolIndex:
             return [self._tools[place] for place in places[:most]]
         scores = {place: self._score(place, wanted, asides, meant, does) for place in places}
         best = sorted((place for place in places if scores[place] > 0), key=lambda place: -scores[place])
+        if self._model is not None:
+            best = _merged(best, self._similar(self._model, query[:_QUERY_CHARACTERS], places))
         return [self._tools[place] for place in best[:most]]
+
+    def _similar(self, model: SentenceModel, query: str, places: Iterable[int]) -> list[int]:
+        """Return the tools whose sentences are similar to the query, the most similar first."""
+        (wanted,) = model.embed([query])
+        similarities = {place: sum(map(mul, wanted, self._vectors[place])) for place in places}
+        near = [place for place, similarity in similarities.items() if similarity >= _LEAST_SIMILAR]
+        return sorted(near, key=lambda place: -similarities[place])
 
     def _wanted(self, query: str) -> tuple[list[str], list[str]]:
         """Return the stems of the meaningful words (of all words if none is), and of the rest.
@@ -163,6 +188,21 @@ class ToolIndex:
     def _weight(self, place: int, term: str) -> float:
         weight = self._weights[place].get(term, 0.0)
         return weight * (_SATURATION + 1) / (weight + _SATURATION) if weight else 0.0
+
+
+def _merged(*rankings: Sequence[int]) -> list[int]:
+    """Return the tools of several rankings in one, by reciprocal rank fusion."""
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, place in enumerate(ranking[:_MERGED]):
+            scores[place] = scores.get(place, 0.0) + 1 / (_RANK + rank)
+    return sorted(scores, key=lambda place: -scores[place])
+
+
+def _sentence(tool: ToolDefinition) -> str:
+    """Return the text that stands for a tool in the model: server, name and the beginning of the description."""
+    words = " ".join([*_words(tool.server), *_words(tool.name)])
+    return f"{words}: {tool.description[:_FIRST_CHARACTERS]}"
 
 
 def _rarity(spread: int, count: int) -> float:

@@ -321,7 +321,7 @@ async def open_tool_server(
     """
     server = ToolServer(broker, find, folder_inside, paces)
     try:
-        async with serving_as(folder, name, server.serve, door=listener):
+        async with serving_as(folder, name, server.serve, session_socket=listener):
             yield server
     finally:
         with contextlib.suppress(OSError):

@@ -26,6 +26,7 @@ from belljar.toolbox.fair_share import FairShares
 from belljar.toolbox.learned_shapes import OwnedShapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
+from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.session_server import SearchMessage, ToolServer, open_tool_server
 from belljar.toolbox.tool_listing import Detail, as_fields, show
@@ -36,6 +37,8 @@ INSIDE = FOLDER / "toolbox"
 READY_S = 30.0
 SEARCH_S = 5.0
 """How long after the start a search waits for connecting servers; slower ones are named in its answer."""
+SENTENCES_S = 2.0
+"""How long a search waits for the model of sentences to have read all tools."""
 MEBIBYTE = 1024 * 1024
 
 _AWAY = "not reachable now"
@@ -65,6 +68,8 @@ class Toolbox:
         self._catalogue = Catalogue()
         self._names = names_of(self._catalogue)
         self._index: ToolIndex | None = None
+        self._reading: asyncio.Task[None] | None = None
+        """Has the model of sentences read the tools of the index."""
         self._opened_at = time.monotonic()
         self._is_written = asyncio.Event()
         self._is_stale = asyncio.Event()
@@ -123,7 +128,12 @@ class Toolbox:
         if (index := self._index) is None:
             # In a thread, because tools may have long descriptions.
             index = await asyncio.to_thread(ToolIndex, known)
-            self._index = index if known is self._catalogue else None
+            if known is self._catalogue:
+                self._index = index
+                self._reading = asyncio.get_running_loop().create_task(self._add_sentences(index))
+        # The model takes seconds for hundreds of tools it has not seen; who cannot wait that long searches by words.
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=SENTENCES_S)
         found = index.search(query, limit=limit, server=self._server_named(server))
         shape_of = self._shapes.of(owner).shape
         text = show(found, detail, names, shape_of)
@@ -135,6 +145,18 @@ class Toolbox:
                 text = f"{text}\n# {heading}: {', '.join(listed)}"
                 fields[state] = listed
         return text, fields
+
+    async def _add_sentences(self, index: ToolIndex) -> None:
+        """Let the model of the extra `search`, if it is installed, rank the tools of an index too."""
+        model = await asyncio.to_thread(sentence_model)
+        if model is not None:
+            await asyncio.to_thread(index.add_sentences, model)
+
+    async def aclose(self) -> None:
+        """Stop what goes on in the background."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
     def _server_named(self, name: str) -> str:
         """Return a server's own name, given that or the name of its package."""
@@ -188,20 +210,32 @@ class Toolbox:
         self._brokers.pop(session_id, None)
 
     def serve_session(
-        self, folder: Path, name: str, *, session_id: str, folder_inside: str, door: SessionSocket | None = None
+        self,
+        folder: Path,
+        name: str,
+        *,
+        session_id: str,
+        folder_inside: str,
+        session_socket: SessionSocket | None = None,
     ) -> AbstractAsyncContextManager[ToolServer]:
         """Serve tool calls on a socket of that name for a kernel of the session.
 
-        `door` may be the listening socket that an earlier belljar server left.
+        `session_socket` may be the listening socket that an earlier belljar server left.
         """
         broker = self.broker(session_id)
-        if door is not None and door.descriptor >= 0:
+        if session_socket is not None and session_socket.descriptor >= 0:
             # Calls may have arrived while no server was running. They wait until it is known which execution they
             # belong to.
             broker.pause()
         find = partial(self._find, broker)
         return open_tool_server(
-            folder, name, broker=broker, find=find, folder_inside=folder_inside, paces=self._shares, listener=door
+            folder,
+            name,
+            broker=broker,
+            find=find,
+            folder_inside=folder_inside,
+            paces=self._shares,
+            listener=session_socket,
         )
 
     async def _find(self, broker: Broker, asked: SearchMessage) -> JsonObject:
@@ -263,4 +297,4 @@ async def open_toolbox(
                 yield toolbox
             finally:
                 writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
+                await asyncio.gather(writing, toolbox.aclose(), return_exceptions=True)

@@ -16,7 +16,7 @@ from belljar.errors import Busy, SessionNotFound
 from belljar.executions.execution import Execution, make_cell
 from belljar.models import ExecutionResult
 from belljar.sessions import resumption
-from belljar.sessions.closing import save_variables
+from belljar.sessions.closer import save_variables
 from belljar.sessions.hibernation import in_words
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from belljar.errors import BelljarError, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
-from belljar.sessions.closing import DAY_S
+from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import iso
 from belljar.toolbox.toolbox import Toolbox

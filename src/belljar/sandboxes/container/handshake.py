@@ -100,7 +100,7 @@ class Handshake:
         listener.listen(1)
         self._loop.add_reader(listener, self._on_connect)
 
-    async def visitor(self) -> ContainerInit | None:
+    async def wait_for_init(self) -> ContainerInit | None:
         """Return the first process once it has connected; None when `close` came first."""
         return await asyncio.shield(self._connected)
 

@@ -103,13 +103,13 @@ class ContainerProcess:
         """Return the first process, which usually connects before the engine is done; None when it never will."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CONNECT_S):
-                return await handshake.visitor()
+                return await handshake.wait_for_init()
         # It is slow or dead: wait until it connects or the engine says that it has ended, whichever comes first.
         waiting = self._run_arguments.engine.command("wait", self._run_arguments.name)
         ending = asyncio.create_task(asyncio.to_thread(_wait_for_end, waiting))
         ending.add_done_callback(lambda _: handshake.close())
         try:
-            return await handshake.visitor()
+            return await handshake.wait_for_init()
         finally:
             ending.cancel()
 

@@ -165,6 +165,8 @@ class NamespaceProvider:
         await self._supervisor.be_there()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
+        # It raises if nothing holds the origin: then its descriptors are closed, and others may have their numbers.
+        origin.holder()
         if isinstance(origin, NestedSandbox):
             spec = replace(spec, identity=spec.identity or origin.spec.identity)
         with contextlib.ExitStack() as stack:
@@ -179,9 +181,9 @@ class NamespaceProvider:
         """Return mounts where bubblewrap reaches what it shows without being root; -1 if the server is not root."""
         if spec.identity is None:
             return -1
-        grounds = spec.grounds or spec.workspace.parent.parent
-        _check_passable(grounds)
-        trees = [*spec.readable, spec.workspace, spec.scratch, grounds, *trees_of(self._tools.bubblewrap)]
+        branches_folder = spec.branches_folder or spec.workspace.parent.parent
+        _check_passable(branches_folder)
+        trees = [*spec.readable, spec.workspace, spec.scratch, branches_folder, *trees_of(self._tools.bubblewrap)]
         root_view = open_root_view(trees)
         stack.callback(os.close, root_view)
         return root_view

@@ -24,6 +24,7 @@ from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
 from belljar.sessions.programs import ProgramRunner
 from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
+from belljar.surfaces.execution_wait import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
 from belljar.surfaces.request_tracing import note_refusal
@@ -39,7 +40,6 @@ from belljar.surfaces.tools import (
     idempotent,
     stage_reporter,
 )
-from belljar.surfaces.waiting import stopping_when_cancelled
 
 P = ParamSpec("P")
 Fields = dict[str, Any]

@@ -12,7 +12,7 @@ from belljar.environments.description import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.journal.session_records import SessionRecord
 from belljar.runtime import Runtime
-from belljar.sessions.closing import DAY_S
+from belljar.sessions.closer import DAY_S
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.foundry.calls import Call
 from belljar.surfaces.foundry.problems import invalid, json_response

@@ -19,9 +19,9 @@ from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure
+from belljar.surfaces.execution_wait import follow, stopping_when_cancelled
 from belljar.surfaces.foundry.executions import Executions, Order, Report, command_cell, exec_cell
 from belljar.surfaces.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
-from belljar.surfaces.waiting import follow, stopping_when_cancelled
 
 TIMEOUT_S: Final = 220.0
 """What Azure gives a call."""

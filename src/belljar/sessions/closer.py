@@ -87,7 +87,7 @@ class SessionCloser:
 
     async def _close(self, session: Session, end: str) -> None:
         await session.aclose()
-        await self._starter.vacate(session.id)
+        await self._starter.close_prepared(session.id)
         await asyncio.to_thread(session.remove_files)
         if self._journal.output_bytes(session.id) > MUCH_OUTPUT_BYTES:
             with suppress(sqlite3.Error):  # then `forget_session` below deletes it, which takes longer
@@ -109,7 +109,7 @@ class SessionCloser:
     async def _hibernate(self, session: Session, end: str) -> None:
         try:
             report = await hibernate(session, self._records, end)
-            await self._starter.vacate(session.id)
+            await self._starter.close_prepared(session.id)
         finally:
             del self._hibernating[session.id]
         self._release_identity(session)
