@@ -95,8 +95,6 @@ async def open_runtime(
     Without `prepares` the configured environment is made ready only when something needs it. With `takes_runs`, it
     goes on with the runs of workflows that nobody drives.
     """
-    if not prepares:
-        settings = settings.model_copy(update={"pool_size": 0, "fork_start": False})
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
     plugins = open_plugins(settings)
@@ -154,7 +152,16 @@ async def open_runtime(
                     clean_up(spared=left)
             async with (
                 open_registry(
-                    guardrails, redactors, sessions, journal, records, starter, handover, plugins, library
+                    guardrails,
+                    redactors,
+                    sessions,
+                    journal,
+                    records,
+                    starter,
+                    handover,
+                    plugins,
+                    library,
+                    fills_pool=prepares,
                 ) as registry,
                 serve_operators(run.folder, registry),
             ):
