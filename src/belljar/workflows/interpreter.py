@@ -315,7 +315,8 @@ class Interpreter:
             for row in rows
             if path.startswith(f"{prefix}.") and row.session_id == session.id and row.execution_id
         ]
-        return next((each for each in reversed(found) if session.has_saved(each)), "")
+        known = session.saved()
+        return next((each for each in reversed(found) if each in known), "")
 
     # Steps that do something
 
@@ -667,7 +668,7 @@ class Interpreter:
         leaves_nothing = not isinstance(step.config, CodeExecution) or result.status in ("died", "out_of_memory")
         if leaves_nothing or result.status == "rejected" or not session.keeps_variables:
             return await self._conclude(step, path, attempt, result, session)
-        if session.has_saved(record.id):
+        if record.id in session.saved():
             session.use_saved(record.id)
             value = session.value_of(result)
             outcome = StepOutcome(value) if result.status == "ok" else StepOutcome(value, "failed", result.status)

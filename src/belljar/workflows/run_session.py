@@ -157,9 +157,9 @@ class RunSession:
         self._forget_older(execution_id)
         return "; ".join(f"not kept: {in_words(loss)}" for loss in report.lost[:20])
 
-    def has_saved(self, execution_id: str) -> bool:
-        """Return whether the variables after this execution are on disk."""
-        return self._file(execution_id).exists()
+    def saved(self) -> set[str]:
+        """Return the executions after which variables are on disk."""
+        return {path.name.removeprefix(STATE_PREFIX) for path in self._root.glob(f"{STATE_PREFIX}*")}
 
     def use_saved(self, execution_id: str, *, is_dirty: bool = False) -> None:
         """Start the next kernel from the variables after this execution, if the session has lost its own.

@@ -232,7 +232,8 @@ class Workflows:
         if not rows:
             return
         rows.sort(key=lambda row: row.began_at)
-        saved = next((row.execution_id for row in reversed(rows) if session.has_saved(row.execution_id)), "")
+        known = session.saved()
+        saved = next((row.execution_id for row in reversed(rows) if row.execution_id in known), "")
         is_dirty = any(row.state in ("running", "repeated") for row in rows)
         session.use_saved(saved, is_dirty=is_dirty)
         session.is_restored = bool(saved) or await session.has_live_kernel()
