@@ -110,7 +110,14 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
             open_toolbox(settings, _tree_directory(run, handover), plugins) as toolbox,
             aclosing(
                 KernelStarter(
-                    settings, provider, sessions, name, toolbox, outlives_server=outlives_server, plugins=plugins, skills=shown_skills(library)
+                    settings,
+                    provider,
+                    sessions,
+                    name,
+                    toolbox,
+                    outlives_server=outlives_server,
+                    plugins=plugins,
+                    skills=shown_skills(library),
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
@@ -144,7 +151,9 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, handover, plugins, toolbox, library)
+                    yield Runtime(
+                        settings, provider, registry, starter, preparation, handover, plugins, toolbox, library
+                    )
                 finally:
                     preparing.cancel()
 
