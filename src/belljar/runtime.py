@@ -122,6 +122,8 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
+            if toolbox is not None and library is not None:
+                toolbox.find_skills = library.found_in_session
             # Likewise for a Jupyter kernel that the settings name and this host does not have.
             starter.environments.check(settings.environment)
             takeover, left = Takeover(handover, starter, sessions), handover.left()
