@@ -16,7 +16,7 @@ MOST_FILES, MOST_BYTES = 512, 16 * 1024 * 1024
 
 async def ask(client: Client, method: str, **params: Any) -> dict[str, Any]:
     """Send a request of the extension; return its result as it came."""
-    return await client.session.send_request(Request(method=method, params=params), ANY)
+    return await client.session.send_request(Request[dict[str, Any], str](method=method, params=params), ANY)
 
 
 async def listed(client: Client) -> list[dict[str, Any]]:

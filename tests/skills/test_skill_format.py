@@ -66,7 +66,9 @@ def test_no_text_makes_the_parser_fail_otherwise(text: str):
         pass
 
 
-@given(st.text(min_size=1, max_size=200).filter(str.strip), st.sampled_from(["tidy", "null", "2026-01-31", "1e5", "on"]))
+@given(
+    st.text(min_size=1, max_size=200).filter(str.strip), st.sampled_from(["tidy", "null", "2026-01-31", "1e5", "on"])
+)
 def test_what_is_written_is_read_back_as_it_was(description: str, name: str):
     try:
         written = write_main(name, description, "body", ["files"])

@@ -32,9 +32,9 @@ from belljar.skills.store import Version
 CHECK_S: Final = 60.0
 NOTHING_STORED: Final = "Mend it and save it again; nothing was stored"
 _REASON_CHARS: Final = 600
-# Where IPython's and Python's tracebacks name a place in a file of the skill.
-_PLACE: Final = re.compile(r"skills/(?:\.copies/\w+|[\w.-]+)/([^\s:\"']+\.py)(?::|\", line )(\d+)")
-_SYNTAX_PLACE: Final = re.compile(r"\(([^()]+\.py), line (\d+)\)")
+# Where IPython's and Python's tracebacks name a place in a file of the skill {name}.
+_PLACE: Final = r"/skills/(?:\.copies/\w+|{name})/([^\s:\"']+\.py)(?::|\", line )(\d+)"
+_SYNTAX_PLACE: Final = re.compile(r"\(([^()/]+\.py), line (\d+)\)\Z")
 _COMPILE: Final = """\
 def _belljar_check():
     import os, pathlib
@@ -115,7 +115,7 @@ class SkillSaver:
         result = execution.result()
         if result.status != "ok":
             raise BadSkill(
-                f"skill {content.name} was not saved: {failure}: {_reason(result)}{_place(result, content)}",
+                f"skill {content.name} was not saved: {failure}: {_reason(result, content)}",
                 hint=NOTHING_STORED,
             )
 
@@ -174,15 +174,13 @@ def _modules(content: SkillContent) -> list[str]:
     return [package, *sorted(f"{package}.{name}" for name in names if name.isidentifier() and name != "__init__")]
 
 
-def _reason(result: ExecutionResult) -> str:
-    return str(result.error or result.cause or result.status)[:_REASON_CHARS]
-
-
-def _place(result: ExecutionResult, content: SkillContent) -> str:
-    """Return where in the skill's own files it failed, as far as the traceback tells and such a file exists."""
-    if _SYNTAX_PLACE.search(str(result.error)):
-        return ""  # the error says it
-    for path, line in reversed(_PLACE.findall("\n".join(result.traceback))):
-        if path in content.files:
-            return f" ({path}, line {line})"
-    return ""
+def _reason(result: ExecutionResult, content: SkillContent) -> str:
+    """Return the error, and where in the skill's own files it arose, as far as that can be told."""
+    error = str(result.error or result.cause or result.status)[:_REASON_CHARS]
+    if (syntax := _SYNTAX_PLACE.search(error)) is not None:
+        # Python names the file of a syntax error without its folder.
+        paths = [path for path in content.files if path.rpartition("/")[2] == syntax[1]]
+        return f"{error[: syntax.start()]}({paths[0]}, line {syntax[2]})" if len(paths) == 1 else error
+    places: list[tuple[str, str]] = re.findall(_PLACE.format(name=content.name), "\n".join(result.traceback))
+    own = [f" ({path}, line {line})" for path, line in places if path in content.files]
+    return f"{error}{own[-1] if own else ''}"

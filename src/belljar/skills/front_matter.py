@@ -66,7 +66,7 @@ def _parsed(matter: str) -> tuple[dict[str, Any], dict[str, int]]:
 
     try:
         _check_events(yaml, matter)
-        node: Any = yaml.compose(matter, Loader=yaml.SafeLoader)  # pyright: ignore[reportUnknownMemberType]
+        node = cast("Any", yaml).compose(matter, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
         raise BadFrontMatter(f"it is no YAML: {problem}", _line(mark)) from None
@@ -74,7 +74,7 @@ def _parsed(matter: str) -> tuple[dict[str, Any], dict[str, int]]:
         raise BadFrontMatter(f"it is no YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise BadFrontMatter("it is nested too deeply") from None
-    if not isinstance(node, yaml.MappingNode):
+    if node is None or node.id != "mapping":
         raise BadFrontMatter("the front matter is no mapping of names to values", _line(node and node.start_mark))
     return cast("dict[str, Any]", _value(node)), {str(key.value): _line(key.start_mark) for key, _ in _pairs(node)}
 

@@ -96,8 +96,12 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Have attributes of the module looked for in the skill's own modules."""
+
+        def attribute(name: str) -> Any:
+            return _attribute(module, name)
+
         functions: Any = module
-        functions.__getattr__ = lambda name: _attribute(module, name)  # pyright: ignore[reportUnknownLambdaType]
+        functions.__getattr__ = attribute
         functions.__dir__ = lambda: sorted({*vars(module), *_modules(module)})
 
 
