@@ -28,7 +28,6 @@ from belljar.workflows.library import Library, digest_of, first_difference, text
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, checked_answer, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
-from belljar.workflows.step_types import step_types
 from belljar.workflows.templates import plain_value
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
@@ -51,7 +50,7 @@ class Workflows:
         toolbox: Toolbox | None,
         is_living: Callable[[str], bool],
         *,
-        types: Iterable[StepType] = (),
+        types: Mapping[str, StepType],
         recover: Callable[[], None] = lambda: None,
     ) -> None:
         self._sessions = sessions
@@ -62,7 +61,7 @@ class Workflows:
         self._recover = recover
         """Records the sessions of servers that are gone as asleep, so that a run of theirs can go on here."""
         folder = self._settings.workflows_directory
-        self.library = Library(Path(folder) if folder else None, step_types(types))
+        self.library = Library(Path(folder) if folder else None, types)
         self._live: dict[str, LiveRun] = {}
         self._is_closing = False
 
