@@ -55,7 +55,9 @@ def step_types(plugins: Plugins) -> Mapping[str, StepType]:
         elif isinstance(kind, CodeStep) and NAME.fullmatch(name):
             found[name] = plugin_type(kind)
         else:
-            log.warning("the step type %s of a plugin is no CodeStep, or has no name that workflows can use", name[:100])
+            log.warning(
+                "the step type %s of a plugin is no CodeStep, or has no name that workflows can use", name[:100]
+            )
     return found
 
 
