@@ -8,7 +8,7 @@ import asyncio
 import json
 import keyword
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -49,7 +49,6 @@ from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import MOST_VALUE_BYTES, TemplateFailed, evaluated, plain_value, rendered
 
 BUSY_S = 1.0
-MOST_BUSY_S = 300.0
 MOST_BACKOFF_S = 3_600.0
 _RAN = "had begun when its server ended, and it is not known how far it came"
 _UNSAVED = "ran to its end, but its server ended before the variables that it left were saved"
@@ -420,7 +419,7 @@ class Interpreter:
             return self._finish(path, attempt, _failure(f"{error.code}: {error}", "error"), session_id=session.id)
 
     async def _assign(self, session: RunSession, path: str, attempt: int = 1) -> StepOutcome | None:
-        result = await self._patiently(session.assign)
+        result = await self._run.patiently(session.assign)
         if result is None:
             return None
         reason = f"the variables of the workflow could not be set: {result.error or result.cause}"
@@ -470,9 +469,9 @@ class Interpreter:
     ) -> StepOutcome | int:
         run = self._run
         key, timeout_s = self._key(path, attempt), self._guards.timeout_s(step)
-        await self._patiently(lambda: self._begin(path, attempt, session.id))
+        await self._run.patiently(lambda: self._begin(path, attempt, session.id))
         run.tell("begin", path)
-        execution: Execution = await self._patiently(lambda: session.submit(code, key, timeout_s, wants_value=True))
+        execution: Execution = await self._run.patiently(lambda: session.submit(code, key, timeout_s, wants_value=True))
         run.records.note_execution(run.id, path, attempt, execution.id)
         approval = await self._follow(execution, path, attempt, expected, session)
         if approval is not None:
@@ -487,18 +486,6 @@ class Interpreter:
 
     def _key(self, path: str, attempt: int) -> str:
         return f"{self._run.id}/{path}/{attempt}"
-
-    async def _patiently(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do work again while it is refused because the server is too busy or its journal cannot be written."""
-        ends_at = time.monotonic() + MOST_BUSY_S
-        while True:
-            try:
-                return await work()
-            except Busy:
-                if time.monotonic() > ends_at:
-                    raise
-            await self._run.pause(BUSY_S)
-            self._run.check_wanted()
 
     async def _follow(
         self, execution: Execution, path: str, attempt: int, expected: str, session: RunSession
@@ -547,7 +534,7 @@ class Interpreter:
         run, number = self._run, execution.questions
         message = await session.redacted(question.message, is_ours=question.is_ours)
         asked = RunQuestion("held", message, question.schema, asked_at=time.time(), is_password=question.is_password)
-        run.ask(path, attempt, asked)
+        await run.ask(path, attempt, asked)
         with run.resting(), run.asking(is_held=True):
             while not execution.is_finished and execution.questions == number and execution.question is not None:
                 row = run.records.step(run.id, path, attempt)
@@ -584,7 +571,7 @@ class Interpreter:
             run.records.finish(run.id, path, attempt, "repeated", error="a person is asked first")
             run.note(path, attempt)
             attempt += 1
-        run.ask(path, attempt, RunQuestion("approval", question.message, asked_at=time.time()))
+        await run.ask(path, attempt, RunQuestion("approval", question.message, asked_at=time.time()))
         return await self._approval(path, attempt)
 
     async def _approval(self, path: str, attempt: int) -> int | StepOutcome:
@@ -615,7 +602,7 @@ class Interpreter:
     ) -> StepOutcome:
         run, state = self._run, _step_state(outcome)
         if run.records.step(run.id, path, attempt) is None:
-            run.records.begin(run.id, path, attempt, session_id)
+            run.enter(path, attempt, session_id)  # it ended before anything of it happened
         value = json.dumps({**outcome.value, "failure": outcome.failure})
         run.records.finish(run.id, path, attempt, state, value=value, error=_error_of(outcome), notes=notes)
         run.note(path, attempt)
@@ -681,7 +668,7 @@ class Interpreter:
         """Decide on a step of which it is not known how far it came: run it again if that is safe, else ask."""
         if step.form.repeat or self._types[step.type].repeat or await self._is_repeatable(step):
             return self._next(path, attempt, why)
-        self._run.ask(path, attempt, fate_question(path, why))
+        await self._run.ask(path, attempt, fate_question(path, why))
         return await self._fate(path, attempt)
 
     async def _is_repeatable(self, step: Step) -> bool:
@@ -702,7 +689,7 @@ class Interpreter:
             outcome = StepOutcome(_nothing("skipped", "a person said to skip it"), "skipped")
             return self._finish(path, attempt, outcome)
         # The question stays open for whoever resumes the run.
-        self._run.ask(path, attempt, fate_question(path, _RAN))
+        await self._run.ask(path, attempt, fate_question(path, _RAN))
         raise StopRun("stopped", f"a person said to stop at step {path}")
 
     def _next(self, path: str, attempt: int, why: str) -> int:
@@ -755,7 +742,7 @@ class Interpreter:
             told = "\n".join(filter(None, [question.message, *reasons])) or "Fill in the form"
             now = time.time()
             asked = replace(question, message=told, asked_at=now)
-            run.ask(path, attempt, asked, now + config.expires_s if config.expires_s else None)
+            await run.ask(path, attempt, asked, now + config.expires_s if config.expires_s else None)
             run.note(path, attempt)
         with run.asking():
             answer = await run.answer_of(path, attempt)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from belljar.errors import BelljarError, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
+from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
 from belljar.sessions.closing import DAY_S
@@ -227,12 +227,11 @@ class Workflows:
 
     async def _restore(self, run: LiveRun, session: RunSession) -> None:
         """Have the session of a resumed run start with the variables of its finished steps."""
-        rows = [row for rows in run.log.values() for row in rows if row.session_id == session.id and row.execution_id]
+        rows = [row for rows in run.log.values() for row in rows if row.session_id == session.id]
         if not rows:
             return
-        rows.sort(key=lambda row: row.began_at)
-        known = session.saved()
-        saved = next((row.execution_id for row in reversed(rows) if row.execution_id in known), "")
+        # Older states are deleted when a later one is on disk, so the latest is that of the last step that came so far.
+        saved = session.latest_saved()
         is_dirty = any(row.state in ("running", "repeated") for row in rows)
         session.use_saved(saved, is_dirty=is_dirty)
         session.is_restored = bool(saved) or await session.has_live_kernel()
@@ -282,7 +281,10 @@ class Workflows:
             return live
         if record.server and self._is_living(record.server):
             return None  # it looks at its record every second
-        return self._take(self._find(record.id, record.principal))
+        try:
+            return self._take(self._find(record.id, record.principal))
+        except Busy:
+            return None  # the answer is on record, and a server takes the run up when it looks again
 
     def _asked(self, record: RunRecord, step: str) -> StepRecord:
         """Return the step whose question is to be answered; raise with what became of it if nobody waits for it."""
