@@ -36,6 +36,8 @@ LOOK_S = 5.0
 MOST_LISTED = 100
 ID_CHARS = 16
 Action = Literal["accept", "decline"]
+# States of a latest attempt whose code may have run in part.
+_UNDER_WAY = ("running", "repeated", "waiting", "answered")
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +234,7 @@ class Workflows:
             return
         # Older states are deleted when a later one is on disk, so the latest is that of the last step that came so far.
         saved = session.latest_saved()
-        is_dirty = any(row.state in ("running", "repeated") for row in rows)
+        is_dirty = any(row[-1].execution_id and row[-1].state in _UNDER_WAY for row in run.log.values())
         session.use_saved(saved, is_dirty=is_dirty)
         session.is_restored = bool(saved) or await session.has_live_kernel()
 
