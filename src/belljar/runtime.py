@@ -47,6 +47,7 @@ from belljar.supervisor import open_supervisor
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
+from belljar.workflows.step_types import OwnStepTypes, step_types
 from belljar.workflows.workflows import Workflows, open_workflows
 
 RETRY_S = 30.0
@@ -134,6 +135,8 @@ async def open_runtime(
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
+            if toolbox is not None and library is not None:
+                toolbox.find_skills = library.found_in_session
             # Likewise for a Jupyter kernel that the settings name and this host does not have.
             starter.environments.check(settings.environment)
             takeover, left = Takeover(handover, starter, sessions), handover.left()
@@ -174,6 +177,7 @@ async def open_runtime(
                     RunRecords(journal, name),
                     toolbox,
                     lambda server: server == name or is_living(runs, server),
+                    types=step_types(plugins),
                     recover=partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive),
                 )
                 # Prepare the default environment while the client still initializes its connection.
@@ -207,6 +211,7 @@ def open_plugins(settings: Settings) -> Plugins:
     plugins.note("policy", "judge_tool_call", "judge_code", "screen_output")
     plugins.note("privacy", "screen_output")
     plugins.add("sandboxes", OwnProviders())
+    plugins.add("workflows", OwnStepTypes())
     return plugins
 
 

@@ -24,7 +24,7 @@ from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
-from belljar.runtime import Runtime, configured_guardrails, is_living, open_runtime
+from belljar.runtime import Runtime, configured_guardrails, is_living, open_plugins, open_runtime
 from belljar.settings import Settings, load_settings
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, ToolCall, json_schema
@@ -155,7 +155,7 @@ def validate_command(source: Source, which: Which = "") -> None:
 
 def schema_command() -> None:
     """Print the JSON Schema of workflow texts, for editors."""
-    print(json.dumps(json_schema(step_types()), indent=2))
+    print(json.dumps(json_schema(step_types(open_plugins(load_settings()))), indent=2))
 
 
 def graph_command(
@@ -177,7 +177,7 @@ def _settings() -> Settings:
 
 def _library(settings: Settings) -> Library:
     folder = settings.workflows_directory
-    return Library(Path(folder) if folder else None, step_types())
+    return Library(Path(folder) if folder else None, step_types(open_plugins(settings)))
 
 
 def _read(library: Library, source: str, which: str) -> Definition:
@@ -431,11 +431,7 @@ async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]
                 raise
             if following is not None:
                 following.uncancel()
-            runtime.workflows.interrupt(run.id)
-            if run.task is not None:
-                run.task.cancel()
-                await asyncio.gather(run.task, return_exceptions=True)
-            runtime.workflows.interrupt(run.id)
+            await runtime.workflows.interrupt(run)
         finally:
             watching.cancel()
 

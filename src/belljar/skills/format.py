@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from belljar.errors import InvalidArgument
 from belljar.skills.front_matter import BadFrontMatter, FrontMatter, parse
@@ -167,7 +167,7 @@ def findings(matter: FrontMatter, folder: str) -> Findings:
     if not isinstance(compatibility, str) or not 0 < len(compatibility) <= COMPATIBILITY_CHARS:
         add(found.warnings, "compatibility", f"is not 1 to {COMPATIBILITY_CHARS} characters of text")
     metadata: Any = fields.get("metadata", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore
+    if not isinstance(metadata, dict) or not all(isinstance(each, str) for each in cast("Any", metadata).values()):
         add(found.warnings, "metadata", "is no mapping of names to text")
     if others := [each for each in fields if each not in KNOWN_FIELDS]:
         found.warnings.append(f"{MAIN}: the format does not have {', '.join(each[:40] for each in others[:5])}")
@@ -233,9 +233,7 @@ def walk(folder: Path) -> list[tuple[str, os.stat_result]]:
             size += status.st_size
             if len(found) > MOST_FILES or size > MOST_BYTES:
                 most = f"{MOST_FILES} files and {MOST_BYTES:,} bytes"
-                raise BadSkill(
-                    f"it is larger than the format allows, {most}: {len(found)} files, {size:,} bytes so far"
-                )
+                raise BadSkill(f"it is larger than {most}, the most that the format allows")
     return sorted(found)
 
 

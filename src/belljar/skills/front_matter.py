@@ -7,10 +7,9 @@ which compare what they read with what they were told.
 
 import math
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
-
-import yaml
 
 MOST_BYTES: Final = 65_536
 MOST_DEPTH: Final = 16
@@ -18,7 +17,7 @@ MOST_NODES: Final = 2_000
 _FENCE: Final = "---"
 _DIGITS: Final = 300
 """More digits than any number that JSON readers agree on."""
-_SCALARS: Final = (
+_SCALARS: Final[tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...]] = (
     (re.compile(r"(?:~|null|Null|NULL|)\Z"), lambda _: None),
     (re.compile(r"(?:true|True|TRUE)\Z"), lambda _: True),
     (re.compile(r"(?:false|False|FALSE)\Z"), lambda _: False),
@@ -63,32 +62,33 @@ def parse(text: str) -> FrontMatter:
 
 
 def _parsed(matter: str) -> tuple[dict[str, Any], dict[str, int]]:
+    import yaml  # only where a SKILL.md is read: it takes 15 ms
+
     try:
-        _check_events(matter)
-        node = yaml.compose(matter, Loader=yaml.SafeLoader)
+        _check_events(yaml, matter)
+        node = cast("Any", yaml).compose(matter, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise BadFrontMatter(f"it is no YAML: {error.problem or error.context}", _line(mark)) from None
+        mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
+        raise BadFrontMatter(f"it is no YAML: {problem}", _line(mark)) from None
     except yaml.YAMLError as error:
         raise BadFrontMatter(f"it is no YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise BadFrontMatter("it is nested too deeply") from None
-    if not isinstance(node, yaml.MappingNode):
+    if node is None or node.id != "mapping":
         raise BadFrontMatter("the front matter is no mapping of names to values", _line(node and node.start_mark))
-    fields = cast("dict[str, Any]", _value(node))
-    pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
-    return fields, {str(key.value): _line(key.start_mark) for key, _ in pairs}
+    return cast("dict[str, Any]", _value(node)), {str(key.value): _line(key.start_mark) for key, _ in _pairs(node)}
 
 
-def _check_events(matter: str) -> None:
+def _check_events(yaml: Any, matter: str) -> None:
     """Refuse what makes a short text a large value, before any value is made."""
     depth = 0
-    for number, event in enumerate(yaml.parse(matter, Loader=yaml.SafeLoader)):
+    events: Iterable[Any] = yaml.parse(matter, Loader=yaml.SafeLoader)
+    for number, event in enumerate(events):
         line = _line(event.start_mark)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise BadFrontMatter("anchors and aliases (& and *) are not allowed", line)
-        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None):
-            raise BadFrontMatter(f"the tag {str(getattr(event, 'tag', ''))[:40]} is not allowed", line)
+        if tag := getattr(event, "tag", None):
+            raise BadFrontMatter(f"the tag {str(tag)[:40]} is not allowed", line)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_DEPTH:
             raise BadFrontMatter(f"it is nested more than {MOST_DEPTH} deep", line)
@@ -96,15 +96,15 @@ def _check_events(matter: str) -> None:
             raise BadFrontMatter(f"it has more than {MOST_NODES:,} values", line)
 
 
-def _value(node: yaml.Node) -> Any:
-    if isinstance(node, yaml.ScalarNode):
+def _value(node: Any) -> Any:
+    if node.id == "scalar":
         return _scalar(node)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(each) for each in cast("list[yaml.Node]", node.value)]
+    if node.id == "sequence":
+        return [_value(each) for each in cast("list[Any]", node.value)]
     found: dict[str, Any] = {}
-    for key, value in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
+    for key, value in _pairs(node):
         line = _line(key.start_mark)
-        name = _scalar(key) if isinstance(key, yaml.ScalarNode) else None
+        name = _scalar(key) if key.id == "scalar" else None
         if not isinstance(name, str):
             raise BadFrontMatter(f"the name {str(key.value)[:40]!r} is no text; put it in quotes", line)
         if name in found:
@@ -113,7 +113,11 @@ def _value(node: yaml.Node) -> Any:
     return found
 
 
-def _scalar(node: yaml.ScalarNode) -> Any:
+def _pairs(node: Any) -> list[tuple[Any, Any]]:
+    return node.value
+
+
+def _scalar(node: Any) -> Any:
     text = str(node.value)
     if node.style is not None:  # quoted, or a block of text
         return text

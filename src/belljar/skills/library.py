@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from belljar.errors import SettingsError
 from belljar.settings import Settings
@@ -23,6 +24,7 @@ MOST_SKILLS: Final = 2_000
 _MOST_DEPTH: Final = 3
 _MODULE_BYTES: Final = 65_536
 _DESCRIPTION_CHARS: Final = 1024
+_LINE_CHARS: Final = 200
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class Skill:
     @property
     def uri(self) -> str:
         """Return the URI of its SKILL.md."""
-        return f"{SCHEME}{self.path}/{MAIN}"
+        return self.resource(MAIN)
 
     @property
     def module(self) -> str:
@@ -64,7 +66,7 @@ class Skill:
 
     def resource(self, file: str) -> str:
         """Return the URI of one of its files."""
-        return f"{SCHEME}{self.path}/{file}"
+        return f"{SCHEME}{quote(f'{self.path}/{file}')}"
 
 
 @dataclass(slots=True)
@@ -135,6 +137,12 @@ class SkillLibrary:
             self._index = (skills, ToolIndex(Catalogue({"skills": ServerCatalogue("skills", tools)})))
         by_path = {skill.path: skill for skill in skills}
         return [by_path[tool.name] for tool in self._index[1].search(query, limit=limit)]
+
+    def found_in_session(self, owner: str, session_id: str, query: str, limit: int) -> str:
+        """Return the skills that match as text, for `toolbox.search` in sessions."""
+        found = self.search(owner, query, limit=limit, session_id=session_id)
+        lines = [f"skills/{each.path}: {' '.join(each.description.split())[:_LINE_CHARS]}" for each in found]
+        return "\n".join(["# skills, read SKILL.md there first:", *lines]) if lines else ""
 
     # The operator's folder
 

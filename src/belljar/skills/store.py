@@ -7,20 +7,21 @@ gets its name, and never changed. Blocking; call it in a thread.
 
 import fcntl
 import hashlib
-import json
 import os
 import secrets
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal
 
-from belljar.errors import BelljarError, InvalidArgument, TooLarge
+from pydantic import TypeAdapter
+
+from belljar.errors import EngineError, InvalidArgument, TooLarge
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, make_missing, write_file
-from belljar.skills.format import SkillContent, SkillFile, check_name, digest_of, read_folder
+from belljar.skills.format import SkillContent, SkillFile, check_name, read_folder
 
 MOST_SKILLS: Final = 500
 MOST_VERSIONS: Final = 20
@@ -87,6 +88,9 @@ class SavedSkill:
         return found[-1]
 
 
+_RECORD = TypeAdapter(dict[str, SavedSkill])
+
+
 @dataclass(slots=True)
 class OwnerStore:
     """The saved skills of one owner."""
@@ -119,10 +123,10 @@ class OwnerStore:
         return self.folder / "versions" / version.digest
 
     def content(self, name: str, version: Version) -> SkillContent:
-        """Return the files of a version; an EngineError if they are not what was saved."""
+        """Return the files of a version; EngineError if they are not what was saved."""
         content = SkillContent(name, read_folder(self.path(version)).files)
         if content.digest != version.digest:
-            raise InvalidArgument(
+            raise EngineError(
                 f"version {version.short} of skill {name} was changed on disk", hint="Remove it and save it again"
             )
         return content
@@ -214,18 +218,18 @@ class OwnerStore:
 
     def _read(self) -> dict[str, SavedSkill]:
         try:
-            found: Any = json.loads((self.folder / _RECORDS).read_text("utf-8"))
+            return _RECORD.validate_json((self.folder / _RECORDS).read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise BelljarError(
-                f"the records of saved skills in {self.folder} cannot be read: {error}", hint="Restore the file"
+            raise EngineError(
+                f"the records of saved skills in {self.folder} cannot be read: {str(error).splitlines()[0]}",
+                hint="Restore the file skills.json there",
             ) from error
-        return {name: _skill(name, fields) for name, fields in found.items()}
 
     def _write(self, skills: Mapping[str, SavedSkill]) -> None:
         fresh = self.folder / f".{_RECORDS}-{secrets.token_hex(4)}"
-        write_file(fresh, json.dumps({name: asdict(skill) for name, skill in skills.items()}, ensure_ascii=False))
+        write_file(fresh, _RECORD.dump_json({**skills}))
         # Always a new version number, even if the clock does not advance between two changes.
         now = max(time.time_ns(), self.version() + 1)
         os.utime(fresh, ns=(now, now))
@@ -275,15 +279,3 @@ def _newest(versions: list[Version], pinned: str) -> tuple[Version, ...]:
     current = SavedSkill("", tuple(versions), pinned).current
     kept = {each.digest for each in versions[-MOST_VERSIONS:]} | {pinned, current.digest if current else ""}
     return tuple(each for each in versions if each.digest in kept)
-
-
-def _skill(name: str, fields: Mapping[str, Any]) -> SavedSkill:
-    return SavedSkill(name, tuple(_version(each) for each in fields["versions"]), fields["pinned"])
-
-
-def _version(fields: Mapping[str, Any]) -> Version:
-    manifest = tuple(SkillFile(**each) for each in cast("list[dict[str, Any]]", fields["manifest"]))
-    version = Version(**{**fields, "manifest": manifest, "servers": tuple(fields["servers"])})
-    if digest_of(manifest) != version.digest:
-        raise BelljarError(f"the record of version {version.short} does not fit its digest", hint="Remove it")
-    return version

@@ -10,7 +10,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
+from mcp.types import INVALID_PARAMS, CallToolResult, GetPromptResult, InputRequiredResult, Prompt, ResourceTemplate
 from pydantic import AnyUrl, ValidationError
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
@@ -29,6 +29,8 @@ from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import HostGuard, Operations
 from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
+from belljar.surfaces.skill_tools import SkillTools
+from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 NAME_LIMIT_CHARS = 200
@@ -46,6 +48,8 @@ class BelljarServer(MCPServer[Any]):
     structured: Structured = "auto"
     own_refusal: Callable[[BelljarError], CallToolResult] | None = None
     """How a surface reports wrong arguments, if its clients parse every answer; None for our usual form."""
+    skills: SkillTools | None = None
+    """Has a prompt for each skill of the caller; None where there are no skills."""
 
     def add_tool(self, fn: Callable[..., Any], name: str | None = None, *rest: Any, **options: Any) -> None:
         """Add a tool as the SDK does, but refuse a second one of a name, which the SDK would drop with a warning."""
@@ -96,6 +100,21 @@ class BelljarServer(MCPServer[Any]):
                 raise
             raise wrong_arguments(name, tool.parameters, arguments, error.__cause__) from error
 
+    async def list_prompts(self) -> list[Prompt]:
+        """List the prompts as the SDK does, and one for each skill of the caller."""
+        own = await super().list_prompts()
+        taken = {prompt.name for prompt in own}
+        skills = await self.skills.prompts() if self.skills is not None else []
+        return [*own, *(prompt for prompt in skills if prompt.name not in taken)]
+
+    async def get_prompt(
+        self, name: str, arguments: dict[str, Any] | None = None, context: Context[Any, Any] | None = None
+    ) -> GetPromptResult | InputRequiredResult:
+        """Return a prompt as the SDK does, or the instructions of a skill."""
+        if self.skills is not None and self._prompt_manager.get_prompt(name) is None:
+            return await self.skills.prompt(name)
+        return await super().get_prompt(name, arguments, context)
+
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """List the templates as the SDK does, without a media type where one template is for files of every type."""
         templates = await super().list_resource_templates()
@@ -144,6 +163,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         instructions=_instructions(surfaces),
         version=version("belljar"),
         log_level=runtime.settings.log_level,
+        extensions=[SkillsExtension(runtime.skills)] if runtime.skills and "executor" not in surfaces else None,
     )
     server.structured = runtime.settings.structured
     add_surfaces(runtime.plugins)
@@ -176,6 +196,9 @@ class OwnSurfaces:
 
             executions = Executions(runtime, runtime.identified)
             FoundryTools(runtime, runtime.identified, executions).register(server)
+        if runtime.skills is not None and "executor" not in surfaces:
+            server.skills = SkillTools(runtime, runtime.skills)
+            server.skills.register(server)
 
 
 def add_surfaces(plugins: Plugins) -> None:

@@ -33,7 +33,7 @@ from belljar.toolbox.base import (
 )
 from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
-from belljar.toolbox.guards import AllowAll, CallGuard, NoRedaction, Redactor
+from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.large_results import Keep, spilled
 from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
@@ -168,6 +168,15 @@ class Broker:
         self._guard = guard or self._guard
         self._redactor = redactor or self._redactor
         self._keep = keep
+
+    @contextmanager
+    def tightened(self, guard: CallGuard) -> Generator[None]:
+        """Have a second guard decide on calls too until the block ends; the stricter decision counts."""
+        before, self._guard = self._guard, BothGuards(self._guard, guard)
+        try:
+            yield
+        finally:
+            self._guard = before
 
     async def ready_for(self, code: str) -> None:
         """Start connecting again to servers that were not reached, if the code may use them; do not wait."""
@@ -416,12 +425,6 @@ class Broker:
         }
 
 
-def approval_text(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return the beginning of the question whether a call may go out: which tool, with which arguments."""
-    shown = plain_arguments(arguments, QUESTION_CHARS)
-    return f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
-
-
 class ToldCall:
     """Tells plugins of one call: before it is judged, and when it has ended."""
 
@@ -461,6 +464,12 @@ def described_call(
     return ToolCall(
         session_id, owner, tool.server, tool.name, arguments, claims.read_only, claims.destructive, has_values
     )
+
+
+def approval_text(tool: ToolDefinition, arguments: JsonObject) -> str:
+    """Return the beginning of the question whether a call may go out: which tool, with which arguments."""
+    shown = plain_arguments(arguments, QUESTION_CHARS)
+    return f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
 
 
 def _of_server(message: str, server: str) -> str:

@@ -7,7 +7,7 @@ server that is still connecting is in it, marked as such.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,9 @@ MEBIBYTE = 1024 * 1024
 
 _AWAY = "not reachable now"
 
+FindSkills = Callable[[str, str, str, int], str]
+"""Returns the skills that match, as text: called in a thread with the owner, the session, the query and a limit."""
+
 log = logging.getLogger(__name__)
 
 
@@ -70,6 +73,8 @@ class Toolbox:
         self._index: ToolIndex | None = None
         self._reading: asyncio.Task[None] | None = None
         """Has the model of sentences read the tools of the index."""
+        self.find_skills: FindSkills | None = None
+        """Finds skills for the searches of sessions; None where there are none."""
         self._opened_at = time.monotonic()
         self._is_written = asyncio.Event()
         self._is_stale = asyncio.Event()
@@ -242,6 +247,11 @@ class Toolbox:
         text, fields = await self.search(
             asked.query, owner=broker.owner, detail=asked.detail, limit=asked.limit, server=asked.server
         )
+        if self.find_skills is not None and not asked.server:
+            skills = await asyncio.to_thread(
+                self.find_skills, broker.owner, broker.session_id, asked.query, asked.limit
+            )
+            text = f"{text}\n{skills}".strip() if skills else text
         return {"outcome": "found", "text": text, **fields}
 
     @property
