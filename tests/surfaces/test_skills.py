@@ -91,8 +91,8 @@ async def test_code_that_worked_is_saved_found_and_imported_in_every_kind_of_ses
 
 async def test_the_operators_skills_are_imported_with_hyphens_as_underscores(caller: Caller, shared_session: str):
     code = (
-        "from skills.pdf_pages import helper\nfrom skills.group.mail_merge import go\nfrom skills.greeting import hello\n"
-        "(helper.pages, go(), hello())"
+        "from skills.pdf_pages import helper\nfrom skills.group.mail_merge import go\n"
+        "from skills.greeting import hello\n(helper.pages, go(), hello())"
     )
     assert (await caller.execute(code, shared_session)).result == "(3, 'gone', 'hello')"
     # A script that expects its folder on the path runs as such.
