@@ -9,6 +9,8 @@ BelljarError
 │   ├── InvalidArgument       invalid-argument
 │   ├── NoCheckpoint          no-checkpoint
 │   ├── CodeRejected          code-rejected
+│   ├── WorkflowInvalid       invalid-workflow
+│   ├── RunNotFound           run-not-found
 │   ├── SecretRefused         secret-refused
 │   ├── Unauthorized          unauthorized
 │   └── SettingsError         invalid-settings
@@ -113,6 +115,18 @@ class CodeRejected(UsageError):
     """The policy does not let this code run."""
 
     code = "code-rejected"
+
+
+class WorkflowInvalid(UsageError):
+    """A workflow that cannot be run as it is written; the message has a line for each thing that is wrong."""
+
+    code = "invalid-workflow"
+
+
+class RunNotFound(UsageError):
+    """No such run of a workflow for this caller."""
+
+    code = "run-not-found"
 
 
 class LimitError(BelljarError):

@@ -9,7 +9,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.journal.journal import open_journal, usable
 from belljar.journal.retention import open_trimming
+from belljar.journal.run_records import RunRecords
 from belljar.journal.session_records import SessionRecords
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redactors import SECTION, Redactors
@@ -41,6 +42,7 @@ from belljar.settings import Settings
 from belljar.supervisor import open_supervisor
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
+from belljar.workflows.workflows import Workflows, open_workflows
 
 RETRY_S = 30.0
 KEEP_ALIVE_HINT = "Set keep_alive to false, or sandbox to namespace"
@@ -68,13 +70,17 @@ class Runtime:
     preparation: Preparation
     handover: Handover
     """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
+    workflows: Workflows
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
 
 
 @asynccontextmanager
-async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
-    """Open the engine; when it closes, everything it created is removed or released."""
+async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> AsyncGenerator[Runtime]:
+    """Open the engine; when it closes, everything it created is removed or released.
+
+    With `takes_runs`, it goes on with the runs of workflows that nobody drives.
+    """
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
     guardrails = configured_guardrails(settings)
@@ -109,7 +115,7 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 journal,
                 records,
                 sessions,
-                run.living,
+                living=run.living,
                 budget_chars=settings.output_budget_chars,
                 why_lost=takeover.why_lost,
             )
@@ -124,11 +130,20 @@ async def open_runtime(settings: Settings) -> AsyncGenerator[Runtime]:
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
                     clean_up()
+                runs = settings.data_directory / "runs"
+                workflows = Workflows(
+                    registry,
+                    RunRecords(journal, name),
+                    toolbox,
+                    lambda server: server == name or is_living(runs, server),
+                    recover=partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive),
+                )
                 # Prepare the default environment while the client still initializes its connection.
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
-                    yield Runtime(settings, provider, registry, starter, preparation, handover, toolbox)
+                    async with open_workflows(workflows, goes_on=takes_runs):
+                        yield Runtime(settings, provider, registry, starter, preparation, handover, workflows, toolbox)
                 finally:
                     preparing.cancel()
 
@@ -221,6 +236,32 @@ def run_folder(data_directory: Path) -> Generator[Run]:
     finally:
         os.close(descriptor)
         remove_tree(folder)
+
+
+def is_living(runs: Path, name: str) -> bool:
+    """Return whether the server with this name runs: whether somebody holds the lock in its folder below `runs`."""
+    if not name or "/" in name:
+        return False
+    try:
+        descriptor = os.open(runs / name / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _recover_others(clean_up: Callable[..., None], runs: Path, own: str, *, is_kept: bool) -> None:
+    """Record the sessions of servers that died since this one started as asleep, so that they can be woken here.
+
+    Not where sessions outlive their server, because the next server that starts takes those over.
+    """
+    if not is_kept:
+        clean_up(living=frozenset({own, *_living(runs, own=own)}))
 
 
 def _living(runs: Path, *, own: str) -> list[str]:

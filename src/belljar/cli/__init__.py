@@ -117,6 +117,38 @@ GROUPS: dict[str, CommandGroup] = {
             ),
         },
     ),
+    "workflow": CommandGroup(
+        "Lists of steps in YAML or JSON: run, validate, list, show, resume, answer, stop, graph.",
+        {
+            "run": CommandEntry(
+                "workflow:run_command",
+                "Run a workflow: steps and their output go to stderr, the value of the last step to stdout.",
+            ),
+            "validate": CommandEntry(
+                "workflow:validate_command",
+                "Check a workflow; exits with 2 and tells file, line and reason of everything that is wrong.",
+            ),
+            "schema": CommandEntry("workflow:schema_command", "Print the JSON Schema of workflow texts, for editors."),
+            "list": CommandEntry(
+                "workflow:list_command", "List the latest runs of workflows, and the workflows that have names."
+            ),
+            "show": CommandEntry(
+                "workflow:show_command", "Show a run step by step: states, results, errors, and what it asks."
+            ),
+            "resume": CommandEntry(
+                "workflow:resume_command",
+                "Go on with a run that was interrupted, failed or was stopped; no finished step is run again.",
+            ),
+            "answer": CommandEntry(
+                "workflow:answer_command",
+                "Answer the question of a run and go on with it; without fields it means yes.",
+            ),
+            "stop": CommandEntry(
+                "workflow:stop_command", "Stop a run: what runs of it is interrupted, and nothing more begins."
+            ),
+            "graph": CommandEntry("workflow:graph_command", "Print the steps of a workflow as a Mermaid diagram."),
+        },
+    ),
     "policy": CommandGroup(
         "Check a policy file, and try what it decides.",
         {

@@ -85,7 +85,7 @@ async def _serve(settings: Settings, env_file: str) -> None:
 
 
 async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
-    async with open_runtime(settings) as runtime:
+    async with open_runtime(settings, takes_runs=True) as runtime:
         stop.has_started = True
         server = build_server(runtime, settings.surfaces)
         await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
@@ -93,7 +93,7 @@ async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
 
 async def _serve_http(settings: Settings, stop: StopRequest) -> None:
     host, port = parse_bind(settings.http)
-    async with open_runtime(settings) as runtime:
+    async with open_runtime(settings, takes_runs=True) as runtime:
         stop.has_started = True
         if stop.asked.is_set():
             return

@@ -65,6 +65,8 @@ class Cell:
     filename: str = ""
     author: str = ""
     """Who submitted it; empty for the session's owner."""
+    wants_value: bool = False
+    """Whether its result is recorded as JSON too, for a workflow."""
 
 
 def make_cell(
@@ -75,6 +77,7 @@ def make_cell(
     allow_input: bool = False,
     filename: str = "",
     author: str = "",
+    wants_value: bool = False,
 ) -> Cell:
     """Return the cell for a caller's code, or refuse code and limits that the settings do not allow."""
     try:
@@ -93,7 +96,14 @@ def make_cell(
         raise InvalidArgument(f"timeout_s is {timeout_s:g}", hint="Pass a number of seconds above 0")
     limit_s = settings.execution_timeout_s
     patience_s = min(timeout_s or limit_s, limit_s)
-    return Cell(code, timeout_s=patience_s, allow_input=allow_input, filename=filename, author=author)
+    return Cell(
+        code,
+        timeout_s=patience_s,
+        allow_input=allow_input,
+        filename=filename,
+        author=author,
+        wants_value=wants_value,
+    )
 
 
 def stripped(code: str) -> str:
@@ -330,8 +340,11 @@ class Execution:
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
             await self._session.tools.ready_for(self.cell.code)
-        allow_input, on_begin = self.cell.allow_input, self._record_start
-        await self._listen(kernel, kernel.execute(self.cell.code, allow_input=allow_input, on_begin=on_begin))
+        cell, on_begin = self.cell, self._record_start
+        await self._listen(
+            kernel,
+            kernel.execute(cell.code, allow_input=cell.allow_input, on_begin=on_begin, wants_value=cell.wants_value),
+        )
         await self._report_changes(kernel)
 
     def _record_start(self) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.journal.journal import KILLED, Journal
+from belljar.journal.run_records import RunRecords
 from belljar.journal.schema import VERSION, version_of
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.journal.writer import LAST_BUSY_S
@@ -32,6 +33,11 @@ class Archive:
         self._folder = data_directory / "sessions"
         self._journal = journal
         self._records = SessionRecords(journal, "")
+
+    @property
+    def runs(self) -> RunRecords:
+        """Return the runs of workflows."""
+        return RunRecords(self._journal, "")
 
     def find(self, prefix: str) -> SessionRecord:
         """Return the session whose id begins with `prefix`, or refuse a prefix of none or of several."""

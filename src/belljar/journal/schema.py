@@ -55,7 +55,49 @@ CREATE INDEX executions_in_order ON executions (session_id);
 CREATE INDEX executions_with_displays ON executions (display_bytes) WHERE display_bytes > 0;
 CREATE INDEX executions_dropped ON executions (dropped_at) WHERE dropped_at IS NOT NULL;
 """
-_STEPS = {1: _FIRST, 2: _BOUNDED}
+# Runs of workflows and their steps. The server of a run is the one that drives it; empty while none does.
+_RUNS = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    principal TEXT NOT NULL,
+    name TEXT NOT NULL,
+    text TEXT NOT NULL,
+    texts TEXT NOT NULL,
+    source TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    variables TEXT NOT NULL,
+    session_id TEXT NOT NULL DEFAULT '',
+    server TEXT NOT NULL DEFAULT '',
+    state TEXT NOT NULL,
+    wanted TEXT NOT NULL DEFAULT '',
+    started_at REAL NOT NULL,
+    ended_at REAL,
+    end TEXT NOT NULL DEFAULT '',
+    value TEXT
+);
+CREATE INDEX runs_of_owner ON runs (principal, started_at);
+CREATE INDEX runs_open ON runs (state) WHERE state IN ('running', 'waiting', 'interrupted');
+CREATE TABLE steps (
+    number INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    path TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    execution_id TEXT NOT NULL DEFAULT '',
+    session_id TEXT NOT NULL DEFAULT '',
+    value TEXT,
+    error TEXT NOT NULL DEFAULT '',
+    notes TEXT NOT NULL DEFAULT '',
+    question TEXT,
+    answer TEXT,
+    expires_at REAL,
+    began_at REAL NOT NULL,
+    ended_at REAL
+);
+CREATE UNIQUE INDEX steps_of_run ON steps (run_id, path, attempt);
+CREATE INDEX steps_waiting ON steps (state) WHERE state = 'waiting';
+"""
+_STEPS = {1: _FIRST, 2: _BOUNDED, 4: _RUNS}
 VERSION = max(_STEPS)
 
 

@@ -43,9 +43,11 @@ class Kernel(Protocol):
     name: str
 
     def execute(
-        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None, wants_value: bool = False
     ) -> AsyncIterator[Event]:
         """Run a cell. The session calls it under its turn and consumes it to the end.
+
+        With `wants_value`, the result has the form `outputs.events.VALUE` too, where the kernel can make one.
 
         `on_begin` is called once before any of the code runs. The execution commits its row to the journal there, so
         that a cell which may have run is on record whatever becomes of the server. It is a callback, and not a step

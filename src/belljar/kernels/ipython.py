@@ -127,7 +127,7 @@ class IPythonKernel:
             self._is_watched = False
 
     async def execute(
-        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None, wants_value: bool = False
     ) -> AsyncIterator[Event]:
         """See `Kernel`."""
         request_id = self._requests.number()
@@ -136,6 +136,8 @@ class IPythonKernel:
         for stream in self._requests.take_early():
             yield stream
         request = {"op": "execute", "id": request_id, "code": code, "allow_input": allow_input}
+        if wants_value:
+            request["wants_value"] = True
         async for event in self._run(lambda: self._send_cell(request, on_begin)):
             yield event
 

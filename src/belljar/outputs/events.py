@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+VALUE = "application/vnd.belljar.value+json"
+"""The form of a result that has its value as JSON: `{"value": …}`, or `{"size": …}` where that would be too large."""
 MimeBundle = dict[str, JsonValue]
 CommKind = Literal["comm_open", "comm_msg", "comm_close"]
 

@@ -15,6 +15,7 @@ from belljar.models import OutputEvent
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import INLINE_CHARS, DisplayStore, display_of, plain_of
 from belljar.outputs.events import (
+    VALUE,
     ClearOutput,
     CommMessage,
     DisplayData,
@@ -110,9 +111,12 @@ class Recorder:
         return self._number(OutputEvent(sequence=0, kind="display", text=plain, data=data))
 
     def _result(self, event: ExecuteResult) -> OutputEvent:
-        display = display_of(event.data, self._store)
-        text = plain_of(event.data)
+        shown = {mime: form for mime, form in event.data.items() if mime != VALUE}
+        display = display_of(shown, self._store)
+        text = plain_of(shown)
         data: dict[str, JsonValue] = {"has_text": text is not None}
+        if VALUE in event.data:
+            data["value"] = event.data[VALUE]
         if display is not None:
             data["display"] = display.model_dump(mode="json")
         if text is not None and len(text) > self._text_chars:

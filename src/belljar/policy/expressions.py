@@ -6,7 +6,7 @@ expressions does not pay for it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -26,9 +26,9 @@ class ExpressionFailed(Exception):
 
 
 class Expression:
-    """One compiled CEL expression."""
+    """One compiled CEL expression over the variables `names`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, names: Collection[str] = VARIABLES) -> None:
         import cel
 
         if len(text) > MOST_CHARS:
@@ -40,21 +40,30 @@ class Expression:
             raise ValueError(f"{text!r} is no CEL expression: {_first_line(error)}") from None
         bound = _BOUND.findall(text)
         self._macros = len(bound)
-        unknown = set(self._program.variables()) - {*VARIABLES, *bound}
+        self.names = frozenset(self._program.variables()) - {*bound}
+        """The names that need a value."""
+        unknown = self.names - {*names}
         if unknown:
-            raise ValueError(f"{text!r} names {min(unknown)!r}; there are {', '.join(VARIABLES)}")
+            raise ValueError(f"{text!r} names {min(unknown)!r}; there are {', '.join(names) or 'none'}")
 
     def is_true(self, values: Mapping[str, Any]) -> bool:
         """Return whether the expression is true of these values; raise `ExpressionFailed` if it is no boolean."""
-        if self._macros > 1 and _size(values) ** self._macros > MOST_STEPS:
-            raise ExpressionFailed("there are too many values to go through")
-        try:
-            outcome = self._program.execute(dict(values))
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ExpressionFailed(_first_line(error)) from None
+        outcome = self.value(values)
         if not isinstance(outcome, bool):
             raise ExpressionFailed(f"it is {type(outcome).__name__}, neither true nor false")
         return outcome
+
+    def value(self, values: Mapping[str, Any], *, literals: int = 0) -> Any:
+        """Return the value of the expression; `literals` is how many values a hostile author may have written into it.
+
+        Raises `ExpressionFailed` if there is none.
+        """
+        if self._macros > 1 and (_size(values) + literals) ** self._macros > MOST_STEPS:
+            raise ExpressionFailed("there are too many values to go through")
+        try:
+            return self._program.execute(dict(values))
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ExpressionFailed(_first_line(error)) from None
 
 
 def _size(value: object) -> int:

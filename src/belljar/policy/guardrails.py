@@ -31,6 +31,10 @@ class Guardrails:
     sections: Mapping[str, BaseModel] = field(default_factory=dict[str, BaseModel])
     """The file's tables that belong to other packages."""
 
+    def trial(self) -> Guard:
+        """Return a guard to learn what the policy would decide; it counts and logs nothing."""
+        return Guard(rulebook(self.book.policy))
+
     def guard(self, session_id: str, principal: str, folder: Path) -> Guard:
         """Return a session's guard, which keeps its state in `folder`."""
         return Guard(self.book, session_id, principal, folder)

@@ -171,11 +171,17 @@ async def detach_session(session: Session, records: SessionRecords, end: str) ->
     session.redactor.close()
 
 
-async def _save(session: Session) -> StateReport | None:
+async def save_variables(session: Session, kept: Path) -> StateReport | None:
+    """Write the variables of a session that goes on to a file; return None when its kernel cannot."""
+    async with session.turn:
+        return await _save(session, kept)
+
+
+async def _save(session: Session, kept: Path | None = None) -> StateReport | None:
     if session.session_kernel.kernel is None:
         return None
     limit_mb = session.settings.disk_mb or session.settings.memory_mb or UNLIMITED_MB
-    return await save(session.session_kernel.kernel, session.folders, limit_bytes=limit_mb * MEBIBYTE)
+    return await save(session.session_kernel.kernel, session.folders, limit_bytes=limit_mb * MEBIBYTE, kept=kept)
 
 
 def _record_sleep(session: Session, records: SessionRecords, end: str, report: StateReport | None) -> None:

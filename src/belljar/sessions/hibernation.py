@@ -26,13 +26,18 @@ GRACE_S = 5.0
 _MOST_NAMED = 40
 
 
-async def save(kernel: Kernel, folders: SessionFolders, *, limit_bytes: int) -> StateReport | None:
-    """Have a kernel write its variables to a file, and move that away; return None when it cannot or did not."""
+async def save(
+    kernel: Kernel, folders: SessionFolders, *, limit_bytes: int, kept: Path | None = None
+) -> StateReport | None:
+    """Have a kernel write its variables to a file, and move that away; return None when it cannot or did not.
+
+    The file goes to `kept`, where it is given, instead of where a session that wakes looks for it.
+    """
     if not isinstance(kernel, StatefulKernel) or not kernel.is_alive():
         return None
     saving = kernel.save_state(f"{kernel.scratch}/{NAME}", limit_bytes=limit_bytes, limit_s=SAVE_S)
     report = await _bounded(kernel, saving, SAVE_S + GRACE_S)
-    return report if report is not None and _move_out(folders.scratch / NAME, folders.state) else None
+    return report if report is not None and _move_out(folders.scratch / NAME, kept or folders.state) else None
 
 
 async def _bounded(

@@ -235,6 +235,10 @@ class Registry:
         """Return a guard and a redactor for code that runs outside a session, under the same policy."""
         return self._guardrails.guard(name, principal, folder), self._redactors.new_redactor()
 
+    def trial_guard(self) -> Guard:
+        """Return a guard to learn what the policy would decide; it counts and logs nothing."""
+        return self._guardrails.trial()
+
     # Finding sessions
 
     async def reach(self, session_id: str, principal: str) -> Session:

@@ -1,5 +1,8 @@
 """Continues sessions of earlier servers: from disk, or with the kernel that an earlier server left alive."""
 
+import shutil
+from pathlib import Path
+
 from belljar.executions.execution import Cell, Execution
 from belljar.journal.journal import ExecutionRecord
 from belljar.journal.session_records import SessionRecord
@@ -14,6 +17,12 @@ def wake(session: Session, entry: SessionRecord) -> None:
     session.restore(entry, "the session has been asleep on disk since, where only its latest state is kept")
     session.session_kernel.waking = SavedStateLoader(session.folders, entry)
     session.redactor.restore(session.folders.vault)
+
+
+def reload(session: Session, entry: SessionRecord, saved: Path) -> None:
+    """Have the next kernel of a session that has none start with the variables of a file, which stays."""
+    shutil.copyfile(saved, session.folders.state)
+    session.session_kernel.waking = SavedStateLoader(session.folders, entry)
 
 
 def take_over(session: Session, entry: SessionRecord, kernel: Kernel) -> None:

@@ -150,6 +150,22 @@ class Settings(BaseSettings):
         "cannot change; `SKILLS_DIR` works too.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
+    workflows: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(
+        "auto",
+        description="Whether clients see the tools `run_workflow` and `list_workflows`: `auto` means where "
+        "`workflows_directory` is set.",
+    )
+    workflows_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
+        "",
+        description="A folder of workflows (`NAME.yaml`, `.yml` or `.json`) that clients and `belljar workflow` can "
+        "run by their names.",
+        json_schema_extra={"allowed": "the path of a folder, or empty text"},
+    )
+    workflow_hold_s: Annotated[Seconds, LOWER] = Field(
+        60,
+        description="How long a run of a workflow that waits for a person keeps its session's process; then the "
+        "session sleeps on disk, where `hibernate` is on, and is woken by the answer.",
+    )
     upstream_start_s: Annotated[Seconds, LOWER] = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )
@@ -419,6 +435,11 @@ class Settings(BaseSettings):
     def shares_always(self) -> bool:
         """Tell whether sessions have a `workspace/` even if there are no tools."""
         return self.workspace == "on" or (self.workspace == "auto" and bool(self.workspace_directory))
+
+    @property
+    def has_workflows(self) -> bool:
+        """Tell whether clients see the tools of workflows."""
+        return self.workflows == "on" or (self.workflows == "auto" and bool(self.workflows_directory))
 
     @classmethod
     def settings_customise_sources(

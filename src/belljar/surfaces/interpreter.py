@@ -34,6 +34,7 @@ from belljar.surfaces.tools import (
     refusals_as_results,
 )
 from belljar.surfaces.waiting import asked_execution, can_ask, follow, resume, stopping_when_cancelled
+from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
@@ -87,6 +88,8 @@ class InterpreterSurface:
         FileTools(self._sessions, self._settings).register(server)
         PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
         InterpreterResources(self._sessions).register(server)
+        if self._settings.has_workflows:
+            WorkflowTools(self._runtime).register(server)
 
     # Running
 

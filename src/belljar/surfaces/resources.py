@@ -52,7 +52,7 @@ class InterpreterResources:
             session = await self._sessions.reach(session_id, current_principal())
             content = await asyncio.to_thread(session.workspace.read, path, READ_LIMIT_BYTES)
         except BelljarError as error:
-            raise _as_resource_error(error) from error
+            raise as_resource_error(error) from error
         return decoded(content, mime_type_of(path))
 
     async def display(self, execution_id: str, name: str) -> str | bytes:
@@ -60,7 +60,7 @@ class InterpreterResources:
         try:
             content = self._sessions.executions.display(execution_id, name, current_principal())
         except BelljarError as error:
-            raise _as_resource_error(error) from error
+            raise as_resource_error(error) from error
         return decoded(content, mime_type_of(name))
 
     async def output(self, execution_id: str, offset: int = 0, limit: int = 0) -> str:
@@ -69,7 +69,7 @@ class InterpreterResources:
             executions = self._sessions.executions
             return await executions.whole_output(execution_id, current_principal(), max(offset, 0), max(limit, 0))
         except BelljarError as error:
-            raise _as_resource_error(error) from error
+            raise as_resource_error(error) from error
 
     async def notebook(self, session_id: str) -> str:
         """Return the session as a notebook."""
@@ -77,7 +77,7 @@ class InterpreterResources:
             session = await self._sessions.reach(session_id, current_principal())
             return await self._sessions.executions.notebook(session)
         except BelljarError as error:
-            raise _as_resource_error(error) from error
+            raise as_resource_error(error) from error
 
 
 def resource_mime_type(uri: str, registered: str) -> str:
@@ -87,6 +87,7 @@ def resource_mime_type(uri: str, registered: str) -> str:
     return registered
 
 
-def _as_resource_error(error: BelljarError) -> ResourceError:
+def as_resource_error(error: BelljarError) -> ResourceError:
+    """Return an error of ours as the SDK's, which tells what is unknown from what failed."""
     kind = ResourceNotFoundError if isinstance(error, UsageError) else ResourceError
     return kind(f"{error.code}: {error}")

@@ -16,6 +16,7 @@ from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
+from belljar.surfaces.workflow_tools import WorkflowTools
 from belljar.toolbox.tool_listing import Detail
 
 TOOLBOX_INSTRUCTIONS = (
@@ -37,6 +38,7 @@ class ToolboxSurface:
     """The tools of the surface, over one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._toolbox = runtime.toolbox
         self._interpreter = InterpreterSurface(runtime)
 
@@ -44,6 +46,8 @@ class ToolboxSurface:
         """Add the tools to a server, except those that it has already."""
         if not has_interpreter:
             add_tools(server, (self.execute_code, ENDS), (self.get_execution, READS))
+            if self._runtime.settings.has_workflows:
+                WorkflowTools(self._runtime).register(server)
         add_tools(server, (self.search_tools, READS))
 
     @refusals_as_results

@@ -304,9 +304,7 @@ class Broker:
         self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject, why: str
     ) -> tuple[str, str]:
         """Ask the person; return the outcome for the guard's log, and the reason for the code if it is a refusal."""
-        shown = plain_arguments(arguments, QUESTION_CHARS)
-        message = f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
-        question = Question(f"{message}\n{why}".strip(), is_ours=True)
+        question = Question(f"{approval_text(tool, arguments)}\n{why}".strip(), is_ours=True)
         reply = await turn.caller.ask(question) if turn.caller else None
         if reply is None:
             asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
@@ -389,6 +387,12 @@ class Broker:
             "message": refusal.message,
             "parameters": takes,
         }
+
+
+def approval_text(tool: ToolDefinition, arguments: JsonObject) -> str:
+    """Return the beginning of the question whether a call may go out: which tool, with which arguments."""
+    shown = plain_arguments(arguments, QUESTION_CHARS)
+    return f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
 
 
 def _of_server(message: str, server: str) -> str:

@@ -9,10 +9,12 @@ import base64
 import hashlib
 import importlib
 import json
-from typing import Any
+from typing import Any, Optional
 
 from .channel import MAX_DEPTH, is_too_deep
 
+VALUE = "application/vnd.belljar.value+json"
+MOST_VALUE_CHARS = 256 * 1024
 PLOTLY = "application/vnd.plotly.v1+json"
 _state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
@@ -23,6 +25,37 @@ def prepared(data: dict[str, Any]) -> dict[str, Any]:
         data = {**data, **_draw_plotly(data[PLOTLY])}
         del data[PLOTLY]
     return {mime: _encoded(value) for mime, value in data.items()}
+
+
+def json_value(value: Any) -> Optional["dict[str, Any]"]:
+    """Return `{"value": …}` for a value that JSON has, `{"size": …}` for one that is too large, None for any other."""
+    try:
+        if _weight(value, MOST_VALUE_CHARS, set()) > MOST_VALUE_CHARS:
+            return {"size": len(value) if isinstance(value, str) else MOST_VALUE_CHARS + 1}
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return None
+    return {"value": json.loads(text)} if len(text) <= MOST_VALUE_CHARS else {"size": len(text)}
+
+
+_CONTAINERS: "tuple[Any, ...]" = (list, tuple, dict)
+
+
+def _weight(value: Any, most: int, around: "set[int]") -> int:
+    """Return about how many characters a value takes as JSON; stop counting above `most`."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if not isinstance(value, _CONTAINERS):
+        return 1
+    if id(value) in around:
+        raise ValueError("it contains itself")
+    total = 2
+    inside: Any = [*value.keys(), *value.values()] if hasattr(value, "keys") else value
+    for each in inside:
+        total += 1 + _weight(each, most - total, {*around, id(value)})
+        if total > most:
+            break
+    return total
 
 
 def _encoded(value: Any) -> Any:

@@ -33,7 +33,7 @@ from . import comms, fork, interpreter_state, introspection, relocation
 from .channel import Channel
 from .interrupts import Interrupts
 from .pristine import no_traces
-from .shell import Shell, build_shell, direct_outputs
+from .shell import ResultHook, Shell, build_shell, direct_outputs
 from .state_file import StateContext
 from .state_load import StateLoader
 from .state_save import StateSaver
@@ -365,6 +365,7 @@ class Runner:
     def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
         self._execution = message["id"]
         self._allow_input = bool(message.get("allow_input"))
+        ResultHook.wants_value = bool(message.get("wants_value"))
         comms.reset_claims()
         self._awaits_go = bool(message.get("awaits_go"))
         self.streams.restore()

@@ -68,6 +68,8 @@ class ResultHook(DisplayHook):
     """What IPython calls with the value of a cell's last expression."""
 
     emit: Emit = staticmethod(_drop)
+    wants_value = False
+    """Whether the host wants the value as JSON beside what is shown of it."""
 
     def start_displayhook(self) -> None:
         """Do nothing, because nothing is printed here."""
@@ -85,9 +87,13 @@ class ResultHook(DisplayHook):
         shell: Any = self.shell
         formatter = shell.display_formatter
         if not is_text_alone(result, formatter):
-            return super().compute_format_data(result)
-        text = formatter.formatters["text/plain"](result)
-        return ({} if text is None else {"text/plain": text}), {}
+            forms, metadata = super().compute_format_data(result)
+        else:
+            text = formatter.formatters["text/plain"](result)
+            forms, metadata = ({} if text is None else {"text/plain": text}), {}
+        if self.wants_value and (value := rich_output.json_value(result)) is not None:
+            forms = {**forms, rich_output.VALUE: value}
+        return forms, metadata
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         """Send the value in all its representations."""

@@ -88,7 +88,7 @@ class JupyterKernel:
                     continue
 
     async def execute(
-        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None
+        self, code: str, *, allow_input: bool, on_begin: Callable[[], None] | None = None, wants_value: bool = False
     ) -> AsyncIterator[Event]:
         """See `Kernel`."""
         if on_begin is not None:

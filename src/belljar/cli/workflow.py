@@ -1,0 +1,456 @@
+"""`belljar workflow`: run lists of steps, look at their runs, answer their questions, go on with them.
+
+Data goes to stdout: the value of the last step, lists, graphs. What happens meanwhile goes to stderr. An operator may
+look at and answer every run of the data directory, whoever owns it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from belljar.answers import values_of
+from belljar.cli.run import prepare_environment
+from belljar.cli.streams import columns, indented, log_to_stderr, one_line
+from belljar.cli.terminal import INTERRUPTED, StandardInput, write
+from belljar.errors import InvalidArgument, RunNotFound
+from belljar.journal.archive import open_archive
+from belljar.journal.run_records import RunRecord
+from belljar.runtime import Runtime, configured_guardrails, is_living, open_runtime
+from belljar.settings import Settings, load_settings
+from belljar.workflows.checks import Checker
+from belljar.workflows.definition import Definition, ToolCall, json_schema
+from belljar.workflows.graph import as_mermaid, as_svg
+from belljar.workflows.library import Library
+from belljar.workflows.live_run import LiveRun, RunEvent
+from belljar.workflows.questions import RunQuestion
+from belljar.workflows.step_types import step_types
+from belljar.workflows.views import RunInfo, run_info, run_text
+
+OWNER = "local"
+WAITING = 3
+"""The exit status of a run that waits for a person."""
+_LONG_S = 3600.0
+# A command drives one run, in one session or a few forks of it.
+_SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
+
+Begin = Callable[[Runtime], Awaitable[LiveRun | None]]
+"""Starts a run, or goes on with one, in the engine of this process; None if a server drives it."""
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or enough of its beginning.")]
+Source = Annotated[str, typer.Argument(metavar="FILE|NAME", help="A file, or a name in workflows_directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Which = Annotated[str, typer.Option("--name", help="Which workflow, in a file that has several.")]
+
+
+# Commands
+
+
+def run_command(
+    source: Source,
+    var: Annotated[
+        list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="A variable; the value is JSON or text.")
+    ] = None,
+    which: Which = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
+) -> None:
+    """Run a workflow: steps and their output go to stderr, the value of the last step to stdout.
+
+    Exits with 0, with 1 if it failed, with 3 if it waits for a person: `belljar workflow answer` goes on then.
+    """
+    settings = _settings()
+    variables = dict(map(_variable, var or []))
+    raise typer.Exit(_drive(settings, lambda runtime: _started(runtime, source, which, variables), as_json=as_json))
+
+
+def resume_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or enough of its beginning.")] = "",
+    last: Annotated[bool, typer.Option("--last", help="The latest run that has not come to its end.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Go on with the text as it is now, although it has changed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
+) -> None:
+    """Go on with a run that was interrupted, failed or was stopped; no finished step is run again."""
+    if bool(run) == last:
+        raise InvalidArgument("workflow resume takes either RUN or --last", hint="Pass one of them")
+    settings = _settings()
+    record = _latest_open(settings) if last else _record(settings, run)
+    raise typer.Exit(_drive(settings, lambda runtime: _resumed(runtime, record, changed), as_json=as_json))
+
+
+def answer_command(
+    run: Run,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE...", help="The fields of the answer.")
+    ] = None,
+    step: Annotated[str, typer.Option(help="The step whose question is meant, if there are several.")] = "",
+    decline: Annotated[bool, typer.Option("--decline", help="Say no.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
+) -> None:
+    """Answer the question of a run and go on with it; without fields it means yes."""
+    settings = _settings()
+    record = _record(settings, run)
+    answer = None if decline else dict(map(_variable, values or []))
+    raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, answer, step), as_json=as_json))
+
+
+def stop_command(run: Run) -> None:
+    """Stop a run: what runs of it is interrupted, and nothing more begins."""
+    settings = _settings()
+    record = _record(settings, run)
+
+    async def stop() -> None:
+        async with open_runtime(settings) as runtime:
+            await runtime.workflows.stop(record.id, record.principal)
+
+    asyncio.run(stop())
+    print(f"run {record.id} is stopped", file=sys.stderr)
+
+
+def list_command(as_json: AsJson = False) -> None:
+    """List the latest runs of workflows, and the workflows that have names."""
+    settings = load_settings()
+    runs = _all_runs(settings)
+    if as_json:
+        fields = ("run", "name", "state", "step", "question", "started_at")
+        print(json.dumps([{key: info.model_dump(mode="json")[key] for key in fields} for _, info in runs], indent=2))
+        return
+    names = _library(settings).names()
+    if names:
+        print(f"workflows: {', '.join(map(one_line, names))}", file=sys.stderr)
+    if not runs:
+        print("no runs yet", file=sys.stderr)
+        return
+    titles = ("run", "name", "state", "step", "started", "owner", "question")
+    rows = [(info.run, info.name, info.state, info.step, info.started_at, owner, _asked(info)) for owner, info in runs]
+    print(columns([titles, *rows]))
+
+
+def show_command(run: Run, as_json: AsJson = False) -> None:
+    """Show a run step by step: states, results, errors, and what it asks."""
+    settings = load_settings()
+    with open_archive(settings.data_directory) as archive:
+        record = _found(archive.runs.of_anyone(run, 2), run)
+        info = run_info(record, _state(settings, record), archive.runs.steps(record.id), most=10_000)
+    print(json.dumps(info.model_dump(mode="json"), indent=2) if as_json else _for_person(info))
+
+
+def validate_command(source: Source, which: Which = "") -> None:
+    """Check a workflow; exits with 2 and tells file, line and reason of everything that is wrong."""
+    settings = _settings()
+    definition = _read(_library(settings), source, which)
+    asyncio.run(_check(settings, definition))
+    count = len(definition.walk())
+    print(f"{source} is in order: {definition.name}, {count} step{'' if count == 1 else 's'}")
+
+
+def schema_command() -> None:
+    """Print the JSON Schema of workflow texts, for editors."""
+    print(json.dumps(json_schema(step_types()), indent=2))
+
+
+def graph_command(
+    source: Source, which: Which = "", svg: Annotated[bool, typer.Option("--svg", help="Print a picture.")] = False
+) -> None:
+    """Print the steps of a workflow as a Mermaid diagram."""
+    definition = _read(_library(load_settings()), source, which)
+    print(as_svg(definition) if svg else as_mermaid(definition))
+
+
+# What the commands share
+
+
+def _settings() -> Settings:
+    settings = load_settings()
+    unset = {name: value for name, value in _SINGLE_RUN.items() if name not in settings.model_fields_set}
+    return settings.model_copy(update={"keep_alive": False, **unset})
+
+
+def _library(settings: Settings) -> Library:
+    folder = settings.workflows_directory
+    return Library(Path(folder) if folder else None, step_types())
+
+
+def _read(library: Library, source: str, which: str) -> Definition:
+    path = Path(source)
+    if path.suffix or path.exists() or "/" in source:
+        return library.file(path, which)
+    return library.named(source)
+
+
+async def _check(settings: Settings, definition: Definition) -> None:
+    if any(isinstance(step.config, ToolCall) for step in _all_steps(definition)):
+        async with open_runtime(settings) as runtime:  # the tools are looked up at their servers
+            await runtime.workflows.check(definition)
+        return
+    checker = Checker(
+        configured_guardrails(settings).trial(), settings.environment, max_code_bytes=settings.max_code_bytes
+    )
+    await checker.check(definition)
+
+
+def _all_steps(definition: Definition) -> list[Any]:
+    return [*definition.walk(), *(step for child in definition.children.values() for step in _all_steps(child))]
+
+
+def _variable(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidArgument(f"{text[:100]!r} is no NAME=VALUE", hint="Write for example region=north or count=3")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _state(settings: Settings, record: RunRecord) -> Any:
+    is_driven = is_living(settings.data_directory / "runs", record.server)
+    return "interrupted" if record.state == "running" and not is_driven else record.state
+
+
+def _all_runs(settings: Settings) -> list[tuple[str, RunInfo]]:
+    if not (settings.data_directory / "journal.sqlite").is_file():
+        return []
+    with open_archive(settings.data_directory) as archive:
+        found = archive.runs.of_anyone("", 50)
+        return [
+            (record.principal, run_info(record, _state(settings, record), archive.runs.steps(record.id), most=0))
+            for record in found
+        ]
+
+
+def _record(settings: Settings, run: str) -> RunRecord:
+    with open_archive(settings.data_directory) as archive:
+        return _found(archive.runs.of_anyone(run, 2), run)
+
+
+def _found(records: Sequence[RunRecord], run: str) -> RunRecord:
+    if len(records) > 1 and run:
+        raise InvalidArgument(f"{run[:64]!r} begins the ids of several runs", hint="Give more of the id")
+    if not records:
+        raise RunNotFound(f"there is no run {run[:64]!r}", hint="belljar workflow list names the latest")
+    return records[0]
+
+
+def _latest_open(settings: Settings) -> RunRecord:
+    with open_archive(settings.data_directory) as archive:
+        for record in archive.runs.of_anyone("", 1_000):
+            if record.state != "done":
+                return record
+    raise RunNotFound("there is no run to go on with", hint="belljar workflow list names the latest")
+
+
+def _asked(info: RunInfo) -> str:
+    return " ".join(info.question.message.split())[:80] if info.question else ""
+
+
+def _for_person(info: RunInfo) -> str:
+    lines = [line for line in run_text(info).split("\n") if "run_workflow(" not in line]
+    if info.questions:
+        lines.append(f"belljar workflow answer {info.run} goes on with it")
+    elif info.state in ("interrupted", "failed", "stopped"):
+        lines.append(f"belljar workflow resume {info.run} goes on from there")
+    return "\n".join(lines)
+
+
+# Driving a run to its end
+
+
+async def _started(runtime: Runtime, source: str, which: str, variables: dict[str, Any]) -> LiveRun:
+    definition = _read(runtime.workflows.library, source, which)
+    return await runtime.workflows.start(definition, OWNER, variables=variables, source=_place(source))
+
+
+async def _resumed(runtime: Runtime, record: RunRecord, accepts_change: bool) -> LiveRun:
+    text = _text_now(runtime.workflows.library, record)
+    return await runtime.workflows.resume(record.id, record.principal, text=text, accepts_change=accepts_change)
+
+
+def _place(source: str) -> str:
+    """Return where a text is found again: an absolute path, or a name."""
+    path = Path(source)
+    return str(path.resolve()) if path.exists() else source
+
+
+def _text_now(library: Library, record: RunRecord) -> Definition | None:
+    """Return the workflow of a run as its source has it now; None if the source is gone."""
+    if Path(record.source).is_file():
+        return library.file(Path(record.source), record.name)
+    return library.named(record.source) if record.source in library.names() else None
+
+
+async def _answered(runtime: Runtime, record: RunRecord, answer: dict[str, Any] | None, step: str) -> LiveRun | None:
+    return await runtime.workflows.answer(
+        record.id,
+        record.principal,
+        answer,
+        action="decline" if answer is None else "accept",
+        step=step,
+        by="belljar workflow answer",
+    )
+
+
+def _drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
+    """Begin or go on with a run in an engine of this process, follow it, and return the exit status."""
+    log_to_stderr(logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING)
+    try:
+        return asyncio.run(_driven(settings, begin, as_json=as_json))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+
+
+async def _driven(settings: Settings, begin: Begin, *, as_json: bool) -> int:
+    await prepare_environment(settings)
+    async with open_runtime(settings) as runtime:
+        run = await begin(runtime)
+        if run is None:
+            print("the server that drives the run goes on with it", file=sys.stderr)
+            return 0
+        run.has_output_readers = True
+        print(f"run {run.id} of {one_line(run.record.name)}", file=sys.stderr, flush=True)
+        async with _interruptible(runtime, run):
+            await _follow(runtime, run)
+        info = runtime.workflows.show(run.id, run.record.principal, most=10_000)
+        _print_end(info, as_json=as_json)
+        return _status(info)
+
+
+def _print_end(info: RunInfo, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(info.model_dump(mode="json"), indent=2))
+    elif info.state == "done" and info.result is not None:
+        print(info.result if isinstance(info.result, str) else json.dumps(info.result, ensure_ascii=False))
+    if info.state == "waiting":
+        for question in info.questions:
+            print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
+        print(f"belljar workflow answer {info.run} goes on with it", file=sys.stderr)
+    elif info.state != "done":
+        print(f"{info.state}: {indented(info.reason)}", file=sys.stderr)
+        print(f"belljar workflow resume {info.run} goes on from there", file=sys.stderr)
+
+
+def _status(info: RunInfo) -> int:
+    match info.state:
+        case "done":
+            return 0
+        case "waiting":
+            return WAITING
+        case "interrupted":
+            return INTERRUPTED
+        case _:
+            return 1
+
+
+async def _follow(runtime: Runtime, run: LiveRun) -> None:
+    """Tell what happens until the run has ended, or asks something that nobody here can answer."""
+    told = 0
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    stdin = StandardInput()
+    while True:
+        for event in [each for each in run.events if each.number > told]:
+            told = event.number
+            await _tell(event)
+        if run.is_over:
+            return
+        if run.state == "waiting":
+            questions = runtime.workflows.questions(run.id, run.record.principal)
+            if not can_ask or not questions:
+                return
+            await _ask(runtime, run, *questions[0], stdin)
+            continue
+        if run.number == told:
+            await run.wait_for_change(_LONG_S)
+
+
+async def _tell(event: RunEvent) -> None:
+    match event.kind:
+        case "output":
+            await write(sys.stderr, event.text)
+        case "begin":
+            print(f"▸ {one_line(event.path)}{': ' + event.text if event.text else ''}", file=sys.stderr, flush=True)
+        case "end" | "note":
+            if event.path:
+                mark = "✓" if event.text.startswith("done") else "·" if event.kind == "note" else "✗"
+                print(f"{mark} {one_line(event.path)}: {indented(event.text)}", file=sys.stderr, flush=True)
+        case "ask":
+            pass
+
+
+async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion, stdin: StandardInput) -> None:
+    """Ask the person at the terminal, and pass the answer on."""
+    print(f"? {one_line(path)}: {indented(question.message)}", file=sys.stderr)
+    properties: dict[str, Any] = question.schema.get("properties", {})
+    values: dict[str, Any] = {}
+    is_declined = False
+    for name, schema in properties.items():
+        choices = f" ({' | '.join(map(str, schema['enum']))})" if "enum" in schema else ""
+        print(f"  {one_line(str(schema.get('title', name)))}{choices}: ", end="", file=sys.stderr, flush=True)
+        text = await stdin.answer("")
+        found = values_of({"type": "object", "properties": {name: schema}, "required": [name]}, text)
+        if found is None:
+            is_declined = True
+            break
+        values |= found
+    if not properties:
+        print("  yes or no? ", end="", file=sys.stderr, flush=True)
+        is_declined = (await stdin.answer("") or "").strip().lower() not in ("y", "yes")
+    try:
+        await runtime.workflows.answer(
+            run.id,
+            run.record.principal,
+            values,
+            action="decline" if is_declined else "accept",
+            step=path,
+            by="terminal",
+        )
+    except InvalidArgument as error:
+        print(f"  {indented(str(error))}", file=sys.stderr)
+        return
+    await run.wait_for_change(2)
+
+
+@asynccontextmanager
+async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]:
+    """Stop driving on Ctrl-C: what runs is interrupted, and the run can be resumed."""
+    with _on_sigint() as interrupted:
+        following = asyncio.current_task()
+        watching = asyncio.get_running_loop().create_task(_cancel_when(interrupted, following))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not interrupted.is_set():
+                raise
+            if following is not None:
+                following.uncancel()
+            runtime.workflows.interrupt(run.id)
+            if run.task is not None:
+                run.task.cancel()
+                await asyncio.gather(run.task, return_exceptions=True)
+            runtime.workflows.interrupt(run.id)
+        finally:
+            watching.cancel()
+
+
+async def _cancel_when(event: asyncio.Event, task: "asyncio.Task[Any] | None") -> None:
+    await event.wait()
+    if task is not None:
+        task.cancel()
+
+
+@contextlib.contextmanager
+def _on_sigint() -> Generator[asyncio.Event]:
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, event.set)
+    try:
+        yield event
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

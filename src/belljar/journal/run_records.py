@@ -1,0 +1,304 @@
+"""The tables of workflow runs in the journal: which runs there are, who drives them, and what became of their steps.
+
+States of a run: `running`, `waiting` (for a person), `interrupted`, `done`, `failed`, `stopped`. Several servers may
+share the file: a run is driven by the server that claims it first. Knows nothing of what a workflow is.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from belljar.journal.journal import Journal
+
+RunState = Literal["running", "waiting", "interrupted", "done", "failed", "stopped"]
+StepState = Literal["running", "waiting", "answered", "done", "failed", "skipped", "declined", "expired", "repeated"]
+ENDED: tuple[RunState, ...] = ("done", "failed", "stopped")
+
+_RUN = (
+    "SELECT id, principal, name, text, texts, source, digest, variables, session_id, server, state, wanted, "
+    "started_at, ended_at, end, value FROM runs"
+)
+_STEP = (
+    "SELECT path, attempt, state, execution_id, session_id, value, error, notes, question, answer, expires_at, "
+    "began_at, ended_at FROM steps"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One row of the runs table. Texts named JSON are as they were written."""
+
+    id: str
+    principal: str
+    name: str
+    text: str
+    texts: str
+    """The texts of its sub-workflows by the names they were found under, as JSON."""
+    source: str
+    """Where the text came from: a path, a name, or empty for a text that a client sent."""
+    digest: str
+    variables: str
+    """As JSON."""
+    session_id: str
+    server: str
+    """The server that drives it; empty while none does."""
+    state: RunState
+    wanted: str
+    """`stop` when somebody wants it stopped."""
+    started_at: float
+    ended_at: float | None
+    end: str
+    """Why it has ended or waits."""
+    value: str | None
+    """The value of its last step, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One attempt of a step."""
+
+    path: str
+    attempt: int
+    state: StepState
+    execution_id: str
+    session_id: str
+    value: str | None
+    """What the step gave, as JSON."""
+    error: str
+    notes: str
+    question: str | None
+    """What a person is or was asked, as JSON."""
+    answer: str | None
+    expires_at: float | None
+    began_at: float
+    ended_at: float | None
+
+
+class RunRecords:
+    """Reads and writes the two tables for one server. `server` is its name."""
+
+    def __init__(self, journal: Journal, server: str) -> None:
+        self._journal = journal
+        self.server = server
+
+    # Runs
+
+    def enter(self, run: RunRecord) -> None:
+        """Record a new run before anything of it happens; raises `Busy` when that is not possible."""
+        self._journal.write_now(
+            "INSERT INTO runs (id, principal, name, text, texts, source, digest, variables, session_id, server, state, "
+            "started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run.id,
+                run.principal,
+                run.name,
+                run.text,
+                run.texts,
+                run.source,
+                run.digest,
+                run.variables,
+                run.session_id,
+                run.server,
+                run.state,
+                run.started_at,
+            ),
+        )
+
+    def claim(self, run: RunRecord) -> bool:
+        """Make a run that nobody drives this server's; return False if it is not as it was read any more."""
+        claimed = self._journal.write_now(
+            "UPDATE runs SET server = ?, state = 'running', end = '', wanted = '' "
+            "WHERE id = ? AND server = ? AND state = ?",
+            (self.server, run.id, run.server, run.state),
+        )
+        return claimed == 1
+
+    def replace_text(self, run_id: str, text: str, texts: str, digest: str) -> None:
+        """Go on with another text of the same workflow."""
+        self._journal.write_now(
+            "UPDATE runs SET text = ?, texts = ?, digest = ? WHERE id = ?", (text, texts, digest, run_id)
+        )
+
+    def set_session(self, run_id: str, session_id: str) -> None:
+        """Record the session that a run has."""
+        self._journal.write_now("UPDATE runs SET session_id = ? WHERE id = ?", (session_id, run_id))
+
+    def set_state(self, run_id: str, state: RunState, end: str = "", *, value: str | None = None) -> None:
+        """Record the state of a run that this server drives; one that has ended is driven by nobody."""
+        has_ended = state in ENDED
+        self._journal.write(
+            "UPDATE runs SET state = ?, end = ?, value = ?, ended_at = ?, server = ? WHERE id = ? AND server = ?",
+            (
+                state,
+                end,
+                value,
+                time.time() if has_ended else None,
+                "" if has_ended else self.server,
+                run_id,
+                self.server,
+            ),
+        )
+        self._journal.commit()
+
+    def release(self, run_id: str) -> None:
+        """Let anybody drive a run that this server drives."""
+        self._journal.write("UPDATE runs SET server = '' WHERE id = ? AND server = ?", (run_id, self.server))
+        self._journal.commit()
+
+    def want(self, run_id: str, wanted: str) -> None:
+        """Tell whoever drives a run what a person wants of it."""
+        self._journal.write_now("UPDATE runs SET wanted = ? WHERE id = ?", (wanted, run_id))
+
+    def end_undriven(self, run: RunRecord, state: RunState, end: str) -> bool:
+        """Record the end of a run that nobody drives; return False if it is not as it was read any more."""
+        changed = self._journal.write_now(
+            "UPDATE runs SET state = ?, end = ?, ended_at = ?, server = '' WHERE id = ? AND server = ? AND state = ?",
+            (state, end, time.time(), run.id, run.server, run.state),
+        )
+        return changed == 1
+
+    def find(self, run_id: str) -> RunRecord | None:
+        """Return a run by its id; None if there is none."""
+        if not run_id.isascii():
+            return None
+        return next(self._runs("WHERE id = ?", (run_id,)), None)
+
+    def wanted(self, run_id: str) -> str:
+        """Return what a person wants of a run."""
+        row = next(self._journal.rows("SELECT wanted FROM runs WHERE id = ?", (run_id,)), None)
+        return row[0] if row else ""
+
+    def begins_with(self, prefix: str, principal: str, most: int) -> list[RunRecord]:
+        """Return the runs of a principal whose id begins with `prefix`."""
+        condition = "WHERE principal = ? AND substr(id, 1, length(?)) = ? ORDER BY started_at DESC LIMIT ?"
+        return [*self._runs(condition, (principal, prefix, prefix, most))]
+
+    def of_anyone(self, prefix: str, most: int) -> list[RunRecord]:
+        """Return the runs of all principals whose id begins with `prefix`, newest first, for the operator."""
+        condition = "WHERE substr(id, 1, length(?)) = ? ORDER BY started_at DESC, rowid DESC LIMIT ?"
+        return [*self._runs(condition, (prefix, prefix, most))]
+
+    def latest(self, principal: str, most: int) -> list[RunRecord]:
+        """Return the latest runs of a principal, newest first."""
+        return [*self._runs("WHERE principal = ? ORDER BY started_at DESC, rowid DESC LIMIT ?", (principal, most))]
+
+    def unfinished(self) -> list[RunRecord]:
+        """Return every run that somebody drives or should drive: `running`, or `waiting` with a server."""
+        return [*self._runs("WHERE state = 'running' OR (state = 'waiting' AND server <> '')", ())]
+
+    def with_work(self, now: float) -> list[RunRecord]:
+        """Return the waiting runs that nobody drives and that can go on: a question was answered or has expired."""
+        condition = (
+            "WHERE state = 'waiting' AND server = '' AND EXISTS (SELECT 1 FROM steps WHERE run_id = runs.id AND "
+            "(steps.state = 'answered' OR (steps.state = 'waiting' AND expires_at < ?)))"
+        )
+        return [*self._runs(condition, (now,))]
+
+    def forget_ended(self, before: float) -> None:
+        """Delete the runs that ended before `before`."""
+        ended = "SELECT id FROM runs WHERE ended_at < ?"
+        self._journal.write(f"DELETE FROM steps WHERE run_id IN ({ended})", (before,))  # noqa: S608
+        self._journal.write("DELETE FROM runs WHERE ended_at < ?", (before,))
+
+    def _runs(self, condition: str, values: tuple[object, ...]) -> Iterator[RunRecord]:
+        for row in [*self._journal.rows(f"{_RUN} {condition}", values)]:
+            yield RunRecord(*row)
+
+    # Steps
+
+    def begin(self, run_id: str, path: str, attempt: int, session_id: str) -> None:
+        """Record that an attempt begins, before anything of it happens; raises `Busy` when that is not possible."""
+        self._journal.write_now(
+            "INSERT INTO steps (run_id, path, attempt, state, session_id, began_at) VALUES (?, ?, ?, 'running', ?, ?) "
+            "ON CONFLICT (run_id, path, attempt) DO UPDATE SET state = 'running', session_id = excluded.session_id, "
+            "began_at = excluded.began_at",
+            (run_id, path, attempt, session_id, time.time()),
+        )
+
+    def note_execution(self, run_id: str, path: str, attempt: int, execution_id: str) -> None:
+        """Record which execution an attempt is, with the next commit."""
+        self._journal.write(
+            "UPDATE steps SET execution_id = ? WHERE run_id = ? AND path = ? AND attempt = ?",
+            (execution_id, run_id, path, attempt),
+        )
+
+    def finish(
+        self,
+        run_id: str,
+        path: str,
+        attempt: int,
+        state: StepState,
+        *,
+        value: str | None = None,
+        error: str = "",
+        notes: str = "",
+    ) -> None:
+        """Record what became of an attempt."""
+        self._journal.write(
+            "UPDATE steps SET state = ?, value = ?, error = ?, notes = ?, ended_at = ? "
+            "WHERE run_id = ? AND path = ? AND attempt = ?",
+            (state, value, error, notes, time.time(), run_id, path, attempt),
+        )
+        self._journal.commit()
+
+    def put(self, run_id: str, step: StepRecord) -> None:
+        """Record a whole step at once, for one that only decides what comes next."""
+        self._journal.write(
+            "INSERT INTO steps (run_id, path, attempt, state, session_id, value, error, began_at, ended_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id, path, attempt) DO UPDATE SET "
+            "state = excluded.state, session_id = excluded.session_id, value = excluded.value, "
+            "error = excluded.error, ended_at = excluded.ended_at",
+            (
+                run_id,
+                step.path,
+                step.attempt,
+                step.state,
+                step.session_id,
+                step.value,
+                step.error,
+                step.began_at,
+                step.ended_at,
+            ),
+        )
+
+    def ask(self, run_id: str, path: str, attempt: int, question: str, expires_at: float | None) -> None:
+        """Record that an attempt waits for a person; raises `Busy` when that is not possible."""
+        self._journal.write_now(
+            "INSERT INTO steps (run_id, path, attempt, state, question, expires_at, began_at) "
+            "VALUES (?, ?, ?, 'waiting', ?, ?, ?) ON CONFLICT (run_id, path, attempt) DO UPDATE SET "
+            "state = 'waiting', question = excluded.question, expires_at = excluded.expires_at, answer = NULL",
+            (run_id, path, attempt, question, expires_at, time.time()),
+        )
+
+    def answer(self, run_id: str, path: str, attempt: int, answer: str) -> bool:
+        """Record a person's answer; return False if somebody answered first, or nobody waits for it any more."""
+        answered = self._journal.write_now(
+            "UPDATE steps SET answer = ?, state = 'answered' "
+            "WHERE run_id = ? AND path = ? AND attempt = ? AND state = 'waiting'",
+            (answer, run_id, path, attempt),
+        )
+        return answered == 1
+
+    def go_on(self, run_id: str, path: str, attempt: int) -> None:
+        """Record that an attempt whose question was answered goes on."""
+        self._journal.write(
+            "UPDATE steps SET state = 'running' WHERE run_id = ? AND path = ? AND attempt = ?", (run_id, path, attempt)
+        )
+        self._journal.commit()
+
+    def step(self, run_id: str, path: str, attempt: int) -> StepRecord | None:
+        """Return one attempt of a step."""
+        return next(self._steps("WHERE run_id = ? AND path = ? AND attempt = ?", (run_id, path, attempt)), None)
+
+    def steps(self, run_id: str) -> list[StepRecord]:
+        """Return all attempts of all steps of a run, in the order they began."""
+        return [*self._steps("WHERE run_id = ? ORDER BY number", (run_id,))]
+
+    def questions(self, run_id: str) -> list[StepRecord]:
+        """Return the steps of a run that wait for a person, in order."""
+        return [*self._steps("WHERE run_id = ? AND state = 'waiting' ORDER BY number", (run_id,))]
+
+    def _steps(self, condition: str, values: tuple[object, ...]) -> Iterator[StepRecord]:
+        for row in [*self._journal.rows(f"{_STEP} {condition}", values)]:
+            yield StepRecord(*row)

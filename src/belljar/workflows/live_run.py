@@ -1,0 +1,240 @@
+"""A run that this server drives: what is known of its steps, who follows it, and what it waits for.
+
+`interpreter.py` walks the steps; this module keeps the records and the questions of the walk.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from belljar.journal.run_records import RunRecord, RunRecords, RunState, StepRecord
+from belljar.workflows.definition import Definition
+from belljar.workflows.questions import RunQuestion
+
+POLL_S = 1.0
+"""How often a run looks whether another process has answered it or wants it stopped."""
+MOST_EVENTS = 2_000
+EventKind = Literal["begin", "output", "end", "ask", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something that happened in a run, for those who follow it."""
+
+    number: int
+    kind: EventKind
+    path: str
+    text: str = ""
+    stream: str = ""
+
+
+class StopRun(Exception):
+    """The run ends here: a step failed, a person declined or stopped it."""
+
+    def __init__(self, state: RunState, reason: str) -> None:
+        super().__init__(reason)
+        self.state: RunState = state
+        self.reason = reason
+
+
+class Released(Exception):
+    """Everything in the run waits for a person, and has done so long enough: nobody drives it any more."""
+
+
+class LiveRun:
+    """One run, driven here."""
+
+    def __init__(
+        self, record: RunRecord, definition: Definition, records: RunRecords, *, hold_s: float, can_ask: bool = False
+    ) -> None:
+        self.id = record.id
+        self.record = record
+        self.definition = definition
+        self.records = records
+        self.state: RunState = "running"
+        self.log: dict[str, list[StepRecord]] = {}
+        """The attempts of each step so far, by path, in order."""
+        for step in records.steps(record.id):
+            self.log.setdefault(step.path, []).append(step)
+        self.events: deque[RunEvent] = deque(maxlen=MOST_EVENTS)
+        self.number = 0
+        self.has_output_readers = False
+        self.task: asyncio.Task[None] | None = None
+        self._hold_s = hold_s
+        self._changed = asyncio.Event()
+        self._poke = asyncio.Event()
+        self._active = 0
+        self._waiting = 0
+        self._held = 0
+        self._idle_since = time.monotonic()
+        self.is_released = False
+        """Whether it waits for a person, and nobody drives it any more."""
+
+    # For followers
+
+    def tell(self, kind: EventKind, path: str, text: str = "", stream: str = "") -> None:
+        """Note an event and wake those who follow."""
+        self.number += 1
+        self.events.append(RunEvent(self.number, kind, path, text, stream))
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake those who follow."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, wait_s: float) -> bool:
+        """Wait until something happens; return False when `wait_s` passed without it."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nobody drives it any more."""
+        return self.task is not None and self.task.done()
+
+    # For whoever answers or stops it
+
+    def poke(self) -> None:
+        """Have the run look at its record now."""
+        self._poke.set()
+        self._poke = asyncio.Event()
+
+    async def pause(self, wait_s: float) -> None:
+        """Wait until the run is poked, or `wait_s` have passed."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._poke.wait()
+        except TimeoutError:
+            pass
+
+    def check_wanted(self) -> None:
+        """End the run if somebody wants it stopped."""
+        if self.records.wanted(self.id) == "stop":
+            raise StopRun("stopped", "somebody stopped it")
+
+    # What it is busy with
+
+    # A step that asks is not counted as under way while it waits for the answer: see `resting`.
+
+    @contextmanager
+    def resting(self) -> Generator[None]:
+        """Do not count a step as under way, because it waits for a person."""
+        self._active -= 1
+        try:
+            yield
+        finally:
+            self._active += 1
+            self._set_state()
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        """Count a step as under way."""
+        self._active += 1
+        self._set_state()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self._set_state()
+
+    @contextmanager
+    def asking(self, *, is_held: bool = False) -> Generator[None]:
+        """Count a question as open. With `is_held`, a cell waits for the answer, so the run cannot be let go."""
+        self._waiting += 1
+        self._held += is_held
+        self._set_state()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._held -= is_held
+            self._set_state()
+
+    def _set_state(self) -> None:
+        if self.is_released:
+            return
+        state: RunState = "waiting" if self._waiting and not self._active else "running"
+        if state != self.state:
+            self.state, self._idle_since = state, time.monotonic()
+            self.records.set_state(self.id, state)
+            self.notify()
+
+    async def answer_of(self, path: str, attempt: int) -> dict[str, Any] | None:
+        """Wait for the answer to the question of a step; None when it has expired. Raises `Released`."""
+        while True:
+            row = self.records.step(self.id, path, attempt)
+            if row is None or row.state not in ("waiting", "answered"):
+                raise StopRun("failed", f"the record of step {path} was changed by another process")
+            if row.state == "answered":
+                return json.loads(row.answer or "{}")
+            now = time.time()
+            if row.expires_at is not None and now >= row.expires_at:
+                return None
+            self.check_wanted()
+            if self.state == "waiting" and not self._held and time.monotonic() - self._idle_since >= self._hold_s:
+                self.is_released = True
+            if self.is_released:
+                raise Released
+            left_s = row.expires_at - now if row.expires_at is not None else POLL_S
+            await self.pause(min(POLL_S, max(0.01, left_s)))
+
+    # Steps on record
+
+    def last(self, path: str) -> StepRecord | None:
+        """Return the latest attempt of a step; None if there was none."""
+        found = self.log.get(path)
+        return found[-1] if found else None
+
+    def failures(self, path: str) -> int:
+        """Return how many attempts of a step failed."""
+        return sum(step.state == "failed" for step in self.log.get(path, ()))
+
+    def note(self, path: str, attempt: int) -> None:
+        """Read an attempt from the record again, because it has changed."""
+        if (row := self.records.step(self.id, path, attempt)) is not None:
+            kept = [step for step in self.log.get(path, []) if step.attempt != attempt]
+            self.log[path] = [*kept, row]
+
+    def ask(self, path: str, attempt: int, question: RunQuestion, expires_at: float | None = None) -> None:
+        """Put a question on record and tell those who follow."""
+        self.records.ask(self.id, path, attempt, question.as_json(), expires_at)
+        self.tell("ask", path, question.message)
+
+    def decide(
+        self,
+        path: str,
+        state: Literal["running", "done", "failed"],
+        value: Any,
+        *,
+        session_id: str = "",
+        error: str = "",
+    ) -> None:
+        """Put on record what a step that has others in it has decided, or gave."""
+        last, now = self.last(path), time.time()
+        row = StepRecord(
+            path=path,
+            attempt=1,
+            state=state,
+            execution_id="",
+            session_id=session_id,
+            value=json.dumps(value),
+            error=error,
+            notes="",
+            question=None,
+            answer=None,
+            expires_at=None,
+            began_at=last.began_at if last is not None else now,
+            ended_at=None if state == "running" else now,
+        )
+        self.records.put(self.id, row)
+        self.log[path] = [row]

@@ -1,0 +1,446 @@
+"""The workflows of a runtime: checked, started, resumed, answered, stopped, listed, whoever asks for it.
+
+Another principal's run is answered exactly as an unknown one. A run is driven by one server; `answer` is the only way
+in which a person's answer reaches it, from whatever surface.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from belljar.errors import BelljarError, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
+from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
+from belljar.logs import pseudonym
+from belljar.sessions.closing import DAY_S
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import iso
+from belljar.toolbox.toolbox import Toolbox
+from belljar.workflows.checks import Checker
+from belljar.workflows.definition import NAME, CodeExecution, Definition, StepType
+from belljar.workflows.interpreter import Interpreter
+from belljar.workflows.library import Library, digest_of, first_difference, texts_of
+from belljar.workflows.live_run import LiveRun, Released, StopRun
+from belljar.workflows.questions import RunQuestion, checked_answer, read_question
+from belljar.workflows.run_session import RunSession, uses_steps
+from belljar.workflows.step_types import step_types
+from belljar.workflows.templates import plain_value
+from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
+
+LOOK_S = 5.0
+"""How often a server looks for runs that nobody drives and that can go on."""
+MOST_LISTED = 100
+ID_CHARS = 16
+Action = Literal["accept", "decline"]
+
+log = logging.getLogger(__name__)
+
+
+class Workflows:
+    """Runs of workflows, over the sessions of one runtime."""
+
+    def __init__(
+        self,
+        sessions: Registry,
+        records: RunRecords,
+        toolbox: Toolbox | None,
+        is_living: Callable[[str], bool],
+        *,
+        types: Iterable[StepType] = (),
+        recover: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sessions = sessions
+        self._settings = sessions.settings
+        self._records = records
+        self._toolbox = toolbox
+        self._is_living = is_living
+        self._recover = recover
+        """Records the sessions of servers that are gone as asleep, so that a run of theirs can go on here."""
+        folder = self._settings.workflows_directory
+        self.library = Library(Path(folder) if folder else None, step_types(types))
+        self._live: dict[str, LiveRun] = {}
+        self._is_closing = False
+
+    # Checks
+
+    async def check(self, definition: Definition, given: Iterable[str] = ()) -> None:
+        """Raise `WorkflowInvalid` with every problem of a workflow."""
+        checker = Checker(
+            self._sessions.trial_guard(),
+            self._settings.environment,
+            self._toolbox,
+            max_code_bytes=self._settings.max_code_bytes,
+        )
+        await checker.check(definition, given)
+
+    def known(self) -> list[WorkflowInfo]:
+        """Return the workflows that have names."""
+        found: list[WorkflowInfo] = []
+        for name in self.library.names()[:MOST_LISTED]:
+            try:
+                definition = self.library.named(name)
+            except BelljarError as error:
+                found.append(WorkflowInfo(name=name, error=error.message))
+                continue
+            found.append(
+                WorkflowInfo(
+                    name=name,
+                    description=definition.form.description,
+                    variables=definition.variables,
+                    steps=len(definition.steps),
+                )
+            )
+        return found
+
+    # Starting and resuming
+
+    async def start(
+        self, definition: Definition, principal: str, *, variables: Mapping[str, Any] | None = None, source: str = ""
+    ) -> LiveRun:
+        """Check a workflow and start a run of it."""
+        given = _checked_variables(definition, variables or {})
+        await self.check(definition)
+        await self._sessions.make_room(principal)
+        run_id = secrets.token_hex(ID_CHARS // 2)
+        session = self._sessions.create(
+            principal, environment=definition.form.environment, reason=f"workflow {definition.name}, run {run_id}"
+        )
+        record = RunRecord(
+            id=run_id,
+            principal=principal,
+            name=definition.name,
+            text=definition.source.text,
+            texts=json.dumps(texts_of(definition)),
+            source=source,
+            digest=digest_of(definition),
+            variables=json.dumps({**definition.variables, **given}),
+            session_id=session.id,
+            server=self._records.server,
+            state="running",
+            wanted="",
+            started_at=time.time(),
+            ended_at=None,
+            end="",
+            value=None,
+        )
+        try:
+            self._records.enter(record)
+        except BaseException:
+            await self._sessions.clear(session.id, principal)
+            raise
+        log.info("run %s of workflow %s begins", run_id, definition.name, extra=_about(record))
+        return self._drive(record, definition)
+
+    async def resume(
+        self, run_id: str, principal: str, *, text: Definition | None = None, accepts_change: bool = False
+    ) -> LiveRun:
+        """Go on with a run that nobody drives. `text` is the workflow as its source has it now, if that is known."""
+        record = self._find(run_id, principal)
+        if (live := self._live.get(record.id)) is not None:
+            return live
+        state = self.state_of(record)
+        if state == "done":
+            raise InvalidArgument(f"run {record.id} is done", hint="Start the workflow again")
+        if record.server and self._is_living(record.server):
+            raise InvalidArgument(f"run {record.id} is driven by another server", hint="Wait for it, or stop it")
+        if text is not None and digest_of(text) != record.digest:
+            what = first_difference(self._definition(record), text) or "its text differs"
+            if not accepts_change:
+                raise InvalidArgument(
+                    f"the workflow has changed since run {record.id} began: {what}",
+                    hint="Resume it with --changed to go on with the new text, or start it again",
+                )
+            await self.check(text, json.loads(record.variables))
+            self._records.replace_text(record.id, text.source.text, json.dumps(texts_of(text)), digest_of(text))
+            record = self._find(run_id, principal)
+        live = self._take(record, reruns_failed=record.state in ENDED)
+        if live is None:
+            raise InvalidArgument(f"run {record.id} was taken by another server", hint="Wait for it, or stop it")
+        return live
+
+    def _take(self, record: RunRecord, *, reruns_failed: bool = False) -> LiveRun | None:
+        """Claim a run and drive it; None if another server was faster."""
+        definition = self._definition(record)
+        if record.server:
+            self._recover()
+        if not self._records.claim(record):
+            return None
+        log.info("run %s of workflow %s goes on", record.id, record.name, extra=_about(record))
+        return self._drive(self._find(record.id, record.principal), definition, reruns_failed=reruns_failed)
+
+    def _definition(self, record: RunRecord) -> Definition:
+        return self.library.stored(record.text, record.source, json.loads(record.texts), record.name)
+
+    def _drive(self, record: RunRecord, definition: Definition, *, reruns_failed: bool = False) -> LiveRun:
+        run = LiveRun(record, definition, self._records, hold_s=self._settings.workflow_hold_s)
+        self._live[record.id] = run
+        work = self._driven(run, reruns_failed=reruns_failed)
+        run.task = asyncio.get_running_loop().create_task(work, name=f"run {record.id}")
+        return run
+
+    async def _driven(self, run: LiveRun, *, reruns_failed: bool) -> None:
+        """Drive a run to its end, or to a question that nobody answers soon."""
+        record = run.record
+        session = RunSession(
+            self._sessions,
+            record.principal,
+            record.session_id,
+            saves=run.definition.form.save,
+            gives_steps=_gives_steps(run.definition),
+        )
+        interpreter = Interpreter(run, self._sessions, self._toolbox, self.library.types, reruns_failed=reruns_failed)
+        try:
+            await self._restore(run, session)
+            result = await interpreter.run(session, json.loads(record.variables))
+            self._end(run, "done", value=json.dumps(_bounded(result)))
+            session.forget_saved()
+        except StopRun as stop:
+            self._end(run, stop.state, stop.reason)
+        except Released:
+            await self._let_go(run)
+        except SessionNotFound as error:
+            self._end(run, "failed", f"its session is gone: {error.message}")
+        except BelljarError as error:
+            self._end(run, "failed", f"{error.code}: {error}")
+        except asyncio.CancelledError:
+            self._records.release(run.id)  # whoever comes next goes on with it
+            raise
+        except Exception as error:
+            # The last boundary: a fault of belljar must not leave a run that stays `running` for ever.
+            log.exception("run %s failed inside belljar", run.id)
+            self._end(run, "failed", f"internal-error: {type(error).__name__}")
+        finally:
+            self._live.pop(run.id, None)
+            run.notify()
+        if run.is_released:
+            self._take_answered(run.record)
+
+    def _take_answered(self, record: RunRecord) -> None:
+        """Go on with a run that was answered while it was let go."""
+        found = self._records.find(record.id)
+        if found is not None and any(step.state == "answered" for step in self._records.steps(record.id)):
+            self._take_safely(found)
+
+    async def _restore(self, run: LiveRun, session: RunSession) -> None:
+        """Have the session of a resumed run start with the variables of its finished steps."""
+        rows = [row for rows in run.log.values() for row in rows if row.session_id == session.id and row.execution_id]
+        if not rows:
+            return
+        rows.sort(key=lambda row: row.began_at)
+        saved = next((row.execution_id for row in reversed(rows) if session.has_saved(row.execution_id)), "")
+        is_dirty = any(row.state in ("running", "repeated") for row in rows)
+        session.use_saved(saved, is_dirty=is_dirty)
+        session.is_restored = bool(saved) or await session.has_live_kernel()
+
+    def _end(self, run: LiveRun, state: RunState, reason: str = "", value: str | None = None) -> None:
+        run.state = state
+        self._records.set_state(run.id, state, reason, value=value)
+        run.tell("end", "", f"{state}{f': {reason}' if reason else ''}")
+        log.info("run %s %s", run.id, state, extra=_about(run.record))
+
+    async def _let_go(self, run: LiveRun) -> None:
+        """Free what a run holds while it waits for a person: its sessions sleep, and no server drives it."""
+        ids = {run.record.session_id, *(row.session_id for rows in run.log.values() for row in rows)}
+        for session in self._sessions.of(run.record.principal):
+            if session.id in ids and session.is_idle and self._settings.hibernate:
+                await self._sessions.closer.retire(session, f"its run {run.id} waits for a person")
+        self._records.release(run.id)
+
+    # Answers
+
+    async def answer(
+        self,
+        run_id: str,
+        principal: str,
+        values: Mapping[str, Any] | None = None,
+        *,
+        action: Action = "accept",
+        step: str = "",
+        by: str = "",
+    ) -> LiveRun | None:
+        """Record a person's answer to a question of a run, and have the run go on; the run if this server drives it."""
+        record = self._find(run_id, principal)
+        asked = self._asked(record, step)
+        question = read_question(asked.question or "")
+        given = checked_answer(question, values or {}) if action == "accept" else {}
+        now = time.time()
+        if asked.expires_at is not None and now >= asked.expires_at:
+            raise InvalidArgument(f"the question of step {asked.path} expired at {iso(asked.expires_at)}")
+        answer = json.dumps({"action": action, "values": given, "at": now, "by": by})
+        if not self._records.answer(record.id, asked.path, asked.attempt, answer):
+            raise InvalidArgument(f"the question of step {asked.path} was answered already")
+        return self._go_on(record)
+
+    def _go_on(self, record: RunRecord) -> LiveRun | None:
+        if (live := self._live.get(record.id)) is not None:
+            live.poke()
+            return live
+        if record.server and self._is_living(record.server):
+            return None  # it looks at its record every second
+        return self._take(self._find(record.id, record.principal))
+
+    def _asked(self, record: RunRecord, step: str) -> StepRecord:
+        """Return the step whose question is to be answered; raise with what became of it if nobody waits for it."""
+        if record.state in ENDED:
+            raise InvalidArgument(f"run {record.id} waits for no answer: it is {record.state}", hint=record.end)
+        waiting = self._records.questions(record.id)
+        if not step and waiting:
+            return waiting[0]
+        if (found := next((row for row in waiting if row.path == step), None)) is not None:
+            return found
+        rows = [row for row in self._records.steps(record.id) if row.question and (not step or row.path == step)]
+        if not rows:
+            what = f"step {step} of run {record.id}" if step else f"run {record.id}"
+            raise InvalidArgument(f"{what} waits for no answer: it is {self.state_of(record)}")
+        last = rows[-1]
+        ended = iso(last.ended_at) if last.ended_at else "just now"
+        if last.state == "expired":
+            raise InvalidArgument(f"the question of step {last.path} expired at {iso(last.expires_at or 0)}")
+        if last.state == "declined":
+            raise InvalidArgument(f"the question of step {last.path} was declined at {ended}")
+        raise InvalidArgument(f"the question of step {last.path} was answered already")
+
+    def questions(self, run_id: str, principal: str) -> list[tuple[str, RunQuestion]]:
+        """Return the steps of a run that wait for a person, with what they ask."""
+        record = self._find(run_id, principal)
+        return [(row.path, read_question(row.question or "")) for row in self._records.questions(record.id)]
+
+    # Stopping
+
+    async def stop(self, run_id: str, principal: str) -> None:
+        """Stop a run: what runs of it is interrupted, and nothing more begins."""
+        record = self._find(run_id, principal)
+        if record.state in ENDED:
+            raise InvalidArgument(f"run {record.id} is {record.state} already")
+        is_driven = record.id in self._live or (record.server and self._is_living(record.server))
+        if not is_driven and self._records.end_undriven(record, "stopped", "somebody stopped it"):
+            return
+        self._records.want(record.id, "stop")
+        if (live := self._live.get(record.id)) is not None and live.task is not None:
+            live.poke()
+            await asyncio.wait([live.task], timeout=60)
+
+    # Looking
+
+    def live(self, run_id: str, principal: str) -> LiveRun | None:
+        """Return a run of the caller that this server drives."""
+        return self._live.get(self._find(run_id, principal).id)
+
+    def show(self, run_id: str, principal: str, *, most: int | None = None) -> RunInfo:
+        """Return what is known of a run."""
+        record = self._find(run_id, principal)
+        options = {} if most is None else {"most": most}
+        return run_info(record, self.state_of(record), self._records.steps(record.id), **options)
+
+    def list(self, principal: str, most: int = MOST_LISTED) -> list[RunInfo]:
+        """Return the caller's latest runs, newest first, without their steps."""
+        return [
+            run_info(record, self.state_of(record), self._records.steps(record.id), most=0)
+            for record in self._records.latest(principal, most)
+        ]
+
+    def record(self, run_id: str, principal: str) -> RunRecord:
+        """Return the record of a run, by its id or enough of its beginning."""
+        return self._find(run_id, principal)
+
+    def state_of(self, record: RunRecord) -> RunState:
+        """Return the state of a run as of now: one whose server has died is interrupted."""
+        is_driven = record.id in self._live or (record.server and self._is_living(record.server))
+        return "interrupted" if record.state == "running" and not is_driven else record.state
+
+    def _find(self, run_id: str, principal: str) -> RunRecord:
+        record = self._records.find(run_id)
+        if record is None and run_id.isalnum() and 4 <= len(run_id) < ID_CHARS:
+            found = self._records.begins_with(run_id, principal, 2)
+            record = found[0] if len(found) == 1 else None
+        if record is None or record.principal != principal:
+            raise RunNotFound(
+                f"run {run_id[:64]!r} does not exist: it was never started, or has been forgotten",
+                hint="list_workflows names the latest runs",
+            )
+        return record
+
+    # In the background
+
+    async def go_on_with_others(self) -> None:
+        """Go on, from now on, with runs that nobody drives: of servers that died, answered, or expired."""
+        while not self._is_closing:
+            try:
+                for record in [*self._records.unfinished(), *self._records.with_work(time.time())]:
+                    is_driven = record.id in self._live or (record.server and self._is_living(record.server))
+                    if not is_driven:
+                        self._take_safely(record)
+                self._records.forget_ended(time.time() - self._settings.keep_days * DAY_S)
+            except Exception:
+                # What is wrong with one look must not end all later ones.
+                log.exception("runs of others could not be looked at")
+            await asyncio.sleep(LOOK_S)
+
+    def _take_safely(self, record: RunRecord) -> None:
+        try:
+            self._take(record)
+        except WorkflowInvalid as error:
+            self._records.end_undriven(record, "failed", f"its text cannot be read any more: {error.message}")
+        except BelljarError as error:
+            log.warning("run %s cannot go on: %s", record.id, error, extra=_about(record))
+
+    async def aclose(self) -> None:
+        """Stop driving; whoever comes next goes on with the runs."""
+        self._is_closing = True
+        tasks = [run.task for run in self._live.values() if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def interrupt(self, run_id: str) -> None:
+        """Record that a run does not go on by itself, because the person who ran it here interrupted it."""
+        self._records.set_state(run_id, "interrupted", "somebody interrupted it")
+
+
+@asynccontextmanager
+async def open_workflows(workflows: Workflows, *, goes_on: bool) -> AsyncGenerator[Workflows]:
+    """Open the workflows of a runtime; with `goes_on`, it goes on with runs that nobody drives."""
+    looking = asyncio.get_running_loop().create_task(workflows.go_on_with_others()) if goes_on else None
+    try:
+        yield workflows
+    finally:
+        if looking is not None:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        await workflows.aclose()
+
+
+def _checked_variables(definition: Definition, given: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := [name for name in given if name not in definition.variables]:
+        there = ", ".join(definition.variables) or "none"
+        raise InvalidArgument(f"workflow {definition.name} has no variable {unknown[0][:64]!r}", hint=f"It has {there}")
+    for name, value in given.items():
+        try:
+            plain_value(value)
+        except ValueError as error:
+            raise InvalidArgument(f"variable {name}: {error}", hint="Pass plain JSON") from None
+        if not NAME.fullmatch(name):
+            raise InvalidArgument(f"{name[:64]!r} is no name of a variable")
+    return dict(given)
+
+
+def _gives_steps(definition: Definition) -> bool:
+    """Return whether any code of a workflow may read what earlier steps gave."""
+    own = any(isinstance(step.config, CodeExecution) and uses_steps(step.config.code) for step in definition.walk())
+    return own or any(map(_gives_steps, definition.children.values()))
+
+
+def _bounded(result: Any) -> Any:
+    try:
+        return plain_value(result)
+    except ValueError as error:
+        return f"<{error}>"
+
+
+def _about(record: RunRecord) -> dict[str, str]:
+    return {"session_id": record.session_id, "principal": pseudonym(record.principal)}
