@@ -17,9 +17,10 @@ async def main() -> None:
     """Ask the question of the command line, or the one above."""
     read_env()
     try:
-        from azure_agent import answer
+        from azure_agent import answer, check
     except ModuleNotFoundError:
         raise SystemExit("this example takes the package openai: pip install openai") from None
+    check()
     async with belljar_client() as client:
         print(await answer(client, INSTRUCTIONS, " ".join(sys.argv[1:]) or QUESTION))
 

@@ -20,9 +20,10 @@ async def main() -> None:
     """Ask the question of the command line, or the one above."""
     read_env()
     try:
-        from azure_agent import answer
+        from azure_agent import answer, check
     except ModuleNotFoundError:
         raise SystemExit("this example takes the package openai: pip install openai") from None
+    check()
     servers = json.dumps({"time": pypi_server(TIME, "--local-timezone=UTC")})
     async with belljar_client("--surface", "toolbox", mcp_servers=servers) as client:
         print(await answer(client, INSTRUCTIONS, " ".join(sys.argv[1:]) or QUESTION))

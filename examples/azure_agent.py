@@ -32,6 +32,12 @@ def setting(name: str) -> str:
     return value
 
 
+def check() -> None:
+    """End the program with words where a variable is missing, before anything is started."""
+    for name in NEEDED:
+        setting(name)
+
+
 async def answer(client: Client, instructions: str, question: str) -> str:
     """Let the model work on a question with the server's tools, and return its answer; each call is printed."""
     endpoint, key = (setting(name) for name in NEEDED)
