@@ -24,6 +24,7 @@ from bench import (
     slow_reader,
     start_up,
     toolbox,
+    workflows,
 )
 from bench.figures import Figure, as_json, table
 from bench.stage import Stage, open_stage
@@ -42,6 +43,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "neighbours": neighbours.measure,
     "toolbox": toolbox.measure,
     "search": search.measure,
+    "workflows": workflows.measure,
 }
 ON_DEMAND = ("toolbox", "search")
 """Measured when they are named: they install what they are compared with."""

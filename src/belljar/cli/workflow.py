@@ -431,11 +431,7 @@ async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]
                 raise
             if following is not None:
                 following.uncancel()
-            runtime.workflows.interrupt(run.id)
-            if run.task is not None:
-                run.task.cancel()
-                await asyncio.gather(run.task, return_exceptions=True)
-            runtime.workflows.interrupt(run.id)
+            await runtime.workflows.interrupt(run)
         finally:
             watching.cancel()
 

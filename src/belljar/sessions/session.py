@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -109,6 +109,8 @@ class Session:
             is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
         )
         self._holds = 0
+        self._stricter: list[Guard] = []
+        """Guards beside its own, of the workflow whose step runs."""
         self._is_closed = False
         self._checkpointing: asyncio.Task[None] | None = None
         self._idle_since = time.monotonic()
@@ -212,7 +214,18 @@ class Session:
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""
         redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
-        return Screens([*redaction, *self.guard.screens()])
+        stricter = [screen for guard in self._stricter for screen in guard.screens()]
+        return Screens([*redaction, *self.guard.screens(), *stricter])
+
+    @contextmanager
+    def tightened(self, guard: Guard) -> Generator[None]:
+        """Apply a second guard to tool calls and output until the block ends; its caller examines the code."""
+        self._stricter.append(guard)
+        try:
+            with self.tools.tightened(guard) if self.tools is not None else nullcontext():
+                yield
+        finally:
+            self._stricter.remove(guard)
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Write a file into the folder, if there is room."""

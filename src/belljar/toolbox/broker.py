@@ -30,7 +30,7 @@ from belljar.toolbox.base import (
 )
 from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
-from belljar.toolbox.guards import AllowAll, CallGuard, NoRedaction, Redactor
+from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.large_results import Keep, spilled
 from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
@@ -160,6 +160,15 @@ class Broker:
         self._guard = guard or self._guard
         self._redactor = veil or self._redactor
         self._keep = keep
+
+    @contextmanager
+    def tightened(self, guard: CallGuard) -> Generator[None]:
+        """Have a second guard decide on calls too until the block ends; the stricter decision counts."""
+        before, self._guard = self._guard, BothGuards(self._guard, guard)
+        try:
+            yield
+        finally:
+            self._guard = before
 
     async def ready_for(self, code: str) -> None:
         """Start connecting again to servers that were not reached, if the code may use them; do not wait."""

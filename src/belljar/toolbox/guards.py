@@ -78,6 +78,44 @@ class AllowAll:
         """Record nothing."""
 
 
+class BothGuards:
+    """Two guards, of which the stricter decides: the session's own, and that of the workflow whose step runs."""
+
+    def __init__(self, own: CallGuard, other: CallGuard) -> None:
+        self._own = own
+        self._other = other
+
+    def judge(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
+    ) -> Verdict:
+        """Return the stricter verdict. The other guard decides first, so that what it denies does not count here."""
+        verdict = self._other.judge(server, tool, arguments, read_only=read_only, destructive=destructive)
+        if verdict.decision == "deny":
+            return verdict
+        own = self._own.judge(server, tool, arguments, read_only=read_only, destructive=destructive)
+        return verdict if own.decision == "allow" else own
+
+    def allows(
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        read_only: bool,
+        destructive: bool,
+        is_approved: bool,
+    ) -> bool:
+        """Return whether both allow it."""
+        return all(
+            guard.allows(server, tool, arguments, read_only=read_only, destructive=destructive, is_approved=is_approved)
+            for guard in (self._own, self._other)
+        )
+
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
+        """Record what became of a call, with the session's own guard, which has the log."""
+        self._own.decided(server, tool, verdict, outcome)
+
+
 class NoRedaction:
     """The redactor of a session without privacy rules."""
 

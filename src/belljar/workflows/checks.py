@@ -12,6 +12,7 @@ from belljar.errors import WorkflowInvalid
 from belljar.policy.cell_syntax import Unreadable, read_cell
 from belljar.policy.code_inspection import Inspection
 from belljar.policy.guard import Guard
+from belljar.policy.rules import Policy
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Catalogue, ToolDefinition
 from belljar.toolbox.texts import meant, nearest
@@ -29,6 +30,7 @@ from belljar.workflows.definition import (
     ToolCall,
     name_problem,
 )
+from belljar.workflows.guardrails import guardrails_problem
 from belljar.workflows.library import reference_of
 from belljar.workflows.questions import schema_problem
 from belljar.workflows.templates import compile_expression, expressions_in, has_expression, plain_value
@@ -66,6 +68,7 @@ class Checker:
 
     async def _definition(self, definition: Definition, given: Iterable[str] = ()) -> None:
         known: dict[str, str] = {}
+        self._guardrails(definition, definition.form.guardrails, (*definition.place, "guardrails"))
         place = (*definition.place, "variables")
         for name, value in definition.variables.items():
             self._name(definition, name, known, (*place, name))
@@ -93,6 +96,7 @@ class Checker:
             self._name(definition, step.name, every, (*step.place, "name"))
             every[step.name] = f"a step (line {step.line})"
             self._goto(definition, step, steps[index + 1 :])
+            self._guardrails(definition, step.form.guardrails, (*step.place, "guardrails"))
             await self._step(definition, step, known, every)
             known[step.name] = "a step"
 
@@ -106,6 +110,10 @@ class Checker:
             if goto.goto not in names:
                 hint = f"It can go to {', '.join(names)}" if names else "There is no later step in its list"
                 self._add(definition, (*step.place, "on_error"), f"goto {goto.goto} is no later step beside it", hint)
+
+    def _guardrails(self, definition: Definition, policy: Policy | None, place: Path) -> None:
+        if policy is not None and (problem := guardrails_problem(policy)):
+            self._add(definition, place, problem, "Set it in the policy of the server")
 
     async def _step(self, definition: Definition, step: Step, known: dict[str, str], every: dict[str, str]) -> None:
         config, inner = step.config, dict(known)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
-from jsonschema import Draft202012Validator
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from belljar.policy.rules import Policy
@@ -433,6 +432,8 @@ class _Parser:
 
     def _check_schema(self, schema: Mapping[str, Any], given: Any, place: Path) -> None:
         """Check a plugin's configuration, as far as its values are known already."""
+        from jsonschema import Draft202012Validator  # it takes 80 ms to import, and few workflows need it here
+
         validator: Any = Draft202012Validator(dict(schema))
         for error in validator.iter_errors(given):
             if not (isinstance(error.instance, str) and "{{" in error.instance):

@@ -9,11 +9,13 @@ import json
 import keyword
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.execution import Execution
+from belljar.executions.policy_check import in_words
 from belljar.journal.journal import KILLED, ExecutionRecord
 from belljar.journal.run_records import StepRecord, StepState
 from belljar.models import ExecutionResult
@@ -39,6 +41,7 @@ from belljar.workflows.definition import (
     SubWorkflow,
     ToolCall,
 )
+from belljar.workflows.guardrails import StepGuards
 from belljar.workflows.library import reference_of
 from belljar.workflows.live_run import POLL_S, LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, fate_question, missing_fields, read_question
@@ -98,6 +101,7 @@ class Interpreter:
         self._tools = tools
         self._types = types
         self._principal = run.record.principal
+        self._guards = StepGuards(run.definition)
         self._reruns_failed = reruns_failed
         """Whether the step at which the run ended is tried again, because a person resumes it."""
 
@@ -448,8 +452,23 @@ class Interpreter:
     async def _execute(
         self, step: Step, path: str, attempt: int, code: str, expected: str, session: RunSession
     ) -> StepOutcome | int:
+        guard = self._guards.of(step)
+        if guard is not None and not self._approved(path, attempt):
+            inspection = await guard.examine(code, "")
+            if inspection.decision == "deny":
+                reason = f"the guardrails of the workflow do not allow its code: {in_words(inspection)}"
+                return self._finish(path, attempt, _failure(reason, "rejected"), session_id=session.id)
+            if inspection.decision == "ask":
+                question = Question(f"May step {path} run? {in_words(inspection)}", is_ours=True)
+                return await self._ask_approval(path, attempt, question, begun=False)
+        with (await session.reach()).tightened(guard) if guard is not None else nullcontext():
+            return await self._execute_guarded(step, path, attempt, code, expected, session)
+
+    async def _execute_guarded(
+        self, step: Step, path: str, attempt: int, code: str, expected: str, session: RunSession
+    ) -> StepOutcome | int:
         run = self._run
-        key, timeout_s = self._key(path, attempt), step.form.timeout_s
+        key, timeout_s = self._key(path, attempt), self._guards.timeout_s(step)
         await self._patiently(lambda: self._begin(path, attempt, session.id))
         run.tell("begin", path)
         execution: Execution = await self._patiently(lambda: session.submit(code, key, timeout_s, wants_value=True))
@@ -555,13 +574,17 @@ class Interpreter:
                 self._run.tell("output", path, event.text, event.kind)
         return seen
 
-    async def _ask_approval(self, path: str, attempt: int, question: Question) -> int | StepOutcome:
+    async def _ask_approval(
+        self, path: str, attempt: int, question: Question, *, begun: bool = True
+    ) -> int | StepOutcome:
         """Wait for a person's consent to what the policy asks; return the attempt that it is for."""
         run = self._run
-        run.records.finish(run.id, path, attempt, "repeated", error="a person is asked first")
-        run.note(path, attempt)
-        run.ask(path, attempt + 1, RunQuestion("approval", question.message, asked_at=time.time()))
-        return await self._approval(path, attempt + 1)
+        if begun:
+            run.records.finish(run.id, path, attempt, "repeated", error="a person is asked first")
+            run.note(path, attempt)
+            attempt += 1
+        run.ask(path, attempt, RunQuestion("approval", question.message, asked_at=time.time()))
+        return await self._approval(path, attempt)
 
     async def _approval(self, path: str, attempt: int) -> int | StepOutcome:
         with self._run.resting(), self._run.asking():

@@ -73,7 +73,7 @@ class LiveRun:
         self._held = 0
         self._idle_since = time.monotonic()
         self.is_released = False
-        """Whether it waits for a person, and nobody drives it any more."""
+        """Whether nobody drives it any more, so that its state on record stays as it is."""
 
     # For followers
 

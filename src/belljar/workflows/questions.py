@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-
 from belljar.errors import InvalidArgument
 from belljar.toolbox.base import Question
 
@@ -103,6 +100,9 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
     required: Any = schema.get("required", [])
     if not isinstance(required, list) or any(name not in named for name in cast("list[Any]", required)):
         return "required names a field that is not there"
+    from jsonschema import Draft202012Validator  # it takes 80 ms to import, and most servers run no workflow
+    from jsonschema.exceptions import SchemaError
+
     try:
         Draft202012Validator.check_schema(dict(schema))
     except SchemaError as error:
@@ -150,6 +150,8 @@ def checked_answer(question: RunQuestion, answer: Mapping[str, Any]) -> dict[str
 
 def _fault(schema: Mapping[str, Any], value: Any) -> str:
     # The schema is flat and has no patterns, which could take any amount of time.
+    from jsonschema import Draft202012Validator
+
     validator: Any = Draft202012Validator(dict(schema))
     error = next(iter(validator.iter_errors(value)), None)
     return error.message[:200] if error is not None else ""

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from belljar.errors import WorkflowInvalid
 
 MOST_TEXT_BYTES = 4 * 1024 * 1024
@@ -79,7 +77,9 @@ def read_text(text: str, file: str = "") -> LocatedText:
     if size > MOST_TEXT_BYTES:
         hint = "Put data into files and repeat steps in a loop"
         raise invalid([Problem(f"the text has {size:,} bytes, the limit is {MOST_TEXT_BYTES:,}", file, 0, hint)])
-    reader = _Reader(file)
+    import yaml  # it takes 20 ms to import, and most servers run no workflow
+
+    reader = _Reader(file, yaml)
     try:
         data = reader.read(text)
     except yaml.MarkedYAMLError as error:
@@ -94,18 +94,19 @@ def read_text(text: str, file: str = "") -> LocatedText:
 class _Reader:
     """Builds values from the events of the YAML parser, which has no recursion that a deep text could exhaust."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, yaml: Any) -> None:
         self.lines: dict[Path, int] = {}
         self._file = file
+        self._yaml = yaml
         self._anchors: dict[str, tuple[Any, int]] = {}
         self._open: set[str] = set()
         self._count = 0
 
     def read(self, text: str) -> Any:
         # libyaml's parser where PyYAML was built with it, which it is in its wheels: 20 times as fast.
+        yaml = self._yaml
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        parse: Any = getattr(yaml, "parse")  # noqa: B009  # its types are partial
-        events: Iterator[Any] = parse(text, Loader=loader)
+        events: Iterator[Any] = yaml.parse(text, Loader=loader)
         data, documents = None, 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -118,7 +119,7 @@ class _Reader:
 
     def _value(self, event: Any, events: Iterator[Any], path: Path, depth: int) -> Any:
         self.lines[path] = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, self._yaml.AliasEvent):
             return self._alias(event)
         if depth > MOST_DEPTH:
             raise self._error(event, f"values are nested more than {MOST_DEPTH} deep")
@@ -127,11 +128,11 @@ class _Reader:
         anchor = event.anchor
         if anchor is not None:
             self._open.add(anchor)
-        if isinstance(event, yaml.ScalarEvent):
+        if isinstance(event, self._yaml.ScalarEvent):
             value = self._scalar(event)
         elif event.tag not in _COLLECTION_TAGS:
             raise self._error(event, f"{event.tag} is not allowed here", "Write plain text, lists and mappings")
-        elif isinstance(event, yaml.SequenceStartEvent):
+        elif isinstance(event, self._yaml.SequenceStartEvent):
             value = self._sequence(events, path, depth)
         else:
             value = self._mapping(events, path, depth)
@@ -143,7 +144,7 @@ class _Reader:
     def _sequence(self, events: Iterator[Any], path: Path, depth: int) -> list[Any]:
         found: list[Any] = []
         for event in events:
-            if isinstance(event, yaml.SequenceEndEvent):
+            if isinstance(event, self._yaml.SequenceEndEvent):
                 break
             found.append(self._value(event, events, (*path, len(found)), depth + 1))
         return found
@@ -151,9 +152,9 @@ class _Reader:
     def _mapping(self, events: Iterator[Any], path: Path, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for event in events:
-            if isinstance(event, yaml.MappingEndEvent):
+            if isinstance(event, self._yaml.MappingEndEvent):
                 break
-            if not isinstance(event, yaml.ScalarEvent):
+            if not isinstance(event, self._yaml.ScalarEvent):
                 raise self._error(event, "a key is no text")
             key = event.value
             if key == "<<":

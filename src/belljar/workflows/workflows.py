@@ -392,14 +392,20 @@ class Workflows:
     async def aclose(self) -> None:
         """Stop driving; whoever comes next goes on with the runs."""
         self._is_closing = True
-        tasks = [run.task for run in self._live.values() if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._abandon(run) for run in [*self._live.values()]))
 
-    def interrupt(self, run_id: str) -> None:
-        """Record that a run does not go on by itself, because the person who ran it here interrupted it."""
-        self._records.set_state(run_id, "interrupted", "somebody interrupted it")
+    async def interrupt(self, run: LiveRun) -> None:
+        """Stop driving a run because the person who ran it here interrupted it: it does not go on by itself."""
+        run.is_released = True
+        self._records.set_state(run.id, "interrupted", "somebody interrupted it")
+        await self._abandon(run)
+
+    async def _abandon(self, run: LiveRun) -> None:
+        """Stop driving a run and leave its state as it is on record."""
+        run.is_released = True
+        if run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
 
 
 @asynccontextmanager

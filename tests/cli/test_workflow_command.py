@@ -1,0 +1,120 @@
+"""`belljar workflow` as a person uses it: exit status, stdout for data, stderr for the rest."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.environments import Environment
+from waiting import until_blocking
+from workflow_texts import code, form, workflow
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command(
+    belljar: Command, place: Path, default_environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """The command in this process, with a data directory of its own."""
+    for path in (place, *place.parents[:1]):
+        path.chmod(0o755)
+    monkeypatch.setenv("BELLJAR_ENVIRONMENT", str(default_environment.python))
+    monkeypatch.setenv("BELLJAR_DATA_DIRECTORY", str(place / "data"))
+    monkeypatch.setenv("BELLJAR_LOG_LEVEL", "ERROR")
+    return belljar
+
+
+def test_a_run_prints_its_value_and_waits_for_an_answer(command: Command, place: Path):
+    steps = [code("a", "print('working')\nkept = n * 2\nkept"), form("ask", "Double {{ a.result }}?")]
+    path = place / "w.yaml"
+    path.write_text(workflow(*steps, code("b", "kept * 2"), name="doubling", variables={"n": 1}))
+    ran = command("workflow", "run", "w.yaml", "--var", "n=4")
+    assert (ran.code, ran.out) == (3, "")
+    assert "working\n" in ran.err
+    assert "waits for a person (ask): Double 8?" in ran.err
+    (listed,) = json.loads(command("workflow", "list", "--json").out)
+    assert {key: listed[key] for key in ("name", "state", "step")} == {
+        "name": "doubling",
+        "state": "waiting",
+        "step": "ask",
+    }
+    assert listed["question"]["message"] == "Double 8?"
+    path.write_text(workflow(*steps, code("b", "kept * 3"), name="doubling", variables={"n": 1}))
+    answered = command("workflow", "answer", listed["run"][:8])
+    assert (answered.code, answered.out) == (0, "16\n")
+    assert "▸ b" in answered.err
+    assert "▸ a" not in answered.err
+    shown = command("workflow", "show", listed["run"])
+    assert "of doubling: done" in shown.out
+    assert "b: done, 16" in shown.out
+    again = command("workflow", "answer", listed["run"])
+    assert again.code == 2
+    assert "waits for no answer: it is done" in again.err
+
+
+def test_a_failed_run_is_resumed_and_a_changed_text_is_refused(command: Command, place: Path):
+    path = place / "w.yaml"
+    path.write_text(workflow(code("a", "n = 1\nn"), code("b", "n / 0")))
+    failed = command("workflow", "run", "w.yaml")
+    assert failed.code == 1
+    assert "failed: step b: ZeroDivisionError" in failed.err
+    path.write_text(workflow(code("a", "n = 1\nn"), code("b", "n / 4")))
+    refused = command("workflow", "resume", "--last")
+    assert refused.code == 2
+    assert "step b (line" in refused.err
+    resumed = command("workflow", "resume", "--last", "--changed")
+    assert (resumed.code, resumed.out) == (0, "0.25\n")
+    assert "▸ a" not in resumed.err
+
+
+def test_problems_are_told_with_file_and_line(command: Command, place: Path):
+    (place / "w.yaml").write_text("name: x\nsteps:\n  - name: a\n    type: code_execution\n    config: {code: 'x ='}\n")
+    checked = command("workflow", "validate", "w.yaml")
+    assert checked.code == 2
+    assert "w.yaml:5: step a: the code is no Python" in checked.err
+    assert command("workflow", "run", "w.yaml").code == 2
+    assert command("workflow", "list", "--json").out == "[]\n"
+    assert command("workflow", "run", "missing.yaml").code == 2
+    assert "no run to go on with" in command("workflow", "resume", "--last").err
+
+
+def test_the_schema_and_the_graph_are_printed(command: Command, place: Path):
+    assert json.loads(command("workflow", "schema").out)["title"] == "belljar workflow"
+    (place / "w.yaml").write_text(workflow(code("a", "1")))
+    assert command("workflow", "graph", "w.yaml").out.startswith("flowchart TD\n")
+    assert command("workflow", "graph", "w.yaml", "--svg").out.startswith("<svg")
+
+
+def test_a_run_that_was_interrupted_goes_on_where_it_was(command: Command, place: Path):
+    gate = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nkept + 1"
+    (place / "w.yaml").write_text(workflow(code("a", "kept = 41"), code("b", gate, repeat=True)))
+    program = [sys.executable, "-m", "belljar.workflows", "--workflow", "w.yaml"]
+    with subprocess.Popen(program, cwd=place, env={**os.environ}, stderr=subprocess.DEVNULL) as process:
+        journal = place / "data" / "journal.sqlite"
+        until_blocking(lambda: journal.exists() and _is_at(journal, "b"))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    (listed,) = json.loads(command("workflow", "list", "--json").out)
+    assert (listed["state"], listed["step"]) == ("interrupted", "b")
+    (session,) = (place / "data" / "sessions").glob("*/workspace")
+    (session / "go").touch()
+    resumed = command("workflow", "resume", listed["run"])
+    assert (resumed.code, resumed.out) == (0, "42\n")
+
+
+def _is_at(journal: Path, step: str) -> bool:
+    query = "SELECT 1 FROM steps JOIN executions ON execution_id = id WHERE path = ? AND started_at IS NOT NULL"
+    with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as reader:
+        try:
+            return reader.execute(query, (step,)).fetchone() is not None
+        except sqlite3.OperationalError:
+            return False  # the tables are being made

@@ -1,0 +1,142 @@
+"""Guardrails of workflows, step types of plugins, and two servers that see the same run."""
+
+import json
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from belljar.environments import Environment
+from belljar.errors import BelljarError, SettingsError, WorkflowInvalid
+from belljar.journal.run_records import RunRecords
+from belljar.runtime import Runtime, open_runtime
+from belljar.settings import Settings
+from belljar.workflows.live_run import LiveRun
+from belljar.workflows.step_types import plugin_type, step_types
+from belljar.workflows.workflows import Workflows
+from waiting import until
+from workflow_texts import code, form, tool, workflow
+
+pytestmark = pytest.mark.anyio
+LEDGER = Path(__file__).parents[1] / "ledger_server.py"
+
+
+class Shout:
+    """A step type of a plugin."""
+
+    name = "shout"
+    code = "config['text'].upper() + mark"
+    config_schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    repeat = True
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def runtime(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Runtime]:
+    folder = tmp_path_factory.mktemp("belljar")
+    folder.chmod(0o755)
+    servers = {"ledger": {"command": sys.executable, "args": [str(LEDGER), str(folder / "ledger")]}}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    settings = Settings(
+        environment=str(default_environment.python),
+        data_directory=folder / "data",
+        fork_start=False,
+        preload=[],
+        pool_size=0,
+        log_level="ERROR",
+        workflow_hold_s=0.2,
+        mcp_config=str(folder / "mcp.json"),
+    )
+    async with open_runtime(settings) as runtime:
+        yield runtime
+
+
+async def ran(workflows: Workflows, text: str) -> Any:
+    run = await workflows.start(workflows.library.sent(text), "local")
+    await settled(run)
+    return workflows.show(run.id, "local")
+
+
+async def settled(run: LiveRun) -> None:
+    with anyio.fail_after(60):
+        while not run.is_over and run.state != "waiting":
+            await run.wait_for_change(60)
+
+
+async def test_guardrails_only_make_the_policy_stricter(runtime: Runtime):
+    workflows = runtime.workflows
+    denied = {"tools": [{"match": "ledger.write", "decision": "deny", "reason": "not here"}]}
+    info = await ran(workflows, workflow(tool("a", "write", text="x"), guardrails=denied))
+    assert info.state == "failed"
+    assert "not here" in info.reason
+    inside = code("a", "from servers.ledger import write\nwrite(text='x')", guardrails=denied)
+    info = await ran(workflows, workflow(inside))
+    assert "not here" in info.reason
+    assert not (runtime.settings.data_directory.parent / "ledger").exists()
+    rules = {"code": [{"imports": ["socket"], "reason": "no sockets"}], "output": [{"text": "secret"}]}
+    info = await ran(workflows, workflow(code("a", "import socket"), guardrails=rules))
+    assert "no sockets" in info.reason
+    info = await ran(
+        workflows, workflow(code("a", "print('a secret')"), code("b", "steps['a']['stdout']"), guardrails=rules)
+    )
+    assert info.result == "a [removed]\n"
+    slow = code("a", "import time\nwhile True: time.sleep(0.01)")
+    info = await ran(workflows, workflow(slow, guardrails={"limits": {"max_execution_time": 0.3}}))
+    assert "timeout" in str(info.steps[0].error)
+    # Afterwards the session is as the server's policy has it.
+    session = await runtime.sessions.reach(info.session_id, "local")
+    assert session.screens() is not None
+    with pytest.raises(WorkflowInvalid, match="not memory or network"):
+        await ran(workflows, workflow(slow, guardrails={"limits": {"max_memory_mb": 100}}))
+
+
+async def test_what_guardrails_ask_about_waits_for_a_person(runtime: Runtime):
+    workflows = runtime.workflows
+    rules = {"code": [{"decision": "ask", "calls": ["os.getpid"], "reason": "curious"}]}
+    info = await ran(workflows, workflow(code("a", "import os\nos.getpid() > 0"), guardrails=rules))
+    assert info.state == "waiting"
+    assert "May step a run?" in info.questions[0].message
+    run = await workflows.answer(info.run, "local", {})
+    if run is not None:
+        await settled(run)
+    await until(lambda: workflows.show(info.run, "local").state == "done")
+    assert workflows.show(info.run, "local").result is True
+
+
+async def test_a_step_type_of_a_plugin_runs_in_the_session(runtime: Runtime):
+    types = [plugin_type(Shout())]
+    workflows = Workflows(
+        runtime.sessions, RunRecords(runtime.sessions.journal, "other"), None, lambda _: True, types=types
+    )
+    step = {"name": "a", "type": "shout", "config": {"text": "{{ word }}"}}
+    info = await ran(workflows, workflow(step, variables={"word": "hey", "mark": "!"}))
+    assert (info.state, info.result) == ("done", "HEY!")
+    with pytest.raises(WorkflowInvalid, match="'text' is a required property"):
+        await ran(workflows, workflow({"name": "a", "type": "shout", "config": {}}))
+    replacing = Shout()
+    replacing.name = "form"
+    with pytest.raises(SettingsError, match="is there already"):
+        step_types([plugin_type(replacing)])
+
+
+async def test_two_servers_never_take_one_run(runtime: Runtime):
+    """Both see it free at the same moment; one gets it."""
+    workflows = runtime.workflows
+    info = await ran(workflows, workflow(form("ask", "Go on?"), code("a", "1")))
+    await until(lambda: not workflows.record(info.run, "local").server)
+    one = Workflows(runtime.sessions, RunRecords(runtime.sessions.journal, "one"), None, lambda _: True)
+    other = Workflows(runtime.sessions, RunRecords(runtime.sessions.journal, "other"), None, lambda _: True)
+    seen = workflows.record(info.run, "local")
+    claims = [each._records.claim(seen) for each in (one, other, workflows)]  # pyright: ignore[reportPrivateUsage]
+    assert claims == [True, False, False]
+    with pytest.raises(BelljarError, match="driven by another server"):
+        await other.resume(info.run, "local")
