@@ -42,6 +42,7 @@ def show(
     monkeypatch.setenv("BELLJAR_ENVIRONMENT", str(default_environment.python))
     monkeypatch.setenv("BELLJAR_DATA_DIRECTORY", str(tmp_path / "data"))
     monkeypatch.setenv("BELLJAR_FORK_START", "false")
+    monkeypatch.setenv("BELLJAR_PRELOAD", "json")  # the usual modules take two seconds of a processor
     monkeypatch.setenv("BELLJAR_LOG_LEVEL", "ERROR")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -49,6 +50,8 @@ def show(
     monkeypatch.setattr(sys, "argv", ["example"])
 
     def run(name: str, *arguments: str) -> str:
+        if name == "12_complex_workflow":  # its branches run in forks
+            monkeypatch.delenv("BELLJAR_FORK_START")
         main: Any = importlib.import_module(name).main
         try:
             if iscoroutine(started := main(*arguments)):
@@ -145,20 +148,21 @@ def test_a_model_of_azure_openai_drives_the_toolbox_with_three_tools(
     )
     seen: list[list[str]] = []
 
-    def search(messages: list[dict[str, Any]], tools: list[str]) -> Any:
+    def think(messages: list[dict[str, Any]], tools: list[str]) -> Any:
         seen.append(sorted(tools))
-        return "search_tools", {"query": "convert a time between zones"}
+        told = messages[-1]["content"]
+        if "Asia/Tokyo" in told:
+            return told
+        # A server that has just started may still be connecting when it is first looked for.
+        found = "convert_time" in told or len(seen) > 2
+        return ("execute_code", {"code": cell}) if found else ("search_tools", {"query": "convert a time"})
 
-    def run(messages: list[dict[str, Any]], tools: list[str]) -> Any:
-        assert "convert_time" in messages[-1]["content"]
-        return "execute_code", {"code": cell}
-
-    with scripted_model(search, run, lambda messages, tools: messages[-1]["content"]) as model:
+    with scripted_model(think) as model:
         monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", model.url)
         monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
         monkeypatch.setenv("AZURE_OPENAI_CHAT_DEPLOYMENT_NAME", "mine")
         out = show("15_azure_openai_toolbox")
-    assert seen == [["execute_code", "get_execution", "search_tools"]]
+    assert seen[0] == ["execute_code", "get_execution", "search_tools"]
     assert "Asia/Tokyo 20:00" in out
     assert model.paths[0].startswith("/openai/deployments/mine/")
 
