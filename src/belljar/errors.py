@@ -24,6 +24,7 @@ BelljarError
     ├── KernelStartFailed     kernel-start-failed
     ├── CopyRefused           copy-refused
     ├── UpstreamFailed        upstream-failed
+    ├── PluginFailed          plugin-failed
     └── KernelDied            kernel-died
 
 Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
@@ -184,6 +185,12 @@ class UpstreamFailed(EngineError):
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
         super().__init__(message, hint=hint)
         self.detail = detail
+
+
+class PluginFailed(EngineError):
+    """A plugin of the operator's failed where nothing can go on without it."""
+
+    code = "plugin-failed"
 
 
 class KernelDied(EngineError):

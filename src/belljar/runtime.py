@@ -26,22 +26,28 @@ from belljar.journal.journal import open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.run_records import RunRecords
 from belljar.journal.session_records import SessionRecords
+from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redactors import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
+from belljar.provisioning.form_targets import OwnTargets
 from belljar.provisioning.handover import Handover, NoHandover
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
-from belljar.sandboxes import open_provider
+from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover
 from belljar.settings import Settings
+from belljar.skills.library import SkillLibrary, open_library
+from belljar.skills.session_view import shown_skills
 from belljar.supervisor import open_supervisor
+from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
+from belljar.workflows.step_types import OwnStepTypes, plugin_types
 from belljar.workflows.workflows import Workflows, open_workflows
 
 RETRY_S = 30.0
@@ -71,8 +77,12 @@ class Runtime:
     handover: Handover
     """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
     workflows: Workflows
+    plugins: Plugins
+    """belljar's own and the operator's."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
+    skills: SkillLibrary | None = None
+    """The operator's skills and what agents saved; None where there are neither."""
 
 
 @asynccontextmanager
@@ -83,10 +93,11 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
     """
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
-    guardrails = configured_guardrails(settings)
+    plugins = open_plugins(settings)
+    guardrails = configured_guardrails(settings, plugins)
     settings = guardrails.settings
     redactors = Redactors(guardrails.sections, settings.secrets_file)
-    provider = open_provider(settings)
+    provider = open_provider(settings, plugins)
     if provider.warning:
         log.warning("%s", provider.warning)
     open_data_directory(settings.data_directory)
@@ -100,13 +111,27 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
         make_folder(sessions, way_mode())
         records = SessionRecords(journal, run.folder.name)
         name, outlives_server = run.folder.name, handover.is_on
+        # Likewise for a folder of skills that is not there.
+        library = open_library(settings, has_tools=bool(load_servers(settings)))
         async with (
-            open_toolbox(settings, _tree_directory(run, handover)) as toolbox,
+            aclosing(plugins),
+            open_toolbox(settings, _tree_directory(run, handover), plugins) as toolbox,
             aclosing(
-                KernelStarter(settings, provider, sessions, name, toolbox, outlives_server=outlives_server)
+                KernelStarter(
+                    settings,
+                    provider,
+                    sessions,
+                    name,
+                    toolbox,
+                    outlives_server=outlives_server,
+                    plugins=plugins,
+                    skills=shown_skills(library),
+                )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
         ):
+            if toolbox is not None and library is not None:
+                toolbox.find_skills = library.found_in_session
             # Likewise for a Jupyter kernel that the settings name and this host does not have.
             starter.environments.check(settings.environment)
             takeover, left = Takeover(handover, starter, sessions), handover.left()
@@ -124,7 +149,9 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
-                open_registry(guardrails, redactors, sessions, journal, records, starter, handover) as registry,
+                open_registry(
+                    guardrails, redactors, sessions, journal, records, starter, handover, plugins, library
+                ) as registry,
                 serve_operators(run.folder, registry),
             ):
                 await takeover.take_over_all(registry, run.living)
@@ -136,6 +163,7 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
                     RunRecords(journal, name),
                     toolbox,
                     lambda server: server == name or is_living(runs, server),
+                    types=plugin_types(plugins),
                     recover=partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive),
                 )
                 # Prepare the default environment while the client still initializes its connection.
@@ -143,14 +171,37 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
                 preparing = asyncio.get_running_loop().create_task(_prepare(starter, settings.environment, preparation))
                 try:
                     async with open_workflows(workflows, goes_on=takes_runs):
-                        yield Runtime(settings, provider, registry, starter, preparation, handover, workflows, toolbox)
+                        yield Runtime(
+                            settings,
+                            provider,
+                            registry,
+                            starter,
+                            preparation,
+                            handover,
+                            workflows,
+                            plugins,
+                            toolbox,
+                            library,
+                        )
                 finally:
                     preparing.cancel()
 
 
-def configured_guardrails(settings: Settings) -> Guardrails:
+def open_plugins(settings: Settings) -> Plugins:
+    """Return the operator's plugins and belljar's own."""
+    plugins = load_plugins(settings.plugins_directory)
+    plugins.note("policy", "judge_tool_call", "judge_code", "screen_output")
+    plugins.note("privacy", "screen_output")
+    plugins.add("sandboxes", OwnProviders())
+    plugins.add("workflows", OwnStepTypes())
+    plugins.add("forms", OwnTargets())
+    return plugins
+
+
+def configured_guardrails(settings: Settings, plugins: Plugins | None = None) -> Guardrails:
     """Return the rules of the policy that the settings name, privacy included."""
-    return read_guardrails(settings, {SECTION: PrivacyRules})
+    judges = plugins is not None and (plugins.has("judge_tool_call") or plugins.has("judge_code"))
+    return read_guardrails(settings, {SECTION: PrivacyRules}, is_logged=judges)
 
 
 @contextmanager

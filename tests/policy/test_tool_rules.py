@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from belljar.policy.base import Verdict
+from belljar.hooks import Verdict
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.guard import Guard, Rulebook, rulebook
 from belljar.policy.guard_state import GuardState

@@ -11,7 +11,7 @@ from mcp.types import ElicitRequestFormParams, ElicitRequestURLParams, ElicitRes
 from tool_cells import awkward, runtime_with_tools
 
 from belljar.environments import Environment
-from belljar.policy.base import Verdict
+from belljar.hooks import Verdict
 from belljar.runtime import Runtime
 
 pytestmark = pytest.mark.anyio

@@ -70,12 +70,42 @@ COMMANDS: dict[str, CommandEntry] = {
     "trust": CommandEntry(
         "trust:command", "Obey all settings of the belljar.toml in a folder when belljar is started there."
     ),
+    "plugins": CommandEntry(
+        "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."
+    ),
     "doctor": CommandEntry("doctor:command", "Check what this host can do."),
     "install": CommandEntry("install:command", "Tell an MCP client how to start belljar."),
     "key": CommandEntry("key:command", "Make a bearer key for HTTP."),
     "reference": CommandEntry("reference:command", "Print a page of the reference as Markdown.", is_hidden=True),
 }
 GROUPS: dict[str, CommandGroup] = {
+    "skills": CommandGroup(
+        "The skills of sessions: list, show, check, approve, pin, remove, history, export.",
+        {
+            "list": CommandEntry(
+                "skills:list_command", "List the operator's skills and an owner's, and which of them are not in order."
+            ),
+            "show": CommandEntry("skills:show_command", "Print the SKILL.md of a skill, and name its files."),
+            "check": CommandEntry(
+                "skills:check_command",
+                "Check a folder against the Agent Skills format; exits with 1 and tells line and reason if it breaks a"
+                " rule.",
+            ),
+            "approve": CommandEntry("skills:approve_command", "Let all sessions of its owner see a saved skill."),
+            "pin": CommandEntry(
+                "skills:pin_command",
+                "Keep one version of a saved skill current, whatever is saved later; without a version, no longer.",
+            ),
+            "remove": CommandEntry(
+                "skills:remove_command", "Remove a saved skill with all its versions, or one of them."
+            ),
+            "history": CommandEntry("skills:history_command", "List the versions of a saved skill, the latest first."),
+            "export": CommandEntry(
+                "skills:export_command",
+                "Write a saved skill as a folder that Claude, Codex, VS Code and Cursor read.",
+            ),
+        },
+    ),
     "env": CommandGroup(
         "The environments of sessions: list, create, check, remove, lock.",
         {

@@ -17,10 +17,12 @@ from belljar.journal.journal import Journal
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Event, Finished
 from belljar.outputs.recorder import Screens
+from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.provisioning.handover import Handover
 from belljar.settings import Settings
+from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.base import CallRecord
 from belljar.toolbox.broker import Broker
 
@@ -78,7 +80,10 @@ class ExecutionContext(Protocol):
     sharing: SharedFolder | None
     """Its `workspace/` folder, which outlives it; None where there is none."""
     guard: Guard
+    plugins: Plugins
     redactor: SessionRedactor
+    skills: SessionSkills | None
+    """Its folder `skills/`; None where there are no skills."""
     tools: Broker | None
     """The broker for its code's tool calls; None where there are no tools."""
     handover: Handover

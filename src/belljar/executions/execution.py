@@ -36,6 +36,7 @@ from belljar.executions.questions import ExecutionQuestions, input_question, tex
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
 from belljar.files.disk_usage import FolderUsage
+from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
 from belljar.kernels.base import Kernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent
@@ -322,6 +323,14 @@ class Execution:
             self._outcome = Outcome(status="rejected", state=loss.state, lost=loss.lost, cause=cause)
         finally:
             self._finish()
+            if not self._is_abandoned:
+                self._session.plugins.tell_aside("after_execution", cell=self._facts, result=self.result())
+
+    @property
+    def _facts(self) -> CellFacts:
+        """Return the cell as plugins see it."""
+        session, cell = self._session, self.cell
+        return CellFacts(session.id, session.principal, self.id, cell.code, session.environment, cell.author)
 
     async def _run_in_turn(self) -> None:
         await self._check_policy()
@@ -334,12 +343,16 @@ class Execution:
         await self._session.session_kernel.take_checkpoint()
         self._not_undoable = self._session.on_turn(self.id, self.number) or None
         self._notice_all(await self._file_changes.bring_in())
+        if self._session.skills is not None:
+            self._notice_all(await self._session.skills.refresh())
         await self._file_changes.scan_before()
         if self.cell.filename:
             # Written only in its turn: earlier, it would be reported as a change by the cell that runs then.
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
             await self._session.tools.ready_for(self.cell.code)
+        if self._session.plugins.has("before_execution"):
+            self._notice_all(await self._session.plugins.tell("before_execution", cell=self._facts))
         cell, on_begin = self.cell, self._record_start
         await self._listen(
             kernel,
@@ -369,13 +382,11 @@ class Execution:
 
     async def _check_policy(self) -> None:
         """Reject code that the policy does not allow; record a notice for each of its warnings."""
-        guard, environment = self._session.guard, self._session.environment
-        if not guard.inspects_code:
+        guard, plugins = self._session.guard, self._session.plugins
+        if not guard.inspects_code and not plugins.has("judge_code"):
             return
         try:
-            notice = await check_policy(
-                guard, self.cell.code, environment=environment, execution_id=self.id, ask=self.ask
-            )
+            notice = await check_policy(plugins, guard, self._facts, self.ask)
         except CodeRejected:
             if self._is_cancelled:  # interrupted while the person was asked
                 return

@@ -1,8 +1,10 @@
 """The policy check of a cell before it runs: the guard's decision, and the question to a person where it is `ask`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from belljar.errors import CodeRejected
+from belljar.hooks import CellFacts, Verdict
+from belljar.plugins import Plugins
 from belljar.policy.code_inspection import Inspection
 from belljar.policy.guard import Guard
 from belljar.toolbox.base import Question, QuestionReply
@@ -14,32 +16,43 @@ HINT = "Write it another way: the policy of this server does not allow that"
 
 
 async def check_policy(
-    guard: Guard,
-    code: str,
-    *,
-    environment: str,
-    execution_id: str,
-    ask: Callable[[Question], Awaitable[QuestionReply | None]],
+    plugins: Plugins, guard: Guard, cell: CellFacts, ask: Callable[[Question], Awaitable[QuestionReply | None]]
 ) -> list[str]:
-    """Return the warnings for code that may run, or raise `CodeRejected`."""
-    inspection = await guard.examine(code, environment)
-    match inspection.decision:
-        case "deny":
-            guard.vetted(execution_id, inspection, "denied")
-            raise CodeRejected(f"the code did not run: {in_words(inspection)}", hint=HINT)
-        case "ask":
-            reply = await ask(Question(f"May this code run? {in_words(inspection)}\n\n{_excerpt(code)}", is_ours=True))
-            is_approved = reply is not None and reply.action == "accept"
-            guard.vetted(execution_id, inspection, "approved" if is_approved else "declined")
-            if not is_approved:
-                said = "nobody could be asked" if reply is None else "the person did not agree"
-                raise CodeRejected(f"the code did not run, {said}: {in_words(inspection)}", hint=HINT)
-        case "warn":
-            guard.vetted(execution_id, inspection, "allowed")
-            return [f"the policy warns: {in_words(inspection)}"]
-        case "allow":
-            pass
-    return []
+    """Return the warnings for code that may run, or raise `CodeRejected`. Plugins judge it before the policy does."""
+    verdicts = await plugins.judge_code(cell) if plugins.has("judge_code") else []
+    if any(verdict.decision == "deny" for verdict in verdicts):
+        inspection = Inspection()
+    else:
+        inspection = await guard.examine(cell.code, cell.environment)
+    decisions = {inspection.decision, *(verdict.decision for verdict in verdicts)}
+
+    def record(outcome: str) -> None:
+        guard.vetted(cell.execution_id, inspection, outcome)
+        for verdict in verdicts:
+            if verdict.decision != "allow":
+                guard.vetted_by_plugin(cell.execution_id, verdict, outcome)
+
+    if "deny" in decisions:
+        record("denied")
+        raise CodeRejected(f"the code did not run: {_reasons('deny', inspection, verdicts)}", hint=HINT)
+    if "ask" in decisions:
+        reasons = _reasons("ask", inspection, verdicts)
+        reply = await ask(Question(f"May this code run? {reasons}\n\n{_excerpt(cell.code)}", is_ours=True))
+        is_approved = reply is not None and reply.action == "accept"
+        record("approved" if is_approved else "declined")
+        if not is_approved:
+            said = "nobody could be asked" if reply is None else "the person did not agree"
+            raise CodeRejected(f"the code did not run, {said}: {reasons}", hint=HINT)
+    elif "warn" in decisions:
+        record("allowed")
+    own = [f"the policy warns: {in_words(inspection)}"] if inspection.decision == "warn" else []
+    return [*own, *(verdict.reason for verdict in verdicts if verdict.decision == "warn")]
+
+
+def _reasons(decision: str, inspection: Inspection, verdicts: Sequence[Verdict]) -> str:
+    """Return why a cell is refused or asked about: what the policy found, and what plugins say."""
+    own = [in_words(inspection)] if inspection.decision == decision else []
+    return "; ".join([*own, *(verdict.reason for verdict in verdicts if verdict.decision == decision)])
 
 
 def in_words(inspection: Inspection) -> str:

@@ -9,15 +9,16 @@ kernel measures its process with.
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, TypeGuard, runtime_checkable
 
 from pydantic import BaseModel, Field, ValidationError
 
+from belljar.environments.base import Environment
 from belljar.outputs.events import CommMessage, Event, MimeBundle
-from belljar.sandboxes.base import Incident
+from belljar.sandboxes.base import Incident, Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,25 @@ class Completeness:
 
     status: Literal["complete", "incomplete", "invalid", "unknown"] = "unknown"
     indent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """What a plugin gets that starts kernels: the name, and a way to open the session's sandbox."""
+
+    name: str
+    """NAME of the session's environment `kernel:NAME`."""
+    environment: Environment
+    """The server's configured environment, whose Python the sandbox shows."""
+    open_sandbox: Callable[[Sequence[Path]], Awaitable[Sandbox]]
+    """Opens the session's sandbox, which also shows these folders, read-only. The kernel closes it."""
+    variables: Callable[[Sandbox], Mapping[str, str]]
+    """Returns the variables for the kernel's process."""
+    scratch: Path
+    """A folder for sockets and files of the kernel, on the host; the sandbox shows it as `sandbox.scratch`."""
+    layer: Path
+    """The folder of the packages that are installed for this session."""
+    start_timeout_s: float
 
 
 class Kernel(Protocol):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from belljar.hooks import Verdict
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
-from belljar.policy.base import Finding, Verdict
+from belljar.policy.base import Finding
 from belljar.policy.cell_syntax import is_quick
 from belljar.policy.code_inspection import Inspection, Inspector
 from belljar.policy.decision_log import DecisionLog
@@ -187,6 +188,10 @@ class Guard:
                 rule=finding.rule,
                 outcome=outcome,
             )
+
+    def vetted_by_plugin(self, execution_id: str, verdict: Verdict, outcome: str) -> None:
+        """Log what became of code that a plugin judged."""
+        self._note(execution=execution_id, decision=verdict.decision, rule=verdict.rule, outcome=outcome)
 
     # Output, forks, log
 

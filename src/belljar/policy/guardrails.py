@@ -40,19 +40,25 @@ class Guardrails:
         return Guard(self.book, session_id, principal, folder)
 
 
-def read_guardrails(settings: Settings, sections: Mapping[str, type[BaseModel]] = {}) -> Guardrails:
-    """Read the policy that the settings name. A faulty file raises, so that the server does not start."""
+def read_guardrails(
+    settings: Settings, sections: Mapping[str, type[BaseModel]] = {}, *, is_logged: bool = False
+) -> Guardrails:
+    """Read the policy that the settings name. A faulty file raises, so that the server does not start.
+
+    `is_logged` wants decisions in the log even if there is no policy, because plugins decide too.
+    """
     is_wanted = bool(settings.policy or settings.blocked_patterns or settings.guardrails_strict)
     if not settings.guardrails:
         if is_wanted:
             log.warning("guardrails are switched off: the policy is not obeyed")
-        return Guardrails(limited(settings, None), rulebook(_EMPTY))
+        decisions = DecisionLog(settings.data_directory) if is_logged else None
+        return Guardrails(limited(settings, None), rulebook(_EMPTY, decisions))
     loaded = load_policy(Path(settings.policy), sections) if settings.policy else None
     policy = loaded.policy if loaded else _EMPTY
     blocked = [blocking(settings.blocked_patterns)] if settings.blocked_patterns else []
     is_strict = policy.strict or settings.guardrails_strict
     policy = policy.model_copy(update={"code": [*policy.code, *blocked], "strict": is_strict})
-    decisions = DecisionLog(settings.data_directory) if is_wanted else None
+    decisions = DecisionLog(settings.data_directory) if is_wanted or is_logged else None
     return Guardrails(limited(settings, policy.limits), rulebook(policy, decisions), loaded.sections if loaded else {})
 
 

@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 class EnvironmentCache:
     """The environments of one runtime."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, plugin_kernels: frozenset[str] = frozenset()) -> None:
         self._settings = settings
+        self._plugin_kernels = plugin_kernels
         self._tasks: dict[str, asyncio.Task[Environment]] = {}
 
     def check(self, name: str) -> None:
@@ -27,6 +28,8 @@ class EnvironmentCache:
                 f"environment {name[:80]!r} is not a name",
                 hint="Use 'default', or 'kernel:NAME' for an installed Jupyter kernel",
             )
+        if name.startswith(KERNEL_PREFIX) and name.removeprefix(KERNEL_PREFIX) in self._plugin_kernels:
+            return
         if name.startswith(KERNEL_PREFIX):
             self._check_kernel(name.removeprefix(KERNEL_PREFIX))
         else:

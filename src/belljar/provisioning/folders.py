@@ -35,6 +35,11 @@ class KernelFolders(Protocol):
         ...
 
     @property
+    def skills(self) -> Path:
+        """Return the folder of the skills that it sees."""
+        ...
+
+    @property
     def identity(self) -> Identity | None:
         """Return the user that owns the folders, where the session has a user of its own."""
         ...

@@ -17,10 +17,11 @@ from belljar.environments.package_index import index_variables
 from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
-from belljar.provisioning.skills import Skills
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.toolbox import Toolbox
 
 
@@ -33,20 +34,26 @@ class SpecBuilder:
         provider: Provider,
         uv_sandbox: UvSandbox,
         toolbox: Toolbox | None,
-        skills: Skills | None = None,
+        skills: ShownSkills | None = None,
+        targets: ShownTargets | None = None,
     ) -> None:
         self._settings = settings
         self._provider = provider
         self._uv_sandbox = uv_sandbox
         self._toolbox = toolbox
         self._skills = skills
+        self._targets = targets
 
     def spec(self, folders: KernelFolders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
         """Return the spec of a session's sandbox."""
-        for shown in (self._toolbox, self._skills) if has_tools else ():
-            if shown is not None:
-                shown.show_in(folders.workspace, folders.identity)
-                readable = (*readable, *shown.readable)
+        if has_tools and self._toolbox is not None:
+            self._toolbox.show_in(folders.workspace, folders.identity)
+            readable = (*readable, *self._toolbox.readable)
+        if has_tools and self._skills is not None:
+            self._skills.show_in(folders.workspace, folders.identity, folders.skills)
+            readable = (*readable, *self._skills.readable, folders.skills)
+        if self._targets is not None:
+            readable = (*readable, *self._targets.readable)
         return SandboxSpec(
             session_id=folders.session_id,
             workspace=folders.workspace,
@@ -70,7 +77,8 @@ class SpecBuilder:
         )
 
     def _shown(self) -> tuple[Path, ...]:
-        return tuple(path for each in (self._toolbox, self._skills) if each is not None for path in each.readable)
+        shown = (self._toolbox, self._skills, self._targets)
+        return tuple(path for each in shown if each is not None for path in each.readable)
 
     async def with_services(
         self,
@@ -92,7 +100,8 @@ class SpecBuilder:
             open_uv=self._uv_sandbox.uv_for(folders.session_id),
             room=room_for(folders, self._settings),
             toolbox=self._toolbox if has_tools else None,
-            importable=(self._skills.importable,) if self._skills is not None and has_tools else (),
+            skills=self._skills if has_tools else None,
+            targets=self._targets,
             sockets=sockets,
         )
 

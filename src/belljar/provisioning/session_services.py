@@ -21,8 +21,11 @@ from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.inside import COMMANDS, RUNNER
 from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.form_targets import VARIABLE as TARGETS
+from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.package_server import install_for, open_package_server
 from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.skills.session_view import VARIABLE, ShownSkills
 from belljar.toolbox.toolbox import Toolbox
 
 PORT = 3128
@@ -51,7 +54,8 @@ async def open_services(
     open_uv: OpenUv,
     room: InstallRoom,
     toolbox: Toolbox | None = None,
-    importable: Sequence[Path] = (),
+    skills: ShownSkills | None = None,
+    targets: ShownTargets | None = None,
     sockets: Mapping[str, SessionSocket] | None = None,
 ) -> "ServicedSandbox":
     """Open the services of a sandbox, and return it with them. They close with the sandbox.
@@ -93,8 +97,12 @@ async def open_services(
                 toolbox.serve_session(scratch, name, session_id=session_id, folder_inside=inside, door=socket)
             )
             serviced.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
-            importable = (*toolbox.importable, *importable)
-        serviced.importable = importable
+            serviced.importable = toolbox.importable
+        if targets is not None:
+            serviced.variables[TARGETS] = str(targets.folder)
+        if skills is not None:
+            serviced.variables[VARIABLE] = str(folders.skills)
+            serviced.importable = (*serviced.importable, *skills.importable)
         for name in names.values():
             serviced.close_socket(name)
         serviced.resources = services.pop_all()

@@ -7,7 +7,7 @@ fork from `zygotes.py`. Knows of sessions nothing but their ids and folders.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,19 +18,21 @@ from belljar.environments import Environment
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
 from belljar.inside import FOLDER
-from belljar.kernels.base import Kernel, KernelSnapshot
+from belljar.kernels.base import Kernel, KernelRequest, KernelSnapshot
 from belljar.kernels.forked_process import ForkIdentity, hold_open
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
+from belljar.plugins import Plugins
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.form_targets import shown_targets
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
-from belljar.provisioning.skills import open_skills
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
+from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.toolbox import Toolbox
 
@@ -62,7 +64,8 @@ class PreparedSandbox:
         self.is_held = True
 
 
-StartKind = Literal["cold", "forked", "jupyter"]
+StartKind = Literal["cold", "forked", "jupyter", "plugin"]
+StartKernel = Callable[[KernelRequest], Awaitable[Kernel]]
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +82,18 @@ class KernelStarter:
         toolbox: Toolbox | None = None,
         *,
         outlives_server: bool = False,
+        plugins: Plugins | None = None,
+        skills: ShownSkills | None = None,
     ) -> None:
         self._settings = settings
+        self._plugin_kernels: dict[str, StartKernel] = plugins.named("kernels") if plugins is not None else {}
         self.provider = provider
         self._toolbox = toolbox
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
-        self.environments = EnvironmentCache(settings)
-        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, open_skills(settings))
+        self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
+        targets = shown_targets(plugins, settings.data_directory) if plugins is not None else None
+        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, skills, targets)
         self.zygotes = Zygotes(
             settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
         )
@@ -121,7 +128,10 @@ class KernelStarter:
 
     async def _start(self, name: str, folders: KernelFolders) -> tuple[Kernel, StartKind]:
         if name.startswith(KERNEL_PREFIX):
-            return await self._start_jupyter(name.removeprefix(KERNEL_PREFIX), folders), "jupyter"
+            kernel_name = name.removeprefix(KERNEL_PREFIX)
+            if (start := self._plugin_kernels.get(kernel_name)) is not None:
+                return await self._start_by_plugin(start, kernel_name, folders), "plugin"
+            return await self._start_jupyter(kernel_name, folders), "jupyter"
         environment = await self.environments.get(name)
         prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
         if (kernel := await self._forked(prepared, environment, folders)) is not None:
@@ -269,9 +279,7 @@ class KernelStarter:
         # jupyter_client and zmq take 150 ms to import, which only sessions that use them should pay.
         from belljar.kernels import jupyter
 
-        # The configured environment, because preparing another may take a minute, unless it is itself a kernel's name.
-        name = self._settings.environment
-        environment = await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
+        environment = await self._configured_environment()
         spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
@@ -286,6 +294,43 @@ class KernelStarter:
             start_timeout_s=self._settings.start_timeout_s,
             bridge=environment,
         )
+
+    async def _configured_environment(self) -> Environment:
+        """Return the configured environment for a kernel of another kind, because making one may take a minute."""
+        name = self._settings.environment
+        return await self.environments.get("default" if name.startswith(KERNEL_PREFIX) else name)
+
+    async def _start_by_plugin(self, start: StartKernel, kernel_name: str, folders: KernelFolders) -> Kernel:
+        environment = await self._configured_environment()
+        opened: list[Sandbox] = []
+
+        async def open_sandbox(readable: Sequence[Path] = ()) -> Sandbox:
+            trees = (*environment.readable, *readable, FOLDER, folders.layer)
+            sandbox = await self.provider.open(self._spec_builder.spec(folders, trees))
+            opened.append(await self._with_services(sandbox, folders, environment))
+            return opened[-1]
+
+        request = KernelRequest(
+            name=kernel_name,
+            environment=environment,
+            open_sandbox=open_sandbox,
+            variables=lambda sandbox: session_environment(sandbox, environment, folders.layer),
+            scratch=folders.scratch,
+            layer=folders.layer,
+            start_timeout_s=self._settings.start_timeout_s,
+        )
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                return await start(request)
+        except BaseException as error:
+            for sandbox in opened:
+                await sandbox.aclose()
+            if isinstance(error, BelljarError) or not isinstance(error, Exception):
+                raise
+            raise KernelStartFailed(
+                f"the plugin's kernel {kernel_name} did not start: {type(error).__name__}: {error}",
+                hint="Only the operator can mend it; use another environment",
+            ) from error
 
     async def aclose(self) -> None:
         """Cancel what is being prepared, close the sandboxes held open, and end the zygotes."""

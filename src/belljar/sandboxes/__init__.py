@@ -1,33 +1,61 @@
 """Lists the sandbox providers and opens the configured one. It never chooses another one silently."""
 
+from collections.abc import Callable, Mapping
+
 from belljar.errors import SandboxUnavailable
+from belljar.hooks import hookimpl
+from belljar.plugins import Plugins
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.gvisor.provider import GVisorProvider
-from belljar.sandboxes.installed import ask_checks, load_provider
+from belljar.sandboxes.installed import ask_checks, load_provider, make_provider
 from belljar.sandboxes.microvm import MicroVMProvider
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import Settings
+from belljar.settings.sandboxes import PLUGIN_PREFIX
 
 
-def providers(settings: Settings) -> dict[str, Provider]:
-    """Return belljar's own providers by name, usable here or not, and an installed one if that is configured."""
-    known: list[Provider] = [
-        NamespaceProvider(),
-        ProcessProvider(),
-        ContainerProvider(settings.container_engine, settings.container_image),
-        GVisorProvider(settings.runsc),
-        MicroVMProvider(),
-    ]
-    if all(provider.name != settings.sandbox for provider in known):
-        known.append(load_provider(settings.sandbox))
-    return {provider.name: provider for provider in known}
+class OwnProviders:
+    """belljar's own providers, as a plugin."""
+
+    @hookimpl
+    def sandbox_providers(self, settings: Settings) -> Mapping[str, Callable[[], Provider]]:
+        """Return what makes them, by name."""
+        return {
+            "namespace": NamespaceProvider,
+            "process": ProcessProvider,
+            "container": lambda: ContainerProvider(settings.container_engine, settings.container_image),
+            "gvisor": lambda: GVisorProvider(settings.runsc),
+            "microvm": MicroVMProvider,
+        }
 
 
-def open_provider(settings: Settings) -> Provider:
+def providers(settings: Settings, plugins: Plugins | None = None) -> dict[str, Provider]:
+    """Return belljar's own providers by name, usable here or not, and another one if that is configured."""
+    own = OwnProviders().sandbox_providers(settings)
+    known = {name: make() for name, make in own.items()}
+    if (chosen := settings.sandbox).startswith(PLUGIN_PREFIX):
+        known[chosen] = _of_plugin(chosen.removeprefix(PLUGIN_PREFIX), settings, plugins or Plugins())
+    elif chosen not in known:
+        known[chosen] = load_provider(chosen)
+    return known
+
+
+def _of_plugin(name: str, settings: Settings, plugins: Plugins) -> Provider:
+    brought = plugins.named("sandbox_providers", settings=settings)
+    if name not in brought:
+        others = ", ".join(sorted({*brought} - {*OwnProviders().sandbox_providers(settings)}))
+        raise SandboxUnavailable(
+            f"No plugin brings a sandbox {name}{f', only {others}' if others else ''}",
+            hint="See `belljar plugins` for those that failed",
+        )
+    return make_provider(brought[name], name, "a plugin")
+
+
+def open_provider(settings: Settings, plugins: Plugins | None = None) -> Provider:
     """Return the configured provider if all its checks pass; SandboxUnavailable names the first that does not."""
-    provider = providers(settings)[settings.sandbox]
+    provider = providers(settings, plugins)[settings.sandbox]
     for check in ask_checks(provider):
         if not check.is_ok:
             raise SandboxUnavailable(

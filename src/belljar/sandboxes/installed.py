@@ -5,12 +5,12 @@ Everything here runs other people's code, so each of its errors becomes a Sandbo
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from belljar.errors import BelljarError, SandboxUnavailable
 from belljar.sandboxes.base import CONTRACT, HostCheck, InstalledProvider, Provider
-from belljar.settings.sandboxes import InstalledSandbox, find_installed
+from belljar.settings.sandboxes import find_installed
 
 _ATTRIBUTES = {"name": str, "isolates": bool, "warning": str}
 _METHODS = ("check", "take_identity", "release_identity", "open")
@@ -24,15 +24,20 @@ def load_provider(name: str) -> InstalledProvider:
         installed = find_installed(name)
     except ValueError as error:
         raise SandboxUnavailable(f"There is no sandbox {name}: {error}") from None
+    # The entry point is a class or a function; called without arguments, it returns the provider.
+    return make_provider(lambda: installed.entry_point.load()(), name, f"the package {installed.package}")
+
+
+def make_provider(make: Callable[[], Any], name: str, source: str) -> InstalledProvider:
+    """Make another's provider and return it; SandboxUnavailable names the source of one that breaks the contract."""
     try:
-        # The entry point is a class or a function; called without arguments, it returns the provider.
-        provider: Any = installed.entry_point.load()()
+        provider = make()
         breaches = list(_breaches(provider, name))
     except Exception as error:
-        raise _refusal(installed, f"it does not load: {type(error).__name__}: {error}") from error
+        raise _refusal(name, source, f"it does not load: {type(error).__name__}: {error}") from error
     if breaches:
-        raise _refusal(installed, "; ".join(breaches))
-    log.info("sandbox %s is made by the package %s, not by belljar", name, installed.package)
+        raise _refusal(name, source, "; ".join(breaches))
+    log.info("sandbox %s is made by %s, not by belljar", name, source)
     return provider
 
 
@@ -55,10 +60,10 @@ def _breaches(provider: Any, name: str) -> Iterator[str]:
         yield f"it calls itself {own!r}"
 
 
-def _refusal(installed: InstalledSandbox, reason: str) -> SandboxUnavailable:
+def _refusal(name: str, source: str, reason: str) -> SandboxUnavailable:
     return SandboxUnavailable(
-        f"Sandbox {installed.name} of the package {installed.package} cannot be used: {reason}",
-        hint="Install a version of the package that fits this belljar, or choose another sandbox",
+        f"Sandbox {name} of {source} cannot be used: {reason}",
+        hint="Install a version of it that fits this belljar, or choose another sandbox",
     )
 
 

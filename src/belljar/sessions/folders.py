@@ -39,6 +39,11 @@ class SessionFolders:
         return self.root / "layer"
 
     @property
+    def skills(self) -> Path:
+        """Return the folder of the skills that the cells see and cannot change."""
+        return self.root / "skills"
+
+    @property
     def own(self) -> tuple[Path, ...]:
         """Return the folders that its code can write."""
         return (self.workspace, self.scratch, self.home)
@@ -81,3 +86,4 @@ class SessionFolders:
             if self.identity is not None:
                 os.chown(folder, self.identity.uid, self.identity.gid)
         make_layer(self.layer, self.identity)
+        make_layer(self.skills, self.identity)

@@ -21,7 +21,9 @@ from belljar.executions.policy_check import check_policy
 from belljar.executions.quota import DiskQuota
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
+from belljar.hooks import CellFacts, SessionFacts
 from belljar.outputs.events import Stream
+from belljar.outputs.plugin_screens import plugin_screens
 from belljar.outputs.recorder import Screens
 from belljar.privacy.redaction_screen import RedactionScreen
 from belljar.provisioning.code_files import CodeFiles
@@ -48,6 +50,11 @@ class ProgramFolders:
     layer: Path
     identity: Identity | None
 
+    @property
+    def skills(self) -> Path:
+        """Return the folder for skills, which programs do not see."""
+        return self.scratch.parent / "skills"
+
     def make(self) -> None:
         """Create the missing folders."""
         # The program's user must be able to pass through this folder to its own.
@@ -73,7 +80,9 @@ class ProgramRunner:
         self._root = root
         self._identity = starter.provider.take_identity()
         self.storage = CodeFiles(storage, self._identity)
-        self._guard, self._redactor = sessions.guard(f"executor-{root.name}", principal, root)
+        self._name = f"executor-{root.name}"
+        self._plugins = sessions.plugins
+        self._guard, self._redactor = sessions.guard(self._name, principal, root)
         self._admission = sessions.admission
         self._principal = principal
         self._is_open = False
@@ -121,16 +130,17 @@ class ProgramRunner:
         """Run a code file to its end, in a process of its own, if the policy allows it."""
         # Read once, because another program of this caller may change the file while the policy is checked.
         code = await asyncio.to_thread(self.storage.read, name)
-        warnings = await check_policy(
-            self._guard, code, environment=environment.name, execution_id=name, ask=_ask_nobody
-        )
+        cell = CellFacts(self._name, self._principal, name, code, environment.name)
+        warnings = await check_policy(self._plugins, self._guard, cell, _ask_nobody)
+        warnings += await self._plugins.tell("before_execution", cell=cell)
         end = await self._run(environment, name, code)
         return await self._screened(replace(end, stderr="".join(f"{line}\n" for line in warnings) + end.stderr))
 
     async def _screened(self, end: ProgramEnd) -> ProgramEnd:
         """Return the end of a program with only the output that callers may see."""
         redaction = [RedactionScreen(self._redactor)] if self._redactor.redacts_outputs else []
-        screens = Screens([*redaction, *self._guard.screens()])
+        facts = SessionFacts(self._name, self._principal)
+        screens = Screens([*redaction, *self._guard.screens(), *plugin_screens(self._plugins, facts)])
         passed = [*await screens.passed(Stream("stdout", end.stdout)), *screens.flush()]
         passed += [*await screens.passed(Stream("stderr", end.stderr)), *screens.flush()]
         said = {

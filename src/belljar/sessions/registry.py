@@ -22,6 +22,7 @@ from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
 from belljar.models import SessionFork, SessionInfo, SessionNotice
+from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.policy.guardrails import Guardrails
 from belljar.privacy.redaction import SessionRedactor
@@ -36,6 +37,8 @@ from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
 from belljar.sessions.session import Session, iso
+from belljar.skills.library import SkillLibrary
+from belljar.skills.session_view import SessionSkills
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
@@ -57,8 +60,12 @@ class Registry:
         records: SessionRecords,
         starter: KernelStarter,
         handover: Handover,
+        plugins: Plugins,
+        library: SkillLibrary | None = None,
     ) -> None:
         settings = guardrails.settings
+        self.plugins = plugins
+        self._library = library
         self._handover = handover
         self.settings = settings
         self._guardrails = guardrails
@@ -215,12 +222,16 @@ class Registry:
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
+            plugins=self.plugins,
             veil=redactor,
             handover=self._handover,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,
             tools=tools,
+            skills=SessionSkills(self._library, folders.skills, principal, folders.session_id)
+            if self._library is not None
+            else None,
         )
         self._sessions[session.id] = session
         spans.annotate(session_id=session.id)
@@ -366,9 +377,11 @@ async def open_registry(
     records: SessionRecords,
     starter: KernelStarter,
     handover: Handover,
+    plugins: Plugins,
+    library: SkillLibrary | None = None,
 ) -> AsyncGenerator[Registry]:
     """Open a registry that sweeps idle sessions in the background."""
-    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover)
+    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover, plugins, library)
     registry.pool.fill()
     sweeping = asyncio.get_running_loop().create_task(_sweep_periodically(registry))
     try:

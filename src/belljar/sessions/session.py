@@ -21,12 +21,15 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
+from belljar.hooks import SessionFacts
 from belljar.journal.journal import ExecutionRecord, Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
+from belljar.outputs.plugin_screens import plugin_screens
 from belljar.outputs.recorder import OutputScreen, Screens
+from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import RedactionScreen
@@ -38,6 +41,7 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
 from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import Settings
+from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.broker import Broker
 
 Watcher = Callable[[Execution | None], None]
@@ -66,10 +70,12 @@ class Session:
         admission: Admission,
         start_kernel: StartKernel,
         guard: Guard,
+        plugins: Plugins,
         veil: SessionRedactor,
         handover: Handover,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
+        skills: SessionSkills | None = None,
     ) -> None:
         self.id = folders.session_id
         self.folders = folders
@@ -87,8 +93,11 @@ class Session:
         self.sharing = SharedFolder(owner_folder, self.workspace, folders.shared) if owner_folder else None
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
+        self.plugins = plugins
         self.redactor = veil
         """Redacts the personal data that its code and its callers may not see."""
+        self.skills = skills
+        """Its folder `skills/`; None where there are no skills."""
         self.tools = tools
         """The broker for its code's tool calls; None where there are no tools."""
         if tools is not None:
@@ -214,8 +223,9 @@ class Session:
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""
         redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
+        facts = SessionFacts(self.id, self.principal, self.environment)
         stricter = [screen for guard in self._stricter for screen in guard.screens()]
-        return Screens([*redaction, *self.guard.screens(), *stricter])
+        return Screens([*redaction, *self.guard.screens(), *stricter, *plugin_screens(self.plugins, facts)])
 
     @contextmanager
     def tightened(self, guard: Guard) -> Generator[None]:

@@ -146,8 +146,27 @@ class Settings(BaseSettings):
     )
     skills_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
-        description="A folder of Python files that every session can read under `skills/` and import as `skills`, and "
-        "cannot change; `SKILLS_DIR` works too.",
+        description="A folder of skills, folders of the Agent Skills format or Python files, that every session can "
+        "read under `skills/` and import as `skills`, and cannot change; `SKILLS_DIR` works too.",
+        json_schema_extra={"allowed": "the path of a folder, or empty text"},
+    )
+    skills: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(
+        "auto",
+        description="Whether agents can save skills for their owner's later sessions: `auto` means where "
+        "`skills_directory` is set, or tools of other servers are configured.",
+    )
+    skills_review: Annotated[bool, ON] = Field(
+        False,
+        description="Whether a person has to approve a saved skill (`belljar skills approve`) before other sessions "
+        "than the one that saved it see it.",
+    )
+    skills_mb: Annotated[int, LOWER] = Field(
+        256, ge=1, description="What one owner's saved skills may take, all kept versions included."
+    )
+    plugins_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
+        "",
+        description="A folder of plugins, one Python file each, that run in the server with all its rights; plugins of "
+        "installed packages are found by themselves.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
     workflows: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(

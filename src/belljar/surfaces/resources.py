@@ -17,7 +17,7 @@ from belljar.surfaces.auth import current_principal
 
 READ_LIMIT_BYTES = 64 * 1024 * 1024
 NOTEBOOK = "application/x-ipynb+json"
-OF_ANY_TYPE = ("file", "display")
+OF_ANY_TYPE = ("file", "display", "skill")
 """Templates whose resources each have their own media type."""
 
 
@@ -82,7 +82,7 @@ class InterpreterResources:
 
 def resource_mime_type(uri: str, registered: str) -> str:
     """Return the media type of a URI's resource: a template has one type for all, but files have their own."""
-    if uri.startswith("kernel://") or "/displays/" in uri:
+    if uri.startswith(("kernel://", "skill://")) or "/displays/" in uri:
         return mime_type_of(unquote(uri.rsplit("/", 1)[-1]))
     return registered
 

@@ -10,11 +10,13 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
+from mcp.types import INVALID_PARAMS, CallToolResult, GetPromptResult, InputRequiredResult, Prompt, ResourceTemplate
 from pydantic import AnyUrl
 from starlette.applications import Starlette
 
 from belljar.errors import BelljarError, InvalidArgument
+from belljar.hooks import hookimpl
+from belljar.plugins import Plugins
 from belljar.runtime import Runtime
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
@@ -23,6 +25,8 @@ from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
 from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
+from belljar.surfaces.skill_tools import SkillTools
+from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 from belljar.surfaces.tools import known_arguments
 
@@ -41,6 +45,15 @@ class BelljarServer(MCPServer[Any]):
     structured: Structured = "auto"
     own_refusal: Callable[[BelljarError], CallToolResult] | None = None
     """How a surface reports wrong arguments, if its clients parse every answer; None for our usual form."""
+    skills: SkillTools | None = None
+    """Has a prompt for each skill of the caller; None where there are no skills."""
+
+    def add_tool(self, fn: Callable[..., Any], name: str | None = None, *rest: Any, **options: Any) -> None:
+        """Add a tool as the SDK does, but refuse a second one of a name, which the SDK would drop with a warning."""
+        chosen = name or fn.__name__
+        if self._tool_manager.get_tool(chosen) is not None:
+            raise ValueError(f"there is a tool {chosen!r} already; choose another name")
+        super().add_tool(fn, name, *rest, **options)
 
     def watch_calls(self) -> None:
         """Trace and count each call. Call it after the last tool is added: only the names of these are recorded."""
@@ -75,6 +88,21 @@ class BelljarServer(MCPServer[Any]):
         if isinstance(answer, CallToolResult) and is_unwanted:
             answer.structured_content = None
         return answer
+
+    async def list_prompts(self) -> list[Prompt]:
+        """List the prompts as the SDK does, and one for each skill of the caller."""
+        own = await super().list_prompts()
+        taken = {prompt.name for prompt in own}
+        skills = await self.skills.prompts() if self.skills is not None else []
+        return [*own, *(prompt for prompt in skills if prompt.name not in taken)]
+
+    async def get_prompt(
+        self, name: str, arguments: dict[str, Any] | None = None, context: Context[Any, Any] | None = None
+    ) -> GetPromptResult | InputRequiredResult:
+        """Return a prompt as the SDK does, or the instructions of a skill."""
+        if self.skills is not None and self._prompt_manager.get_prompt(name) is None:
+            return await self.skills.prompt(name)
+        return await super().get_prompt(name, arguments, context)
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """List the templates as the SDK does, without a media type where one template is for files of every type."""
@@ -121,17 +149,39 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         instructions=_instructions(surfaces),
         version=version("belljar"),
         log_level=runtime.settings.log_level,
+        extensions=[SkillsExtension(runtime.skills)] if runtime.skills and "executor" not in surfaces else None,
     )
     server.structured = runtime.settings.structured
-    if "interpreter" in surfaces:
-        InterpreterSurface(runtime).register(server)
-    if "executor" in surfaces:
-        ExecutorSurface(runtime).register(server)
-        server.own_refusal = refusal_as_json
-    if "toolbox" in surfaces:
-        ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
+    add_surfaces(runtime.plugins)
+    # belljar's own first, so that no plugin can take the name of one of its tools.
+    for implementation in reversed(runtime.plugins.implementations("register_surface")):
+        runtime.plugins.collect(implementation, server=server, runtime=runtime, surfaces=surfaces)
     server.watch_calls()
     return server
+
+
+class OwnSurfaces:
+    """belljar's own surfaces, as a plugin."""
+
+    @hookimpl
+    def register_surface(self, server: BelljarServer, runtime: Runtime, surfaces: Sequence[str]) -> None:
+        """Add the tools and resources of each surface."""
+        if "interpreter" in surfaces:
+            InterpreterSurface(runtime).register(server)
+        if "executor" in surfaces:
+            ExecutorSurface(runtime).register(server)
+            server.own_refusal = refusal_as_json
+        if "toolbox" in surfaces:
+            ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
+        if runtime.skills is not None and "executor" not in surfaces:
+            server.skills = SkillTools(runtime, runtime.skills)
+            server.skills.register(server)
+
+
+def add_surfaces(plugins: Plugins) -> None:
+    """Register belljar's own surfaces, once."""
+    if all(record.name != "surfaces" or not record.is_core for record in plugins.records):
+        plugins.add("surfaces", OwnSurfaces())
 
 
 def build_http_app(runtime: Runtime) -> Starlette:

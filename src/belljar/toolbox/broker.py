@@ -5,16 +5,19 @@ in order. This module knows nothing about sockets.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
 from opentelemetry.context import Context
 
 from belljar import spans
-from belljar.errors import BelljarError
-from belljar.policy.base import Verdict
+from belljar.errors import BelljarError, PluginFailed
+from belljar.hooks import CallEnd, ToolCall, Verdict
+from belljar.plugins import Plugins
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import (
     AWAY,
@@ -139,8 +142,11 @@ class CallRefused(Exception):
 class Broker:
     """Makes the tool calls of one session. It is made with the first kernel; `attach` gives it an owner and guards."""
 
-    def __init__(self, session_id: str, catalogue: ToolCatalogue, *, limit_bytes: int) -> None:
+    def __init__(
+        self, session_id: str, catalogue: ToolCatalogue, *, limit_bytes: int, plugins: Plugins | None = None
+    ) -> None:
         self.session_id = session_id
+        self._plugins = plugins or Plugins()
         self.owner = ""
         """The session's owner; empty while the session is pooled."""
         self._catalogue = catalogue
@@ -217,16 +223,19 @@ class Broker:
         number = ledger.start(one_line(server, 100), one_line(tool, 100))
         task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine always runs in a task
         turn.calls.add(task)
+        told = ToldCall(self._plugins, self.session_id, self.owner)
         try:
-            outcome = await self._call(turn, server, tool, arguments, folder)
+            outcome = await self._call(turn, told, server, tool, arguments, folder)
         except CallRefused as refusal:
             ledger.finish(number, refusal.end, first_sentence(refusal.message, 200) if refusal.end == "refused" else "")
+            await told.end(refusal.end, reason=refusal.message)
             return await self._error_for_author(refusal, server, tool)
         except asyncio.CancelledError:
             ledger.finish(number, "cancelled")
             # A task that was cancelled a second time, besides by its execution's end, is wanted by nobody: re-raise.
             if task not in turn.stopped or task.uncancel():
                 raise
+            await told.end("cancelled")
             return await self._error_for_author(
                 CallRefused("cancelled", "cancelled, because its cell was stopped"), server, tool
             )
@@ -238,18 +247,21 @@ class Broker:
             turn.calls.discard(task)
             turn.stopped.discard(task)
         ledger.finish(number, "returned")
+        await told.end("returned", value=outcome.get("value"))
         return outcome
 
     async def _call(
-        self, turn: ExecutionCalls, server: str, tool: str, arguments: JsonObject, folder: str
+        self, turn: ExecutionCalls, told: "ToldCall", server: str, tool: str, arguments: JsonObject, folder: str
     ) -> JsonObject:
         if self._keep is None:
             raise CallRefused("refused", "the session is nobody's yet")
         definition = await self._look_up(server, tool)
-        arguments = self._checked(definition, arguments)
+        arguments = await told.begin(definition, self._checked(definition, arguments))
+        if told.is_changed:
+            arguments = self._checked(definition, arguments)
         is_approved = await self._judge(turn, definition, arguments)
         async with self._slots:
-            arguments = self._revealed(definition, arguments, is_approved=is_approved)
+            arguments = await self._revealed(definition, arguments, is_approved=is_approved)
             answer = await self._answered(turn, definition, arguments)
             try:
                 return await self._outcome(answer, definition, self._keep, folder)
@@ -292,13 +304,16 @@ class Broker:
 
     async def _judge(self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> bool:
         """Raise `CallRefused` if the call is not allowed; return whether a person approved it."""
-        verdict = self._guard.judge(
+        claims = tool.annotations
+        own = partial(
+            self._guard.judge,
             tool.server,
             tool.name,
             arguments,
-            read_only=tool.annotations.read_only,
-            destructive=tool.annotations.destructive,
+            read_only=claims.read_only,
+            destructive=claims.destructive,
         )
+        verdict = await self._plugins.judge_tool_call(self._described(tool, arguments), own)
         outcome, reason = "allowed", ""
         if verdict.decision == "deny":
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
@@ -322,20 +337,15 @@ class Broker:
             return "declined", "the person was asked and did not allow it. Do without it, or ask what they want instead"
         return "approved", ""
 
-    def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
+    def _described(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCall:
+        return described_call(self.session_id, self.owner, tool, arguments, has_values=has_values)
+
+    async def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
         try:
             revealed = self._redactor.fill_in(arguments, server=tool.server, tool=tool.name)
         except BelljarError as error:
             raise CallRefused("refused", str(error)) from error
-        claims = tool.annotations
-        if revealed != arguments and not self._guard.allows(
-            tool.server,
-            tool.name,
-            revealed,
-            read_only=claims.read_only,
-            destructive=claims.destructive,
-            is_approved=is_approved,
-        ):
+        if revealed != arguments and not await self._allows(tool, revealed, is_approved=is_approved):
             # Do not repeat the rule's reason, because it could tell the code something about the values.
             self._guard.decided(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
             raise CallRefused(
@@ -344,6 +354,21 @@ class Broker:
                 "without these tokens",
             )
         return revealed
+
+    async def _allows(self, tool: ToolDefinition, revealed: JsonObject, *, is_approved: bool) -> bool:
+        """Return whether the call may go out with the values behind its tokens."""
+        claims = tool.annotations
+        if not self._guard.allows(
+            tool.server,
+            tool.name,
+            revealed,
+            read_only=claims.read_only,
+            destructive=claims.destructive,
+            is_approved=is_approved,
+        ):
+            return False
+        verdict = await self._plugins.judge_tool_call(self._described(tool, revealed, has_values=True))
+        return verdict.decision != "deny" and (verdict.decision != "ask" or is_approved)
 
     async def _answered(self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
         questions = TurnQuestions(turn, tool.server, self._redacted)
@@ -402,6 +427,47 @@ def approval_text(tool: ToolDefinition, arguments: JsonObject) -> str:
     """Return the beginning of the question whether a call may go out: which tool, with which arguments."""
     shown = plain_arguments(arguments, QUESTION_CHARS)
     return f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
+
+
+class ToldCall:
+    """Tells plugins of one call: before it is judged, and when it has ended."""
+
+    def __init__(self, plugins: Plugins, session_id: str, owner: str) -> None:
+        self._plugins = plugins
+        self._session_id = session_id
+        self._owner = owner
+        self._call: ToolCall | None = None
+        self._began_at = time.monotonic()
+        self.is_changed = False
+        """Whether a plugin put other arguments in place of the code's."""
+
+    async def begin(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+        """Return the arguments, which plugins may have changed; raise `CallRefused` if one of them fails."""
+        self._call = call = described_call(self._session_id, self._owner, tool, arguments)
+        if not self._plugins.has("before_tool_call"):
+            return arguments
+        try:
+            self._call = await self._plugins.before_tool_call(call)
+        except PluginFailed as error:
+            raise CallRefused("refused", str(error)) from error
+        self.is_changed = self._call is not call
+        return {**self._call.arguments}
+
+    async def end(self, state: End, *, reason: str = "", value: Any = None) -> None:
+        """Tell plugins how the call ended, if it was one that they were told of."""
+        if self._call is not None and self._plugins.has("after_tool_call"):
+            duration_s = round(time.monotonic() - self._began_at, 6)
+            await self._plugins.after_tool_call(self._call, CallEnd(state, duration_s, reason, value))
+
+
+def described_call(
+    session_id: str, owner: str, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False
+) -> ToolCall:
+    """Return a call as plugins see it."""
+    claims = tool.annotations
+    return ToolCall(
+        session_id, owner, tool.server, tool.name, arguments, claims.read_only, claims.destructive, has_values
+    )
 
 
 def _of_server(message: str, server: str) -> str:

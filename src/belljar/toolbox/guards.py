@@ -6,7 +6,7 @@ The implementations are in `policy` and `privacy`. A session without them uses t
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from belljar.policy.base import Verdict
+from belljar.hooks import Verdict
 
 
 class CallGuard(Protocol):

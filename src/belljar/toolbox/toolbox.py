@@ -7,7 +7,7 @@ server that is still connecting is in it, marked as such.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from belljar.egress.session_sockets import SessionSocket
 from belljar.files.private import make_folder
 from belljar.inside import FOLDER
+from belljar.plugins import Plugins
 from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
 from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition, Upstreams
@@ -39,22 +40,36 @@ MEBIBYTE = 1024 * 1024
 
 _AWAY = "not reachable now"
 
+FindSkills = Callable[[str, str, str, int], str]
+"""Returns the skills that match, as text: called in a thread with the owner, the session, the query and a limit."""
+
 log = logging.getLogger(__name__)
 
 
 class Toolbox:
     """The toolbox of one runtime; `open_toolbox` makes it."""
 
-    def __init__(self, upstreams: Upstreams, shapes: OwnedShapes, tree: Tree, *, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        shapes: OwnedShapes,
+        tree: Tree,
+        *,
+        limit_bytes: int,
+        plugins: Plugins | None = None,
+    ) -> None:
         self.upstreams = upstreams
         self.tree = tree
         self._shapes = shapes
         self._limit_bytes = limit_bytes
+        self._plugins = plugins or Plugins()
         self._brokers: dict[str, Broker] = {}
         self._shares = FairShares()
         self._catalogue = Catalogue()
         self._names = names_of(self._catalogue)
         self._index: ToolIndex | None = None
+        self.find_skills: FindSkills | None = None
+        """Finds skills for the searches of sessions; None where there are none."""
         self._opened_at = time.monotonic()
         self._is_written = asyncio.Event()
         self._is_stale = asyncio.Event()
@@ -170,7 +185,7 @@ class Toolbox:
     def broker(self, session_id: str) -> Broker:
         """Return the session's broker. A pooled kernel may ask for it before the session has an owner."""
         if session_id not in self._brokers:
-            self._brokers[session_id] = Broker(session_id, self, limit_bytes=self._limit_bytes)
+            self._brokers[session_id] = Broker(session_id, self, limit_bytes=self._limit_bytes, plugins=self._plugins)
         return self._brokers[session_id]
 
     def forget(self, session_id: str) -> None:
@@ -198,6 +213,11 @@ class Toolbox:
         text, fields = await self.search(
             asked.query, owner=broker.owner, detail=asked.detail, limit=asked.limit, server=asked.server
         )
+        if self.find_skills is not None and not asked.server:
+            skills = await asyncio.to_thread(
+                self.find_skills, broker.owner, broker.session_id, asked.query, asked.limit
+            )
+            text = f"{text}\n{skills}".strip() if skills else text
         return {"outcome": "found", "text": text, **fields}
 
     @property
@@ -216,7 +236,9 @@ class Toolbox:
 
 
 @asynccontextmanager
-async def open_toolbox(settings: Settings, directory: TreeDirectory) -> AsyncGenerator[Toolbox | None]:
+async def open_toolbox(
+    settings: Settings, directory: TreeDirectory, plugins: Plugins | None = None
+) -> AsyncGenerator[Toolbox | None]:
     """Yield the toolbox of this server, with its tree in `directory`; None if no servers are configured."""
     servers = load_servers(settings)
     if not servers:
@@ -241,7 +263,7 @@ async def open_toolbox(settings: Settings, directory: TreeDirectory) -> AsyncGen
         async with open_upstreams(servers, limits, folder / "eras.json") as upstreams:
             shapes = OwnedShapes(folder / "shapes", settings.only_owner)
             shapes.remove_unowned()
-            toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes)
+            toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes, plugins=plugins)
             # Write the tree before any session can see it, with servers marked that are still connecting.
             tree.write(generate(upstreams.known(), shapes.for_all))
             # Remove older versions before a session can see them, because they may hold another owner's shapes.

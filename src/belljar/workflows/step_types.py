@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from belljar.errors import SettingsError
+from belljar.hooks import hookimpl
+from belljar.plugins import Plugins
 from belljar.workflows.definition import (
     CodeExecution,
     Condition,
@@ -56,6 +58,21 @@ def plugin_type(step: PluginStep) -> StepType:
     """Return the type of a plugin's steps."""
     description = str(step.config_schema.get("description", "A step of a plugin"))
     return StepType(step.name, FreeConfig, description, code=step.code, schema=step.config_schema, repeat=step.repeat)
+
+
+class OwnStepTypes:
+    """belljar's own step types, as a plugin."""
+
+    @hookimpl
+    def workflow_step_types(self) -> Iterable[StepType]:
+        """Return them."""
+        return CORE
+
+
+def plugin_types(plugins: Plugins) -> list[StepType]:
+    """Return the step types that the operator's plugins bring; one that is no Python for a session is named."""
+    brought = plugins.named("workflow_step_types").values()
+    return [plugin_type(each) for each in brought if not isinstance(each, StepType) and isinstance(each, PluginStep)]
 
 
 def step_types(others: Iterable[StepType] = ()) -> Mapping[str, StepType]:

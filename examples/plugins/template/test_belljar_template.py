@@ -1,0 +1,22 @@
+"""Hooks are plain functions: test them as such, and once as belljar calls them."""
+
+import asyncio
+
+import belljar_template
+
+from belljar.hooks import CellFacts, ToolCall
+from belljar.plugins import Plugins
+
+
+def test_recursive_deletion_is_refused():
+    call = ToolCall("session", "me", "files", "delete_folder", {"path": "a", "recursive": True})
+    assert belljar_template.judge_tool_call(call).decision == "deny"
+    assert belljar_template.judge_tool_call(ToolCall("session", "me", "files", "read", {})) is None
+
+
+def test_belljar_accepts_it():
+    plugins = Plugins()
+    record = plugins.add("template", belljar_template, "a test")
+    assert not record.error
+    verdicts = asyncio.run(plugins.judge_code(CellFacts("session", "me", "execution", "#" * 200_000)))
+    assert [verdict.decision for verdict in verdicts] == ["warn"]

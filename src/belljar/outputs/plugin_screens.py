@@ -1,0 +1,68 @@
+"""Screens of plugins: what one of them fails to look through is withheld, and the server goes on."""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from belljar.hooks import SessionFacts
+from belljar.outputs.events import Event, Finished, InputRequest, Stream
+from belljar.outputs.recorder import OutputScreen
+from belljar.plugins import Implementation, PluginRecord, Plugins
+
+HOOK = "screen_output"
+
+
+def plugin_screens(plugins: Plugins, session: SessionFacts) -> list[OutputScreen]:
+    """Return the screens of all plugins for one execution; of one that makes none, all output is withheld."""
+    return [screen for each in plugins.implementations(HOOK) for screen in _screens_of(plugins, each, session)]
+
+
+def _screens_of(plugins: Plugins, implementation: Implementation, session: SessionFacts) -> Sequence[OutputScreen]:
+    try:
+        made = implementation.bind({"session": session})()
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return [PluginScreen(plugins, implementation.plugin, None, plugins.fail(implementation.plugin, HOOK, error))]
+    if made is None:
+        return ()
+    screens = cast("Sequence[object]", made if isinstance(made, list | tuple) else [made])
+    return [PluginScreen(plugins, implementation.plugin, cast("OutputScreen", screen)) for screen in screens]
+
+
+class PluginScreen:
+    """One screen of a plugin. After its first failure nothing more passes."""
+
+    def __init__(self, plugins: Plugins, plugin: PluginRecord, inner: OutputScreen | None, failure: str = "") -> None:
+        self._plugins = plugins
+        self._plugin = plugin
+        self._inner = inner
+        self._failure = failure
+        self._is_told = False
+
+    def screen(self, event: Event) -> Iterable[Event]:
+        """See `OutputScreen`."""
+        if self._inner is not None:
+            try:
+                return [*self._inner.screen(event)]
+            except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+                self._give_up(error)
+        # The end of the cell and its questions are no output; without them the cell would wait for ever.
+        return [*self._told(), *([event] if isinstance(event, Finished | InputRequest) else [])]
+
+    def flush(self) -> Iterable[Event]:
+        """See `OutputScreen`."""
+        if self._inner is not None:
+            try:
+                return [*self._inner.flush()]
+            except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+                self._give_up(error)
+        return self._told()
+
+    def _give_up(self, error: Exception) -> None:
+        self._inner = None
+        self._failure = self._plugins.fail(self._plugin, HOOK, error)
+
+    def _told(self) -> list[Event]:
+        if self._is_told:
+            return []
+        self._is_told = True
+        words = f"the plugin {self._plugin.name} failed to look through the output, which is withheld: {self._failure}"
+        return [Stream("stderr", f"[belljar: {words}]\n")]
