@@ -44,6 +44,9 @@ def show(
     monkeypatch.setenv("BELLJAR_FORK_START", "false")
     monkeypatch.setenv("BELLJAR_PRELOAD", "json")  # the usual modules take two seconds of a processor
     monkeypatch.setenv("BELLJAR_LOG_LEVEL", "ERROR")
+    for name in ("PLUGINS_DIRECTORY", "MCP_SERVERS"):  # one example sets them
+        monkeypatch.setenv(f"BELLJAR_{name}", "")
+        monkeypatch.delenv(f"BELLJAR_{name}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))
@@ -102,6 +105,8 @@ def test_an_example_with_servers_from_pypi_says_what_it_promises(show: Show, nam
         ("05_workflow", '"squares"'),
         ("06_form_filling", "sent -> Booked token=7f3a, name=Ada, nights=3, room=double, rules=on"),
         ("07_state_persistence", "went on at page 4 with ['a', 'b']"),
+        ("08_skills", "used: 0.99 €"),
+        ("11_custom_workflow_and_plugin", "not @example.com: send it to colleagues only"),
         ("12_complex_workflow", "budget 500, approved by Ada"),
     ],
 )

@@ -25,7 +25,7 @@ from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
-from belljar.runtime import Runtime, configured_guardrails, is_living, open_runtime
+from belljar.runtime import Runtime, configured_guardrails, is_living, open_plugins, open_runtime
 from belljar.settings import Settings, load_settings
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, ToolCall, json_schema
@@ -33,7 +33,7 @@ from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
 from belljar.workflows.live_run import LiveRun, RunEvent
 from belljar.workflows.questions import RunQuestion
-from belljar.workflows.step_types import step_types
+from belljar.workflows.step_types import plugin_types, step_types
 from belljar.workflows.views import RunInfo, run_info, run_text
 
 OWNER = "local"
@@ -190,7 +190,7 @@ def _text(source: str) -> str:
 
 def _library(settings: Settings) -> Library:
     folder = settings.workflows_directory
-    return Library(Path(folder) if folder else None, step_types())
+    return Library(Path(folder) if folder else None, step_types(plugin_types(open_plugins(settings))))
 
 
 def _read(library: Library, source: str, which: str) -> Definition:
