@@ -33,6 +33,33 @@ SCHEMA = {
 }
 
 
+PLUGIN = """
+from pathlib import Path
+from belljar.hooks import FormTarget, hookimpl
+
+@hookimpl
+def form_targets():
+    module = Path(__file__).parent.parent / "letter_target.py"
+    return [FormTarget("letter", module), FormTarget("pdf", module)]
+"""
+TARGET = """
+from forms import Field, Form
+
+class Letter(Form):
+    kind = "letter"
+
+    def _would_send(self, button):
+        return None
+
+    def _send(self, button):
+        return self._receipt("sent", answer={"text": f"to {self.values['to']}"})
+
+def open_form(source, options):
+    if str(source).startswith("letter:"):
+        return Letter(source, [Field("to", {"type": "string"}, is_required=True)])
+"""
+
+
 class Person:
     """Answers from a list: values, or None to decline."""
 
@@ -62,8 +89,16 @@ async def runtime(
     folder = tmp_path_factory.mktemp("belljar")
     (folder / "policy.toml").write_text('[privacy]\nhide = ["email"]\nwhere = ["outputs"]\n')
     egress = [site.url.removeprefix("http://")]
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "letters.py").write_text(PLUGIN)
+    (folder / "letter_target.py").write_text(TARGET)
     async with opened_runtime(
-        default_environment, folder, egress=egress, egress_allow_private=True, policy=str(folder / "policy.toml")
+        default_environment,
+        folder,
+        egress=egress,
+        egress_allow_private=True,
+        policy=str(folder / "policy.toml"),
+        plugins_directory=str(folder / "plugins"),
     ) as runtime:
         yield runtime
 
@@ -191,3 +226,17 @@ async def test_a_forged_form_ends_the_kernel_and_not_the_server(runtime: Runtime
         assert result.status == "died"
         assert "malformed message" in str(result.error)
         assert (await caller.execute("1")).status == "ok"
+
+
+async def test_a_plugin_s_target_runs_in_sessions_and_cannot_take_the_place_of_ours(
+    runtime: Runtime, shared_session: str
+) -> None:
+    code = (
+        "import forms, os\nreceipt = forms.open('letter:x').fill({'to': 'Ada'}).submit()\n"
+        "[receipt['kind'], receipt['answer']['text'], forms.targets(), os.listdir(os.environ['BELLJAR_FORM_TARGETS'])]"
+    )
+    async with connected(runtime) as caller:
+        result = await caller.execute(code, shared_session)
+    assert result.result == "['letter', 'to Ada', ['letter', 'browser', 'pdf', 'http'], ['letter.py']]"
+    (record,) = [each for each in runtime.plugins.records if each.name == "letters"]
+    assert "'pdf' is belljar's own and cannot be replaced" in record.error

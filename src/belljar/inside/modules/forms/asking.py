@@ -90,7 +90,7 @@ def _ask_batch(
     missing, reasons = fields, faults
     for _ in range(_MOST_ROUNDS):
         try:
-            answer = ask_together(_message(missing, reasons, message), _asked_schema(missing))
+            answer = ask_together(_message(missing, reasons, message), asked_schema(missing))
         except EOFError:
             raise NobodyToAsk(_nobody(missing, reasons)) from None
         if answer is None:
@@ -134,10 +134,11 @@ def _message(fields: list[Field], faults: dict[str, str], message: str) -> str:
     return "\n".join(lines)
 
 
-def _asked_schema(fields: list[Field]) -> dict[str, Any]:
-    """Return the schema in the form that elicitation has: flat, and with its keywords only."""
-    required = [one.name for one in fields if one.is_required]
-    return {"type": "object", "properties": {one.name: _asked(one) for one in fields}, "required": required}
+def asked_schema(fields: list[Field]) -> dict[str, Any]:
+    """Return the schema in the form that elicitation has: flat, with its keywords only, and without passwords."""
+    shown = [one for one in fields if not one.schema.get("writeOnly")]
+    required = [one.name for one in shown if one.is_required]
+    return {"type": "object", "properties": {one.name: _asked(one) for one in shown}, "required": required}
 
 
 def _asked(field: Field) -> dict[str, Any]:

@@ -15,12 +15,14 @@ import base64
 import json
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from .base import Form, Receipt
 from .errors import FateUnknown, FormError
 from .html import Control, PageForm, Upload, origin
 from .schema import Field, as_list, tidy
+from .sources import is_address
 
 SETTLE_S = 15.0
 """How long a page may take to answer a form that was sent."""
@@ -368,3 +370,12 @@ def _control(said: dict[str, Any]) -> Control:
 def _notes(form: PageForm, read: dict[str, Any]) -> list[str]:
     is_elsewhere = origin(form.action) != origin(str(read["url"]))
     return [f"it is sent to another site, {origin(form.action)}"] if is_elsewhere else []
+
+
+def open_form(source: Any, options: Mapping[str, Any]) -> BrowserForm | None:
+    """Return the form of a page that a browser opens; None where no browser is named."""
+    if not options["browser"]:
+        return None
+    if not is_address(source):
+        raise FormError(f"a browser opens http and https addresses, not {source!r:.200}")
+    return BrowserForm(options["browser"], source, options["form"])

@@ -15,6 +15,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -23,6 +24,7 @@ from .base import Form, Receipt
 from .errors import FateUnknown, FormError, FormRefused
 from .html import Page, PageForm, Upload, needs_script, origin, page_forms, page_text
 from .schema import Field, as_list, tidy
+from .sources import content_of, is_address, name_of
 
 LARGEST_PAGE_BYTES = 10 * 1024 * 1024
 TIMEOUT_S = 30.0
@@ -358,3 +360,13 @@ def _multipart(entries: list[tuple[str, Any]], boundary: str, charset: str) -> b
 
 def _quoted(name: str) -> str:
     return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def open_form(source: Any, options: Mapping[str, Any]) -> Form | None:
+    """Return the form of a page: an address, a file, text or bytes; None for what is no HTML."""
+    if is_address(source):
+        return open_url(source, options["form"])
+    content = content_of(source)
+    if content is None or b"<" not in content:
+        return None
+    return from_html(content, options["url"] or name_of(source), options["form"])

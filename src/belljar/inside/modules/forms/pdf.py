@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from .base import Form, Receipt
 from .errors import FormError
 from .schema import MOST_FIELDS, Field, as_list, is_empty, one_of, tidy
+from .sources import content_of, is_address, name_of
 
 LARGEST_BYTES = 100 * 1024 * 1024
 _DEEPEST = 30
@@ -378,3 +379,13 @@ def _replace(path: Path, content: bytes) -> None:
         Path(draft).replace(path)
     except OSError as error:
         raise FormError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def open_form(source: Any, options: Mapping[str, Any]) -> PdfForm | None:
+    """Return the form of a PDF that is a file or bytes; None for any other source."""
+    if is_address(source):
+        return None
+    content = content_of(source)
+    if content is None or not content[:1024].lstrip().startswith(b"%PDF-"):
+        return None
+    return PdfForm(content, name_of(source), options["password"])

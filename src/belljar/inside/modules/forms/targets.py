@@ -1,31 +1,31 @@
 """Which kind of form a source is: the targets that are known, and those that the operator's plugins add.
 
-A target is a function `(source, options) -> Form | None`; None means that the source is none of its own. Plugins'
-targets are asked first. They are modules that the operator shows to sessions, and run in the session like its own code.
+A target is a module with `open_form(source, options)`, which returns None for a source that is none of its own.
+Plugins' targets are asked first. They are files that the operator shows to sessions, and run like a session's code.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from .base import Form
 from .errors import FormChanged, FormError
 
 VARIABLE = "BELLJAR_FORM_TARGETS"
-"""The modules that bring targets, separated by commas; the host sets it for plugins."""
+"""The folder of the files of plugins that bring targets; the host sets it."""
 Target = Callable[[Any, Mapping[str, Any]], Any]
-_LARGEST_BYTES = 100 * 1024 * 1024
-_targets: dict[str, Target] = {}
-_loaded: set[str] = set()
+_own: dict[str, Target] = {}
+_added: dict[str, Target] = {}
 
 
 def register(name: str, target: Target) -> None:
-    """Add a target, or replace the one of that name."""
-    _targets[name] = target
+    """Add a target for this session, or replace the one of that name that was added before."""
+    _added[name] = target
 
 
 def open(
@@ -44,8 +44,8 @@ def open(
     a browser server of the toolbox; `fingerprint` is that of an earlier reading, and another form raises FormChanged.
     """
     known = {"form": form, "url": url, "browser": browser, "password": password, **options}
-    _load_plugins()
-    for target in [*reversed(_targets.values())]:
+    _load()
+    for target in (*_added.values(), *_own.values()):
         found = target(source, known)
         if found is not None:
             if fingerprint and found.fingerprint != fingerprint:
@@ -56,78 +56,26 @@ def open(
 
 def targets() -> list[str]:
     """Return the names of the targets, those asked first in front."""
-    _load_plugins()
-    return [*reversed(_targets)]
+    _load()
+    return [*_added, *_own]
 
 
-def _load_plugins() -> None:
-    for name in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
-        if name not in _loaded:
-            _loaded.add(name)
-            try:
-                register(name, importlib.import_module(name).open_form)
-            except Exception as error:
-                raise FormError(f"the plugin's form target {name} cannot be loaded: {error}") from error
+def _load() -> None:
+    """Load belljar's own targets and the plugins' files, each once; a file that fails is named."""
+    if not _own:
+        from . import browser, http, pdf
 
-
-def _open_pdf(source: Any, options: Mapping[str, Any]) -> Form | None:
-    content = _content(source)
-    if content is None or not content[:1024].lstrip().startswith(b"%PDF-"):
-        return None
-    from .pdf import PdfForm
-
-    return PdfForm(content, _name(source), options["password"])
-
-
-def _open_http(source: Any, options: Mapping[str, Any]) -> Form | None:
-    from . import http
-
-    if isinstance(source, str) and source.startswith(("http://", "https://")):
-        return http.open_url(source, options["form"])
-    content = _content(source)
-    if content is None or b"<" not in content:
-        return None
-    return http.from_html(content, options["url"] or _name(source), options["form"])
-
-
-def _open_browser(source: Any, options: Mapping[str, Any]) -> Form | None:
-    if not options["browser"]:
-        return None
-    if not (isinstance(source, str) and source.startswith(("http://", "https://"))):
-        raise FormError(f"a browser opens http and https addresses, not {source!r:.200}")
-    from .browser import BrowserForm
-
-    return BrowserForm(options["browser"], source, options["form"])
-
-
-def _content(source: Any) -> bytes | None:
-    """Return the bytes of a file, or of text that is HTML; None for an address."""
-    if isinstance(source, (bytes, bytearray)):
-        return bytes(source)
-    if isinstance(source, str) and source.lstrip().startswith("<"):
-        return source.encode("utf-8", "replace")
-    if isinstance(source, str) and "://" in source:
-        return None
-    if not isinstance(source, (str, os.PathLike)):
-        raise FormError(f"a {type(source).__name__} is no form: pass a path, a URL, or HTML")
-    file = Path(cast("str", source))
-    try:
-        if file.stat().st_size > _LARGEST_BYTES:
-            raise FormError(f"{file} has more than {_LARGEST_BYTES:,} bytes")
-        return file.read_bytes()
-    except OSError as error:
-        raise FormError(f"{str(file)[:200]} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise FormError(f"{str(file)[:200]!r} is no path") from None
-
-
-def _name(source: Any) -> str:
-    if isinstance(source, (bytes, bytearray)):
-        return "the document"
-    text = str(source)
-    return "the page" if text.lstrip().startswith("<") else text
-
-
-register("http", _open_http)
-register("pdf", _open_pdf)
-register("browser", _open_browser)
+        _own.update(browser=browser.open_form, pdf=pdf.open_form, http=http.open_form)
+    folder = os.environ.get(VARIABLE, "")
+    for file in sorted(Path(folder).glob("*.py")) if folder else ():
+        if file.stem in _added:
+            continue
+        name = f"forms_target_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        try:
+            module: Any = importlib.util.module_from_spec(spec)  # pyright: ignore[reportArgumentType]
+            sys.modules[name] = module  # so that its forms can be pickled with the session
+            spec.loader.exec_module(module)  # pyright: ignore
+            register(file.stem, module.open_form)
+        except Exception as error:
+            raise FormError(f"the form target {file.stem} of a plugin cannot be loaded: {error!r}") from error
