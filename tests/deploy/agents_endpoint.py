@@ -1,7 +1,7 @@
 """A stand-in for a Foundry project: keeps agents, and answers as a model would that runs Python by the agent's tool.
 
-What it does with the tool is real: it connects to the server that the agent names, as the platform does, lists its tools
-and runs code there. It speaks TLS, because Azure's clients send their tokens over nothing else.
+What it does with the tool is real: it connects to the server that the agent names, as the platform does, lists its
+tools and runs code there. It speaks TLS, because Azure's clients send their tokens over nothing else.
 """
 
 import asyncio

@@ -106,8 +106,6 @@ def test_what_is_not_set_is_named(python: Path) -> None:
 
 # The template, as far as it can be checked without the Bicep compiler
 
-NUMBER = r"(\d+)"
-
 
 def test_the_template_has_what_the_article_needs_and_its_outputs_are_the_variables() -> None:
     text = (KIT / "main.bicep").read_text()

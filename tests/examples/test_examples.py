@@ -1,4 +1,4 @@
-"""Every program of `examples/` as it is, with a scripted model in place of a real one, in its framework's environment."""
+"""Every program of `examples/` as it is, with a scripted model for a real one, in its framework's environment."""
 
 import os
 import subprocess
