@@ -1,4 +1,4 @@
-"""The image as people start it: stdio and HTTP with nothing set, and what it says where the engine's rules are tight."""
+"""The image as people start it: stdio and HTTP with nothing set, and what it says where an engine is strict."""
 
 import os
 import re
