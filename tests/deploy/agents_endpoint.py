@@ -5,8 +5,6 @@ tools and runs code there. It speaks TLS, because Azure's clients send their tok
 """
 
 import asyncio
-import datetime
-import ipaddress
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from certificates import make_certificate
 
 PROJECT = "/api/projects/test"
 CODE = "import math\nprint(math.factorial(10))"
@@ -136,9 +132,9 @@ def httpx_client(key: str) -> Any:
 @contextmanager
 def served(endpoint: AgentsEndpoint, folder: Path) -> Generator[Path]:
     """Serve it at a free port of this machine; yields the file of the authority that vouches for it."""
-    certificate, key = make_certificate(folder)
+    files = make_certificate(folder)
     config = uvicorn.Config(
-        endpoint.app(), host="127.0.0.1", port=0, log_config=None, ssl_certfile=certificate, ssl_keyfile=key
+        endpoint.app(), host="127.0.0.1", port=0, log_config=None, ssl_certfile=files.certificate, ssl_keyfile=files.key
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
@@ -147,7 +143,7 @@ def served(endpoint: AgentsEndpoint, folder: Path) -> Generator[Path]:
         _until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         endpoint.url = f"https://localhost:{port}{PROJECT}"
-        yield certificate
+        yield files.certificate
     finally:
         server.should_exit = True
         thread.join()
@@ -157,29 +153,3 @@ def _until(look: Any) -> None:
     from waiting import until_blocking
 
     until_blocking(look)
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine that vouches for itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / "certificate.pem", folder / "key.pem"
-    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return files
