@@ -93,6 +93,13 @@ async def test_variables_output_and_errors_are_those_of_any_session(engine: bell
         assert values.result == "[True, None, 1.5, 'x']"
 
 
+async def test_long_output_comes_whole(engine: belljar.Engine) -> None:
+    async with engine.open_session() as session:
+        result = await session.execute("print('x' * 100_000)")
+        assert result.truncated is not None
+        assert result.truncated.total_bytes == 100_001
+
+
 async def test_a_figure_is_shown(engine: belljar.Engine) -> None:
     async with engine.open_session() as session:
         result = await session.execute("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()")
