@@ -45,7 +45,8 @@ def over_stdio(image: str, *options: str) -> Client:
 
 async def test_docker_run_i_speaks_stdio_and_seals_sessions_off(image: str) -> None:
     async with over_stdio(image, *NESTED) as client:
-        code = "import os\nprint(sum(name.isdigit() for name in os.listdir('/proc')))\nos.path.exists('/data/journal.sqlite')"
+        processes = "sum(name.isdigit() for name in os.listdir('/proc'))"
+        code = f"import os\nprint({processes})\nos.path.exists('/data/journal.sqlite')"
         answer = await client.call_tool("execute_code", {"code": code})
         result = answer.structured_content
         assert result is not None, answer
