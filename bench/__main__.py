@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import (
     first_result,
     forking,
+    foundry,
     journal,
     lines,
     mcp_calls,
@@ -40,6 +41,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "sandbox": sandboxes.measure,
     "forking": forking.measure,
     "neighbours": neighbours.measure,
+    "foundry": foundry.measure,
     "toolbox": toolbox.measure,
     "search": search.measure,
 }

@@ -81,8 +81,6 @@ async def open_runtime(settings: Settings, *, prepares: bool = True) -> AsyncGen
 
     Without `prepares` the configured environment is made ready only when something needs it.
     """
-    if not prepares:
-        settings = settings.model_copy(update={"pool_size": 0, "fork_start": False})
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
     guardrails = configured_guardrails(settings)
@@ -126,7 +124,9 @@ async def open_runtime(settings: Settings, *, prepares: bool = True) -> AsyncGen
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
-                open_registry(guardrails, redactors, sessions, journal, records, starter, handover) as registry,
+                open_registry(
+                    guardrails, redactors, sessions, journal, records, starter, handover, fills_pool=prepares
+                ) as registry,
                 serve_operators(run.folder, registry),
             ):
                 await takeover.take_over_all(registry, run.living)

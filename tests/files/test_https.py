@@ -1,5 +1,7 @@
 import asyncio
 import datetime
+import io
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -15,9 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from belljar.egress.rules import parse_rule
 from belljar.errors import BelljarError, InvalidArgument, TooLarge
 from belljar.files.addresses import Address, refusal
-from belljar.files.https import fetch_https
+from belljar.files.https import Reach, fetch_https, send_https
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +75,7 @@ class Store:
     then: Callable[[asyncio.StreamWriter], Awaitable[None]] | None = None
     port: int = 0
     requests: list[str] = field(default_factory=list[str])
+    bodies: list[bytes] = field(default_factory=list[bytes])
     server_names: list[str | None] = field(default_factory=list[str | None])
 
     def url(self, path: str = "/file", host: str = "localhost") -> str:
@@ -79,12 +83,25 @@ class Store:
 
     async def fetch(self, url: str, max_bytes: int = 1000, **options: float) -> bytes:
         return await fetch_https(
-            url, max_bytes, allow_private=True, ssl_context=self.certificate.client, deadline_s=options.get("s", 30.0)
+            url,
+            max_bytes,
+            reach=Reach(allow_private=True),
+            ssl_context=self.certificate.client,
+            deadline_s=options.get("s", 30.0),
+        )
+
+    async def send(self, url: str, content: bytes, *rules: str) -> int:
+        reach = Reach([parse_rule(rule) for rule in rules] if rules else None, allow_private=True)
+        return await send_https(
+            url, io.BytesIO(content), len(content), reach=reach, ssl_context=self.certificate.client
         )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.requests.append(head)
+            if length := re.search(r"content-length: (\d+)", head, re.IGNORECASE):
+                self.bodies.append(await reader.readexactly(int(length[1])))
             writer.write(self.answer)
             await writer.drain()
             if self.then is not None:
@@ -185,7 +202,7 @@ async def test_one_bad_address_among_the_good_refuses_the_host(
 async def test_metadata_is_refused_even_where_private_addresses_are_fine(monkeypatch: pytest.MonkeyPatch):
     resolver(monkeypatch, "168.63.129.16")
     with pytest.raises(InvalidArgument, match="a metadata service"):
-        await fetch_https("https://store.example/", 1000, allow_private=True)
+        await fetch_https("https://store.example/", 1000, reach=Reach(allow_private=True))
 
 
 async def test_redirects_are_followed(certificate: Certificate):
@@ -277,7 +294,7 @@ async def test_a_silent_server_meets_the_deadline(certificate: Certificate, star
             await done.wait()
 
         store.then = say_nothing
-        with pytest.raises(InvalidArgument, match=r"did not send the file within 0\.2 s") as refused:
+        with pytest.raises(InvalidArgument, match=r"was not done with the file within 0\.2 s") as refused:
             await store.fetch(store.url(), s=0.2)
         done.set()
     assert SECRET not in str(refused.value)
@@ -289,7 +306,7 @@ async def test_a_silent_server_meets_the_deadline(certificate: Certificate, star
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "answered 404"),
         (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "answered 302"),
         (ok(b"12345")[:-1], "stopped half-way"),
-        (b"", "could not be fetched"),
+        (b"", "could not be reached"),
         (b"not http\r\n\r\n", "broke the rules of HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "broke the rules of HTTP"),
         (ok(b"\x1f\x8b", "Content-Encoding: gzip"), "Content-Encoding 'gzip'"),
@@ -310,7 +327,7 @@ async def test_a_certificate_for_another_name_or_of_no_authority_is_refused(
         with pytest.raises(InvalidArgument, match="certificate not accepted: Hostname mismatch"):
             await store.fetch(store.url(host="other.example"))
         with pytest.raises(InvalidArgument, match="certificate not accepted: self"):
-            await fetch_https(store.url(host="store.example"), 1000, allow_private=True)
+            await fetch_https(store.url(host="store.example"), 1000, reach=Reach(allow_private=True))
     assert store.requests == []
 
 
@@ -346,7 +363,7 @@ async def test_an_unknown_host_is_an_error_without_the_query(monkeypatch: pytest
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(anyio, "getaddrinfo", resolve)
-    with pytest.raises(InvalidArgument, match=r"^https://store\.example could not be fetched: the host is not known"):
+    with pytest.raises(InvalidArgument, match=r"^https://store\.example could not be reached: the host is not known"):
         await fetch_https(f"https://store.example/?{SECRET}", 1000)
 
 
@@ -360,3 +377,46 @@ async def test_nothing_of_the_url_is_logged_or_kept_in_the_cause(
     assert SECRET not in caplog.text
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__
+
+
+# Sending
+
+
+async def test_a_file_is_sent_by_put_as_blob_stores_take_it(certificate: Certificate) -> None:
+    content = bytes(range(256)) * 4_000
+    async with open_store(certificate, b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n") as store:
+        assert await store.send(store.url("/out/result.csv"), content) == 201
+    assert store.bodies == [content]
+    assert store.requests[0].startswith(f"PUT /out/result.csv?{SECRET} HTTP/1.1\r\n")
+    assert "x-ms-blob-type: BlockBlob" in store.requests[0]
+
+
+async def test_a_store_that_refuses_a_file_is_told_without_the_signature(certificate: Certificate) -> None:
+    for answer in (b"HTTP/1.1 403 Forbidden\r\n\r\n", redirect("https://other.example/"), b""):
+        async with open_store(certificate, answer) as store:
+            with pytest.raises(InvalidArgument) as refused:
+                await store.send(store.url(), b"content")
+        assert "do-not-show" not in str(refused.value)
+
+
+async def test_only_hosts_of_the_rules_are_reached_also_by_redirect(certificate: Certificate) -> None:
+    async with open_store(certificate) as store:
+        with pytest.raises(InvalidArgument, match="no host that the setting egress allows"):
+            await store.send(store.url(), b"content", "store.example:443")
+        assert store.requests == []
+        again = f"HTTP/1.1 307 Elsewhere\r\nLocation: https://127.0.0.1:{store.port}/\r\nContent-Length: 0\r\n\r\n"
+        store.answer = again.encode()
+        with pytest.raises(InvalidArgument, match=r"https://127\.0\.0\.1:\d+ is not reached"):
+            await store.send(store.url(), b"content", f"localhost:{store.port}")
+        assert len(store.requests) == 1
+
+
+async def test_a_redirect_to_a_private_address_gets_no_file(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(certificate) as store:
+        store.answer = b"HTTP/1.1 307 Elsewhere\r\nLocation: https://168.63.129.16/\r\nContent-Length: 0\r\n\r\n"
+        with pytest.raises(InvalidArgument, match="a metadata service"):
+            await store.send(store.url(), b"content")
+    with pytest.raises(InvalidArgument, match="a private address"):
+        await send_https("https://127.0.0.1/", io.BytesIO(b""), 0, reach=Reach())

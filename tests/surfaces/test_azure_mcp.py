@@ -1,5 +1,6 @@
 """The surface of the Azure code interpreter's MCP server, as its clients call it."""
 
+import itertools
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +18,9 @@ from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.runtime import Runtime
 from belljar.settings import Settings
+from belljar.settings.kinds import unmixed
 from belljar.surfaces.azure import pool_environment
+from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio
 KEYS = {"ada": "key-of-ada-0123456789", "bob": "key-of-bob-0123456789"}
@@ -145,6 +148,18 @@ async def test_a_current_session_that_is_over_is_told_once_and_then_replaced(url
         assert session in text_of(gone)
         assert "new_session" in text_of(gone)
         assert session_of(await say(client, "exec", code="2")) != session
+
+
+async def test_surfaces_with_tools_of_the_same_name_are_never_mixed(runtime: Runtime) -> None:
+    names = ("interpreter", "toolbox", "executor", "azure-mcp", "foundry")
+    tools = {name: {tool.name for tool in await build_server(runtime, [name]).list_tools()} for name in names}
+    for one, other in itertools.combinations(names, 2):
+        # The toolbox leaves out what the interpreter has.
+        if tools[one] & tools[other] and {one, other} != {"interpreter", "toolbox"}:
+            with pytest.raises(ValueError, match=r"alone|both have"):
+                unmixed([one, other])
+        elif "executor" not in (one, other):
+            assert unmixed([one, other]) == [one, other]
 
 
 def test_a_pool_that_is_named_in_part_is_an_error_that_names_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

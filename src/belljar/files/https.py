@@ -1,4 +1,4 @@
-"""Fetches one https: URL that a caller named, without giving the caller access to the host's private network.
+"""Fetches one https: URL that a caller named, or sends a file to one, without opening the host's private network.
 
 A host is resolved once for each redirect, all its addresses are checked, and the connection goes to a checked address,
 so that a name cannot resolve to another one in between. An HTTP client library would log URLs, and with them signatures
@@ -8,22 +8,31 @@ in query strings; h11 implements the protocol and logs nothing. Errors name the 
 import functools
 import re
 import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from socket import SOCK_STREAM
+from typing import BinaryIO, TypeVar
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import anyio
 import h11
 from anyio.abc import ByteStream
 
-from belljar.errors import InvalidArgument, TooLarge
+from belljar.egress.rules import Rule, plain_host
+from belljar.errors import FileMissing, InvalidArgument, TooLarge
 from belljar.files.addresses import Address, refusal
 
 MAX_REDIRECTS = 5
 DEADLINE_S = 30.0
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# The others ask for another method, and so for a request without the file.
+_SENDING_REDIRECTS = frozenset({307, 308})
+_SENT = frozenset({200, 201, 204})
+_SEND_BYTES = 256 * 1024
+# What a slow connection may take for a file, beyond `DEADLINE_S`.
+_SLOWEST_BYTES_S = 256 * 1024
 _RECEIVE_BYTES = 65_536
 _CONNECT_S = 10.0
 _HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_:.-]{0,252}")
@@ -47,29 +56,83 @@ class _Target:
         return host if self.port == 443 else f"{host}:{self.port}"
 
 
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which hosts may be connected to: those of `rules`, or any public one; never metadata services."""
+
+    rules: Sequence[Rule] | None = None
+    """Rules of the egress setting; None where any public host may be reached."""
+    allow_private: bool = False
+
+    def refusal(self, host: str, port: int) -> str:
+        """Return why a host may not be connected to, whatever its addresses are; empty if it may."""
+        plain = plain_host(host)
+        if self.rules is None or any(rule.allows(plain, port) for rule in self.rules):
+            return ""
+        return "it is no host that the setting egress allows"
+
+
+PUBLIC = Reach()
+
+
 async def fetch_https(
     url: str,
     max_bytes: int,
     *,
-    allow_private: bool = False,
+    reach: Reach = PUBLIC,
     ssl_context: ssl.SSLContext | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> bytes:
-    """Fetch `url`, following redirects, and return the body. `allow_private` never allows metadata services."""
+    """Fetch `url`, following redirects, and return the body."""
+
+    async def exchange(stream: ByteStream, target: _Target) -> bytes | _Redirect:
+        return await _receive(stream, target, max_bytes)
+
+    return await _asked(url, exchange, reach, ssl_context, deadline_s)
+
+
+async def send_https(
+    url: str,
+    file: BinaryIO,
+    size: int,
+    *,
+    reach: Reach,
+    ssl_context: ssl.SSLContext | None = None,
+    deadline_s: float | None = None,
+) -> int:
+    """Send `size` bytes of a file to `url` by PUT, as blob stores take them; return the status of the answer."""
+
+    async def exchange(stream: ByteStream, target: _Target) -> int | _Redirect:
+        await anyio.to_thread.run_sync(file.seek, 0)
+        return await _send(stream, target, file, size)
+
+    return await _asked(url, exchange, reach, ssl_context, deadline_s or DEADLINE_S + size / _SLOWEST_BYTES_S)
+
+
+Exchange = Callable[[ByteStream, "_Target"], Awaitable["Done | _Redirect"]]
+
+
+async def _asked(
+    url: str, exchange: "Exchange[Done]", reach: Reach, ssl_context: ssl.SSLContext | None, deadline_s: float
+) -> Done:
+    """Make one exchange with each host that redirects lead to, until one answers otherwise."""
     context = ssl_context or _verifying_context()
     target = _parse(url)
     try:
         with anyio.fail_after(deadline_s):
             for _ in range(MAX_REDIRECTS + 1):
-                found = await _fetch_one(target, max_bytes, context, allow_private=allow_private)
-                if isinstance(found, bytes):
+                found = await _exchange_with(target, exchange, context, reach)
+                if not isinstance(found, _Redirect):
                     return found
                 url = _follow(url, found.location)
                 target = _parse(url)
     except TimeoutError as error:
         raise InvalidArgument(
-            f"{target} did not send the file within {deadline_s:g} s",
-            hint="Try again, or upload the file in smaller parts",
+            f"{target} was not done with the file within {deadline_s:g} s",
+            hint="Try again, or move the file in smaller parts",
         ) from error
     raise InvalidArgument(f"more than {MAX_REDIRECTS} redirects, the last to {target}", hint="Use the final URL")
 
@@ -122,12 +185,16 @@ def _ascii_host(split: SplitResult) -> str:
     return host if host.isascii() else host.encode("idna").decode("ascii")
 
 
-async def _fetch_one(
-    target: _Target, max_bytes: int, context: ssl.SSLContext, *, allow_private: bool
-) -> bytes | _Redirect:
+async def _exchange_with(
+    target: _Target, exchange: "Exchange[Done]", context: ssl.SSLContext, reach: Reach
+) -> "Done | _Redirect":
+    if reason := reach.refusal(target.host, target.port):
+        raise InvalidArgument(
+            f"{target} is not reached: {reason}", hint=f"The operator can add {target.host}:{target.port} to egress"
+        )
     addresses = await _resolve(target)
     for address in addresses:
-        if reason := refusal(address, allow_private=allow_private):
+        if reason := refusal(address, allow_private=reach.allow_private):
             raise InvalidArgument(
                 f"{target} leads to {reason}, which is not fetched",
                 hint="Use a public URL, or upload the content as text or base64",
@@ -135,7 +202,7 @@ async def _fetch_one(
     try:
         stream = await _connect(target, addresses, context)
         try:
-            return await _exchange(stream, target, max_bytes)
+            return await exchange(stream, target)
         finally:
             await anyio.aclose_forcefully(stream)
     except ssl.SSLCertVerificationError as error:
@@ -150,7 +217,7 @@ async def _fetch_one(
 
 
 def _failed(target: _Target, reason: str) -> InvalidArgument:
-    return InvalidArgument(f"{target} could not be fetched: {reason}", hint="Check the URL, or try again")
+    return InvalidArgument(f"{target} could not be reached: {reason}", hint="Check the URL, or try again")
 
 
 async def _resolve(target: _Target) -> list[Address]:
@@ -181,31 +248,58 @@ async def _connect(target: _Target, addresses: list[Address], context: ssl.SSLCo
     raise failure
 
 
-async def _exchange(stream: ByteStream, target: _Target, max_bytes: int) -> bytes | _Redirect:
+async def _receive(stream: ByteStream, target: _Target, max_bytes: int) -> bytes | _Redirect:
     connection = h11.Connection(h11.CLIENT)
-    request = h11.Request(
-        method="GET",
-        target=target.resource,
-        headers=[
-            ("Host", target.authority),
-            ("User-Agent", "belljar"),
-            ("Accept", "*/*"),
-            ("Accept-Encoding", "identity"),
-            ("Connection", "close"),
-        ],
-    )
-    await stream.send(connection.send(request) or b"")
+    headers = [("Accept", "*/*"), ("Accept-Encoding", "identity")]
+    await stream.send(connection.send(_request("GET", target, headers)) or b"")
     connection.send(h11.EndOfMessage())
+    status, answered = await _answer(connection, stream)
+    if status in _REDIRECTS and b"location" in answered:
+        return _Redirect(answered[b"location"])
+    _check(target, status, answered, max_bytes)
+    return await _read_body(connection, stream, target, max_bytes)
+
+
+async def _send(stream: ByteStream, target: _Target, file: BinaryIO, size: int) -> int | _Redirect:
+    connection = h11.Connection(h11.CLIENT)
+    headers = [
+        ("Content-Length", str(size)),
+        ("Content-Type", "application/octet-stream"),
+        # Azure's blob store wants to know; others ignore it.
+        ("x-ms-blob-type", "BlockBlob"),
+    ]
+    await stream.send(connection.send(_request("PUT", target, headers)) or b"")
+    left = size
+    while left > 0:
+        chunk = await anyio.to_thread.run_sync(file.read, min(_SEND_BYTES, left))
+        if not chunk:
+            raise FileMissing("the file became shorter while it was sent", hint="Send it when nothing writes to it")
+        left -= len(chunk)
+        await stream.send(connection.send(h11.Data(data=chunk)) or b"")
+    await stream.send(connection.send(h11.EndOfMessage()) or b"")
+    status, answered = await _answer(connection, stream)
+    if status in _SENDING_REDIRECTS and b"location" in answered:
+        return _Redirect(answered[b"location"])
+    if status not in _SENT:
+        raise InvalidArgument(
+            f"{target} answered {status}",
+            hint="Check that the URL is right, allows writing, and that its signature has not expired",
+        )
+    return status
+
+
+def _request(method: str, target: _Target, headers: list[tuple[str, str]]) -> h11.Request:
+    always = [("Host", target.authority), ("User-Agent", "belljar"), ("Connection", "close")]
+    return h11.Request(method=method, target=target.resource, headers=[*always, *headers])
+
+
+async def _answer(connection: h11.Connection, stream: ByteStream) -> tuple[int, dict[bytes, str]]:
     response = await _next_event(connection, stream)
     while isinstance(response, h11.InformationalResponse):
         response = await _next_event(connection, stream)
     if not isinstance(response, h11.Response):
         raise h11.RemoteProtocolError("no response")
-    headers = {name.lower(): value.decode(errors="replace") for name, value in response.headers}
-    if response.status_code in _REDIRECTS and b"location" in headers:
-        return _Redirect(headers[b"location"])
-    _check(target, response.status_code, headers, max_bytes)
-    return await _read_body(connection, stream, target, max_bytes)
+    return response.status_code, {name.lower(): value.decode(errors="replace") for name, value in response.headers}
 
 
 def _check(target: _Target, status: int, headers: dict[bytes, str], max_bytes: int) -> None:

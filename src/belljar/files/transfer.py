@@ -9,11 +9,15 @@ import re
 import ssl
 from base64 import b64decode
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from belljar.errors import FileMissing, InvalidArgument, SettingsError, TooLarge
 from belljar.files.names import MAX_DEPTH
 from belljar.files.workspace import Workspace
+
+if TYPE_CHECKING:
+    from belljar.files.https import Reach
 
 _MAX_SAME_NAME = 1_000
 _MAX_SAVED_NAME_BYTES = 200
@@ -26,10 +30,13 @@ async def decode_upload(
     url: str | None = None,
     *,
     max_bytes: int,
-    allow_private: bool = False,
+    reach: "Reach | None" = None,
     ssl_context: ssl.SSLContext | None = None,
 ) -> bytes:
-    """Return the bytes of an upload, given in exactly one of three ways; an empty `text` is an empty file."""
+    """Return the bytes of an upload, given in exactly one of three ways; an empty `text` is an empty file.
+
+    `reach` says which hosts a URL may name; without it, any public one.
+    """
     given = [name for name, value in (("text", text), ("base64", base64), ("url", url)) if value is not None]
     if len(given) != 1:
         raise InvalidArgument(
@@ -44,9 +51,9 @@ async def decode_upload(
     if url[:5].lower() == "data:":
         return _decode_data_url(url, max_bytes)
     # Imported here because it takes 24 ms, and most servers never fetch.
-    from belljar.files.https import fetch_https
+    from belljar.files.https import PUBLIC, fetch_https
 
-    return await fetch_https(url, max_bytes, allow_private=allow_private, ssl_context=ssl_context)
+    return await fetch_https(url, max_bytes, reach=reach or PUBLIC, ssl_context=ssl_context)
 
 
 def download_folder(directory: Path, session_id: str) -> Path:

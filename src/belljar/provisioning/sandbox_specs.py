@@ -104,7 +104,7 @@ class SpecBuilder:
         if PACKAGES in self._settings.egress:
             rules += await self._uv_sandbox.index_rules()
             variables = await asyncio.to_thread(index_variables)
-        return Egress(rules, self._settings.egress_allow_private, variables)
+        return Egress(rules, self._settings.egress_allow_private, variables, self._settings.max_upload_bytes)
 
 
 def thread_count(limits: Limits) -> int:

@@ -1,4 +1,4 @@
-"""The services that the host offers in a sandbox: the egress proxy, package installation, and tool calls.
+"""The services that the host offers in a sandbox: the egress proxy, packages, files by URL, and tool calls.
 
 Each is a listening socket in the session's scratch folder and lives as long as the sandbox. `ServicedSandbox` is a
 sandbox together with its services, which kernels use like any other sandbox.
@@ -39,6 +39,8 @@ class Egress:
     allow_private: bool = False
     variables: Mapping[str, str] | None = None
     """Environment variables that the session gets in addition to the proxy's address."""
+    transfer_bytes: int = 0
+    """The largest file that the host fetches or sends for the session's code."""
 
 
 async def open_services(
@@ -66,7 +68,7 @@ async def open_services(
         session_id, scratch = folders.session_id, folders.scratch
         # New names for every kernel, because code of the last one may have left anything under an old name.
         token = secrets.token_hex(4)
-        kinds = ("packages", "egress", *(("toolbox",) if toolbox else ()))
+        kinds = ("packages", "egress", "transfers", *(("toolbox",) if toolbox else ()))
         serviced.sockets = {f"{kind}-{token}": SessionSocket() for kind in kinds} if sockets is None else {**sockets}
         names = {name.partition("-")[0]: name for name in serviced.sockets}
         if environment is not None and (name := names.pop("packages", "")):
@@ -87,6 +89,20 @@ async def open_services(
             )
             serviced.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
             serviced.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
+        if egress.rules and (name := names.pop("transfers", "")):
+            # Imported here, because these import an HTTP library, too.
+            from belljar.files.https import Reach
+            from belljar.provisioning.transfer_server import Transfers, open_transfer_server
+
+            reach = Reach(egress.rules, egress.allow_private)
+            identity = folders.identity
+            owner = (identity.uid, identity.gid) if identity else None
+            transfers = Transfers(folders.workspace, owner, reach, room, egress.transfer_bytes)
+            socket = serviced.sockets[name]
+            await services.enter_async_context(
+                open_transfer_server(scratch, name, session_id=session_id, transfers=transfers, socket=socket)
+            )
+            serviced.variables["BELLJAR_TRANSFERS"] = f"{sandbox.scratch}/{name}"
         if toolbox is not None and (name := names.pop("toolbox", "")):
             inside, socket = sandbox.workspace, serviced.sockets[name]
             await services.enter_async_context(

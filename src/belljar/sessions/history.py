@@ -20,6 +20,7 @@ from belljar.outputs.budget import TextBudget, clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
 from belljar.outputs.summary import Summary
+from belljar.privacy.signatures import without_signatures
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 
@@ -61,7 +62,7 @@ class ExecutionHistory:
                 hint=f"Pass at most {MOST_KEY_CHARS} printable characters, such as a UUID",
             )
         known = self._journal.find_key(principal, key) if key else None
-        if known and (record := self._journal.find(known)) is not None and record.code != code:
+        if known and (record := self._journal.find(known)) is not None and record.code != without_signatures(code):
             raise InvalidArgument(
                 f"idempotency_key {key!r} was given with other code before, for execution {known}",
                 hint="Pass a new key with new code; to see what the other code gave, call get_execution",

@@ -363,10 +363,13 @@ async def open_registry(
     records: SessionRecords,
     starter: KernelStarter,
     handover: Handover,
+    *,
+    fills_pool: bool = True,
 ) -> AsyncGenerator[Registry]:
-    """Open a registry that sweeps idle sessions in the background."""
+    """Open a registry that sweeps idle sessions in the background; `fills_pool` says whether some are made ahead."""
     registry = Registry(guardrails, redactors, folder, journal, records, starter, handover)
-    registry.pool.fill()
+    if fills_pool:
+        registry.pool.fill()
     sweeping = asyncio.get_running_loop().create_task(_sweep_periodically(registry))
     try:
         yield registry

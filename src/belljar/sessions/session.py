@@ -28,8 +28,11 @@ from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
 from belljar.outputs.recorder import OutputScreen, Screens
 from belljar.policy.guard import Guard
+from belljar.policy.output_filter import FilterScreen
+from belljar.policy.rules import OutputRule
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import RedactionScreen
+from belljar.privacy.signatures import HIDDEN, KnownSignatures, signatures_in, without_signatures
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
@@ -90,6 +93,8 @@ class Session:
         self.guard = guard
         self.redactor = veil
         """Redacts the personal data that its code and its callers may not see."""
+        self.signatures = KnownSignatures()
+        """Those of URLs that its code has had, which its output does not show."""
         self.tools = tools
         """The broker for its code's tool calls; None where there are no tools."""
         if tools is not None:
@@ -148,8 +153,10 @@ class Session:
         self.journal.check_room()
         self.queue.check_room()
         self.count += 1
+        self.signatures.learn(signatures_in(cell.code))
         execution = Execution(secrets.token_hex(16), self, cell, self.count)
-        self.journal.submit(ExecutionRecord(execution.id, self.id, self.principal, cell.code, None), time.time(), key)
+        code = without_signatures(cell.code)
+        self.journal.submit(ExecutionRecord(execution.id, self.id, self.principal, code, None), time.time(), key)
         self.queue.add(execution)
         return execution
 
@@ -213,7 +220,8 @@ class Session:
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""
         redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
-        return Screens([*redaction, *self.guard.screens()])
+        hidden = [OutputRule(text=signature, replace=HIDDEN) for signature in self.signatures.all()]
+        return Screens([*redaction, *self.guard.screens(), *([FilterScreen(hidden)] if hidden else [])])
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Write a file into the folder, if there is room."""

@@ -119,6 +119,8 @@ class FoundryApp:
         if name.lower() == "upload" and call.request.method == "POST":
             return {"POST": ("foundry.upload", old.upload)}
         removed = ("foundry.delete_file", partial(files.remove, name=name))
+        if not call.is_old and call.request.method == "POST" and name.endswith("/send"):
+            return {"POST": ("foundry.send", partial(files.send, name=name.removesuffix("/send")))}
         if not call.is_old:
             return {"GET": ("foundry.file", partial(files.show, name=name)), "DELETE": removed}
         if content := call.address.after("files", "content"):

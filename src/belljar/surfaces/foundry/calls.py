@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, cast
@@ -128,7 +129,11 @@ class Call:
 
     async def body(self, limit_bytes: int) -> dict[str, Any]:
         """Return the JSON object that the request brings."""
-        content = await self._content(limit_bytes)
+        return await self.parsed(self.request.stream(), limit_bytes)
+
+    async def parsed(self, chunks: AsyncIterator[bytes], limit_bytes: int) -> dict[str, Any]:
+        """Return the JSON object that these chunks of the body make."""
+        content = await self._content(chunks, limit_bytes)
         try:
             large = len(content) > LARGE_BYTES
             value: object = await anyio.to_thread.run_sync(json.loads, content) if large else json.loads(content)
@@ -139,13 +144,13 @@ class Call:
             raise invalid(f"The body is a JSON {_kind(value)}, and has to be an object", "body")
         return cast("dict[str, Any]", value)
 
-    async def _content(self, limit_bytes: int) -> bytes:
+    async def _content(self, chunks: AsyncIterator[bytes], limit_bytes: int) -> bytes:
         too_large = Problem(413, "RequestTooLarge", f"The body has more than {limit_bytes:,} bytes", target="body")
         if length_of(self.request) > limit_bytes:
             raise too_large
         content = bytearray()
         try:
-            async for chunk in self.request.stream():
+            async for chunk in chunks:
                 content += chunk
                 if len(content) > limit_bytes:
                     raise too_large

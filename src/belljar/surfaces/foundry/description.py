@@ -93,7 +93,13 @@ def _paths() -> Schema:
                 path,
                 _query("recursive", {"type": "boolean"}),
             ),
-            "post": _operation("Upload a file", entry, _multipart(), NEW_VERSIONS, path),
+            "post": _operation(
+                "Upload a file, or bring one in by a data: or https: URL",
+                entry,
+                {**_multipart(), "content": {**_multipart()["content"], **_json("Source")["content"]}},
+                NEW_VERSIONS,
+                path,
+            ),
         },
         "/files/{name}": {
             "get": _operation(
@@ -105,6 +111,16 @@ def _paths() -> Schema:
                 path,
             ),
             "delete": _operation("Delete a file", None, None, VERSIONS, name, path, success="204"),
+        },
+        "/files/{name}/send": {
+            "post": _operation(
+                "Put a file to an https: URL that may be written; its host has to be one of the setting egress",
+                _ref("Sent"),
+                _json("Destination"),
+                NEW_VERSIONS,
+                name,
+                path,
+            )
         },
         "/session": {
             "get": _operation("The session of an identifier", _ref("Session"), None, VERSIONS),
@@ -227,6 +243,9 @@ def _schemas() -> Schema:
         "OldFiles": _object(
             {"$id": _TEXT, "value": {"type": "array", "items": _object({"$id": _TEXT, "properties": old_file})}}
         ),
+        "Source": _object({"name": _TEXT, "url": _TEXT}),
+        "Destination": _object({"url": _TEXT}),
+        "Sent": _object({"name": _TEXT, "sizeInBytes": _COUNT, "status": _COUNT}),
         "Session": session,
         "Sessions": _object({"sessions": {"type": "array", "items": session}, "nextLink": link}),
         "Metadata": _object(

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from belljar.errors import ExecutionNotFound
 from belljar.executions.execution import Execution, make_cell
 from belljar.models import ExecutionResult
+from belljar.privacy.signatures import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
 from belljar.sessions.identified import IdentifiedSessions
@@ -143,7 +144,7 @@ class Executions:
         # Nothing is awaited from here on, so that two requests with one operation id cannot both start something.
         if key and (known := self._sessions.journal.find_key(principal, key)):
             record = self._sessions.journal.find(known)
-            if record is not None and record.code != cell.code:
+            if record is not None and record.code != without_signatures(cell.code):
                 raise Problem(
                     409,
                     "OperationIdConflict",

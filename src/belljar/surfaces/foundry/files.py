@@ -5,25 +5,29 @@ Names and paths are those of `/mnt/data`, absolute or relative. Reading wakes no
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
+from belljar.egress.rules import parse_rules
 from belljar.errors import BelljarError, FileMissing, InvalidPath
 from belljar.files.names import SANDBOX_ROOT
+from belljar.files.transfer import decode_upload
 from belljar.files.workspace import FileEntry, FolderEntry, Workspace
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.session import Session
-from belljar.surfaces.foundry.calls import Call
+from belljar.surfaces.foundry.calls import Call, stopped, text
 from belljar.surfaces.foundry.problems import Problem, invalid, json_response, problem_of
 from belljar.surfaces.foundry.uploads import received
 
 LISTED: Final = 1_000
 READ_BYTES: Final = 256 * 1024
+MOST_URL_BYTES: Final = 65_536
 P = ParamSpec("P")
 Found = TypeVar("Found")
 _ROOT: Final = SANDBOX_ROOT.strip("/") + "/"
@@ -35,6 +39,8 @@ class Files:
     def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
         self._settings = runtime.settings
         self._identified = identified
+        # An upload in base64 within a data: URL, and the JSON around it.
+        self._most_json_bytes = runtime.settings.max_upload_bytes * 4 // 3 + 1024 * 1024
 
     # Routes
 
@@ -58,9 +64,52 @@ class Files:
         return json_response({"value": fields, "nextLink": link})
 
     async def create(self, call: Call) -> Response:
-        """Answer `POST /files`: one uploaded file."""
-        entry = await self.upload(call, call.query.get("path", ""))
+        """Answer `POST /files`: one file, uploaded or named by a URL that the host fetches."""
+        chunks = aiter(call.request.stream())
+        first = await _first_chunk(chunks)
+        whole = _with_first(first, chunks)
+        is_json = call.request.headers.get("content-type", "").lower().startswith("application/json")
+        if is_json and not first.lstrip().startswith(b"--"):
+            return await self._fetch(call, await call.parsed(whole, self._most_json_bytes))
+        entry = await self.upload(call, call.query.get("path", ""), whole)
         return json_response(entry_fields(entry))
+
+    async def _fetch(self, call: Call, fields: dict[str, Any]) -> Response:
+        """Bring in what a data: or https: URL has."""
+        name, url = self.path(call, text(fields, "name")), text(fields, "url")
+        session = await self._identified.reach(call.identifier, call.principal)
+        with session.held():
+            try:
+                session.workspace.check_name(name)
+                content = await decode_upload(url=url, max_bytes=self._settings.max_upload_bytes)
+                await session.write_file(name, content)
+                entry = await asyncio.to_thread(session.workspace.look_at, name)
+            except InvalidPath as error:
+                raise problem_of(error, "name") from None
+            except BelljarError as error:
+                raise problem_of(error, "url") from None
+        return json_response(entry_fields(entry))
+
+    async def send(self, call: Call, name: str) -> Response:
+        """Answer `POST /files/{name}/send`: the host puts a file to a URL, under the egress rules."""
+        url = text(await call.body(MOST_URL_BYTES), "url")
+        # Imported here, because it takes 24 ms, and most servers never send.
+        from belljar.files.https import Reach, send_https
+
+        settings = self._settings
+        rules = parse_rules(settings.egress) if settings.allow_network_access else []
+        folder = await self.folder(call)
+        file, status = await self._first(folder.open_read, self.path(call, name))
+        try:
+            if status.st_size > settings.max_upload_bytes:
+                limit = f"{settings.max_upload_bytes:,}"
+                raise Problem(413, "FileTooLarge", f"The file has more than {limit} bytes, the limit", target="name")
+            answered = await send_https(url, file, status.st_size, reach=Reach(rules, settings.egress_allow_private))
+        except BelljarError as error:
+            raise problem_of(error, "url") from None
+        finally:
+            file.close()
+        return json_response({"name": name, "sizeInBytes": status.st_size, "status": answered})
 
     async def show(self, call: Call, name: str) -> Response:
         """Answer `GET /files/{name}`: one entry, or the content where the name ends in `/content`."""
@@ -94,11 +143,12 @@ class Files:
             return name
         return f"{folder.rstrip('/')}/{name}"
 
-    async def upload(self, call: Call, folder: str = "") -> FileEntry:
+    async def upload(self, call: Call, folder: str = "", chunks: AsyncIterator[bytes] | None = None) -> FileEntry:
         """Receive one file into the caller's session, and return its entry."""
         session = await self._identified.reach(call.identifier, call.principal)
         with session.held():
-            async with received(call.request, session.folders.root, self._settings.max_upload_bytes) as upload:
+            limit = self._settings.max_upload_bytes
+            async with received(call.request, session.folders.root, limit, chunks) as upload:
                 name = upload.name if upload.name.startswith("/") or not folder else f"{folder}/{upload.name}"
                 return await self._keep(session, name, upload.file, upload.size)
 
@@ -187,6 +237,19 @@ def _is_true(word: str) -> bool:
 def _rewound(file: BinaryIO) -> None:
     file.flush()
     file.seek(0)
+
+
+async def _first_chunk(chunks: AsyncIterator[bytes]) -> bytes:
+    try:
+        return await anext(chunks, b"")
+    except ClientDisconnect:
+        raise stopped() from None
+
+
+async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk
 
 
 async def _chunks(file: BinaryIO, size: int) -> AsyncGenerator[bytes]:

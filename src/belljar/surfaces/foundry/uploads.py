@@ -7,7 +7,7 @@ ends it.
 import asyncio
 import re
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +47,13 @@ class Upload:
 
 
 @asynccontextmanager
-async def received(request: Request, folder: Path, limit_bytes: int) -> AsyncGenerator[Upload]:
-    """Receive the file of a request into a nameless file in `folder`, which is gone when the block ends."""
+async def received(
+    request: Request, folder: Path, limit_bytes: int, chunks: AsyncIterator[bytes] | None = None
+) -> AsyncGenerator[Upload]:
+    """Receive the file of a request into a nameless file in `folder`, which is gone when the block ends.
+
+    `chunks` is the request's body, where the caller has begun to read it.
+    """
     if length_of(request) > limit_bytes + AROUND_BYTES:
         raise _too_large(limit_bytes)
     try:
@@ -57,7 +62,7 @@ async def received(request: Request, folder: Path, limit_bytes: int) -> AsyncGen
         raise unwritable("upload", 0, error) from error
     try:
         parts = _Parts(limit_bytes)
-        await _receive(request, parts, file)
+        await _receive(request, chunks or request.stream(), parts, file)
         file.flush()
         yield Upload(parts.checked_name(), file, parts.size)
     finally:
@@ -65,12 +70,12 @@ async def received(request: Request, folder: Path, limit_bytes: int) -> AsyncGen
             file.close()
 
 
-async def _receive(request: Request, parts: "_Parts", file: BinaryIO) -> None:
+async def _receive(request: Request, chunks: AsyncIterator[bytes], parts: "_Parts", file: BinaryIO) -> None:
     parser: MultipartParser | None = None
     first = b""
     received_bytes = 0
     try:
-        async for chunk in request.stream():
+        async for chunk in chunks:
             received_bytes += len(chunk)
             if received_bytes > parts.limit_bytes + AROUND_BYTES:
                 raise _too_large(parts.limit_bytes)
