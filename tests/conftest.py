@@ -13,6 +13,7 @@ from shared_environment import prepared_environment, settings_with
 
 # A file is one worker's: those that take longest come first, or the others would wait for them at the end.
 LONGEST = [
+    "test_image.py",
     "test_ordinary_user.py",
     "test_keep_alive.py",
     "test_transports.py",

@@ -39,6 +39,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def pool(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     chosen = {"BELLJAR_SURFACES": "foundry", "BELLJAR_API_KEYS": f"engine:{KEY}", "BELLJAR_CHECKPOINTS": 0}
+    # Forked, because every test has a session of its own.
+    chosen |= {"BELLJAR_FORK_START": "true", "BELLJAR_PRELOAD": "json"}
     with live_server(tmp_path_factory.mktemp("pool"), default_environment.python, **chosen) as url:
         yield url.removesuffix("/mcp")
 
@@ -217,7 +219,7 @@ async def test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly(
         await session.execute("runs = []")
         proxy.decide = lambda _method, _path: chance.choice(FATES) if chance.random() < 0.25 else "pass"
         since = 0
-        for number in range(40):
+        for number in range(30):
             if chance.random() < 0.1:
                 for identifier in await _sessions(pool):
                     await _forget(pool, identifier)
@@ -236,7 +238,7 @@ async def test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly(
                 assert all(told[each] != "rejected" for each in runs), (runs, told)
         await proxy.settled()
     assert set(told.values()) <= {"ok", "error", "died", "rejected"}
-    assert sum(status == "ok" for status in told.values()) >= 25, told
+    assert sum(status == "ok" for status in told.values()) >= 18, told
     assert len(proxy.fates) == len(FATES) + 1, proxy.fates
 
 
