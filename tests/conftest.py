@@ -17,6 +17,7 @@ gc.disable()
 
 # A file is one worker's: those that take longest come first, or the others would wait for them at the end.
 LONGEST = [
+    "test_image.py",
     "test_ordinary_user.py",
     "test_faults.py",
     "test_keep_alive.py",

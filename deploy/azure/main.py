@@ -6,6 +6,7 @@ from azure.ai.projects import AIProjectClient
 from azure.ai.projects.models import MCPTool, PromptAgentDefinition
 from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
+
 from settings import KitSettings, read_settings
 
 AGENT = "belljar-code-interpreter"

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 from azure.ai.projects import AIProjectClient
 from azure.identity import DefaultAzureCredential
+
 from settings import KitSettings, read_settings
 
 SCOPE = "https://dynamicsessions.io/.default"
@@ -31,7 +32,7 @@ class Pool:
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url
-        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json, text/event-stream"}
+        self._headers = {"Authorization": f"Bearer {token}"}
 
     async def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
         """Return the result of one request."""
@@ -103,7 +104,7 @@ async def verify(settings: KitSettings, token: str = "", *, has_project: bool = 
             print(f"ok    {name}: {await check()}")
         if has_project:
             print(f"ok    connection: {await asyncio.to_thread(check_project, settings)}")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - each library has errors of its own, and all of them are told
         print(f"FAIL  {error}", file=sys.stderr)
         return False
     return True

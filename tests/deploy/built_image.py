@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RUNTIMES = ("runc", "crun")
 # As few as there is use for: the hosts of these tests may have no right to raise them.
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 _PROGRAMS = (
     *("bash", "dash", "cat", "chmod", "chown", "cp", "env", "id", "ln", "ls", "mkdir", "mv", "rm", "true", "uname"),
-    *("getconf", "ldconfig", "mount", "setpriv", "sleep", "test", "touch", "unshare"),
+    *("du", "find", "getconf", "ldconfig", "mount", "setpriv", "sleep", "test", "touch", "unshare"),
 )
 _LIBRARY_FOLDER = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or 'x86_64-linux-gnu'}"
 _LIBRARIES = (

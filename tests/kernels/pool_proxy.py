@@ -26,6 +26,8 @@ class PoolProxy:
     url: str = ""
     decide: Callable[[str, str], Fate] = lambda _method, _path: "pass"
     before: Callable[[str, str, dict[str, str]], Awaitable[None]] | None = None
+    versions: tuple[str, ...] = ()
+    """The only versions that it knows; all where there are none."""
     fates: Counter[str] = field(default_factory=Counter[str])
     seen: list[str] = field(default_factory=list[str])
     _late: set["asyncio.Task[httpx.Response]"] = field(default_factory=set["asyncio.Task[httpx.Response]"])
@@ -70,6 +72,11 @@ class PoolProxy:
         fate = self.decide(method, path)
         self.fates[fate] += 1
         self.seen.append(f"{method} {path}")
+        if self.versions and not any(f"api-version={version}" in target for version in self.versions):
+            words = b'{"error": {"code": "InvalidApiVersion", "message": "not a version of this pool"}}'
+            headers = {"content-type": "application/json", "content-length": str(len(words))}
+            await self._send(connection, writer, 400, headers, words)
+            return True
         if fate == "cut-before":
             return False
         if fate in ("refuse-429", "refuse-503", "expire"):

@@ -17,6 +17,7 @@ from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourc
 from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.runtime import Runtime
+from belljar.settings import Settings
 from belljar.settings.kinds import unmixed
 from belljar.surfaces.azure import pool_environment
 from belljar.surfaces.server import build_server
@@ -161,10 +162,15 @@ async def test_surfaces_with_tools_of_the_same_name_are_never_mixed(runtime: Run
             assert unmixed([one, other]) == [one, other]
 
 
-def test_a_pool_that_is_named_in_part_is_an_error_that_names_the_rest() -> None:
-    whole = dict.fromkeys(("AZURE_SUBSCRIPTION_ID", "AZURE_RESOURCE_GROUP", "AZURE_SESSION_POOL", "AZURE_REGION"), "x")
-    assert pool_environment({}) == ""
-    assert pool_environment({"AZURE_DOWNLOAD_DIRECTORY": "x"}) == ""
-    assert pool_environment(whole) == "azure"
-    with pytest.raises(SettingsError, match="without AZURE_SESSION_POOL, AZURE_REGION"):
-        pool_environment({**whole, "AZURE_SESSION_POOL": "", "AZURE_REGION": ""})
+def test_a_pool_that_is_named_in_part_is_an_error_that_names_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("AZURE_SUBSCRIPTION_ID", "AZURE_RESOURCE_GROUP", "AZURE_SESSION_POOL", "AZURE_REGION")
+    assert pool_environment(Settings()) == ""
+    monkeypatch.setenv("AZURE_DOWNLOAD_DIRECTORY", "x")
+    assert pool_environment(Settings()) == ""
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    assert pool_environment(Settings()) == "azure"
+    for name in names[2:]:
+        monkeypatch.delenv(name)
+    with pytest.raises(SettingsError, match="AZURE_SESSION_POOL, AZURE_REGION are not set"):
+        pool_environment(Settings())

@@ -93,9 +93,13 @@ def _own_key(folder: Path) -> str:
         return entry
     key = f"bj_{secrets.token_urlsafe(32)}"
     entry = f"container:sha256:{hash_key(key)}"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(entry + "\n")
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(entry + "\n")
+    except OSError as error:
+        raise SettingsError(
+            f"data_directory {folder} cannot be used: {error.strerror}", hint=f"Mount a volume: -v belljar:{folder}"
+        ) from error
     _note("no keys are set, so here is one, shown only now. Clients send it as a header:")
     _note(f"    Authorization: Bearer {key}")
     return entry

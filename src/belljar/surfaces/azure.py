@@ -6,22 +6,22 @@ client can pass it back.
 """
 
 import asyncio
-import os
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult, ContentBlock, TextContent
 from pydantic import Field
 
-from belljar.errors import SessionNotFound, SettingsError
+from belljar.errors import SessionNotFound
 from belljar.executions.execution import make_cell
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sessions.session import Session
+from belljar.settings import Settings
+from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import media_blocks
 from belljar.surfaces.execution_wait import can_ask, follow, stopping_when_cancelled
@@ -32,26 +32,16 @@ AZURE_INSTRUCTIONS: Final = (
     "Runs Python in a sealed session whose variables and files stay between calls. Save files to /mnt/data; "
     "download_file brings them to the user's machine. new_session starts afresh."
 )
-POOL_VARIABLES: Final = ("AZURE_SUBSCRIPTION_ID", "AZURE_RESOURCE_GROUP", "AZURE_SESSION_POOL", "AZURE_REGION")
-POOL_ENVIRONMENT: Final = "azure"
-"""The environment of sessions that live in an Azure pool."""
 LISTED: Final = 2_000
 MOST_CONNECTIONS: Final = 10_000
 
 OptionalSession = Annotated[str, Field(description="Session to use; empty for the current one")]
 
 
-def pool_environment(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the environment of new sessions: Azure's pool where all its variables are set, else the setting's."""
-    missing = [name for name in POOL_VARIABLES if not variables.get(name)]
-    if len(missing) == len(POOL_VARIABLES):
-        return ""
-    if missing:
-        raise SettingsError(
-            f"The Azure session pool is named in part, without {', '.join(missing)}",
-            hint="Set all four variables to run code in that pool, or none to run it here",
-        )
-    return POOL_ENVIRONMENT
+def pool_environment(settings: Settings) -> str:
+    """Return the environment of new sessions: Azure's pool where the settings name one, else the setting's own."""
+    check_pool_names(settings)
+    return AZURE if pool_endpoint(settings) else ""
 
 
 class AzureSurface:
@@ -60,7 +50,7 @@ class AzureSurface:
     def __init__(self, runtime: Runtime) -> None:
         self._settings = runtime.settings
         self._sessions = runtime.sessions
-        self._environment = pool_environment()
+        self._environment = pool_environment(runtime.settings)
         if self._environment:
             runtime.starter.environments.check(self._environment)
         self._current: OrderedDict[tuple[str, str], str] = OrderedDict()

@@ -12,13 +12,13 @@ import anyio
 import httpx
 import pytest
 from calls import opened_runtime
-from certificates import make_certificate
 from data_plane import KEY
 
 from belljar.environments import Environment
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import build_http_app
 from belljar.surfaces.tls import tls_context
+from certificates import make_certificate
 from registry_packages import Unreachable, python_environment
 from shared_environment import shared_settings
 

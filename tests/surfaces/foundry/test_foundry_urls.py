@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from calls import opened_runtime
-from certificates import make_certificate
 from data_plane import KEY, Plane, opened_plane, problem_in
 
 from belljar.environments import Environment
 from belljar.files import https
 from belljar.runtime import Runtime
+from certificates import make_certificate
 
 pytestmark = pytest.mark.anyio
 SECRET = "S3cret%2FSignature%3D"

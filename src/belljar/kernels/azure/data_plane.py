@@ -24,6 +24,8 @@ OLD = ("2024-08-02-preview", "2024-02-02-preview")
 _AZURE_LONGEST_S = 220
 _LONGEST_S = 86_400
 _MOST_PAGES = 200
+MOST_STREAM_CHARS = 8_000_000
+"""How much of each stream a pool is asked for, in versions that can be asked; some send far less by themselves."""
 MOST_FILES = 20_000
 ROOT = "/mnt/data"
 _VERSION_WORDS = re.compile(r"api[- ]?version", re.IGNORECASE)
@@ -210,7 +212,8 @@ class PoolSession:
             words = {"codeInputType": "inline", "executionType": "synchronous"}
             return {"properties": {**words, "code": code, "timeoutInSeconds": seconds}}
         kind = "Asynchronous" if is_asynchronous else "Synchronous"
-        return {"codeInputType": "Inline", "executionType": kind, "code": code, "timeoutInSeconds": seconds}
+        body = {"codeInputType": "Inline", "executionType": kind, "code": code, "timeoutInSeconds": seconds}
+        return {**body, "outputStreamsMaxLength": MOST_STREAM_CHARS} if self._version == NEW[0] else body
 
     def _params(self, **more: str) -> dict[str, str]:
         return {"api-version": self._version, "identifier": self._identifier, **more}

@@ -23,6 +23,8 @@ PATIENCE_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 8.0
 _MOST_CHARACTERS = 300
 _CHUNK_BYTES = 1 << 20
+# OpenSSL's word, which the client's errors have in their text.
+_DISTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 class Unanswered(Exception):
@@ -187,6 +189,11 @@ class PoolTransport:
             finally:
                 await response.aclose()
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
+            if _DISTRUSTED in str(error):
+                raise PoolUnavailable(
+                    f"the certificate of {httpx2.URL(self.endpoint).netloc.decode()} is not accepted: {_reason(error)}",
+                    hint="Name the authority that signed it in SSL_CERT_FILE, if you trust it",
+                ) from error
             raise Unanswered(_reason(error), was_sent=False) from error
         except httpx2.TransportError as error:
             raise Unanswered(_reason(error), was_sent=True) from error

@@ -1,0 +1,114 @@
+"""The image as people start it: stdio and HTTP with nothing set, and what it says where an engine is strict."""
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from built_image import LIMITS, build, engine, gap
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from waiting import until_blocking
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.skipif(bool(gap()), reason=gap() or "-")]
+
+# What lets sessions have namespaces of their own: see docs/guides/containers.md.
+NESTED = ("--security-opt", "unmask=ALL")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    try:
+        return build("test", SCIENCE="no", COMPILE="0")
+    except AssertionError as failure:
+        if "Could not find a version" in str(failure) or "Failed to fetch" in str(failure):
+            pytest.skip("no package index in reach of the build")
+        raise
+
+
+def over_stdio(image: str, *options: str) -> Client:
+    program, *words = engine("run", "-i", "--rm", "--network", "none", *LIMITS, *options, image)
+    return Client(stdio_client(StdioServerParameters(command=program, args=words, env=dict(os.environ))))
+
+
+async def test_docker_run_i_speaks_stdio_and_seals_sessions_off(image: str) -> None:
+    async with over_stdio(image, *NESTED) as client:
+        processes = "sum(name.isdigit() for name in os.listdir('/proc'))"
+        code = f"import os\nprint({processes})\nos.path.exists('/data/journal.sqlite')"
+        answer = await client.call_tool("execute_code", {"code": code})
+        result = answer.structured_content
+        assert result is not None, answer
+        assert (result["status"], result["result"]) == ("ok", "False")
+        assert int(result["stdout"]) < 10
+
+
+async def test_the_surface_is_chosen_by_a_variable(image: str) -> None:
+    async with over_stdio(image, *NESTED, "-e", "BELLJAR_SURFACES=executor") as client:
+        assert "initialize_code_file" in [tool.name for tool in (await client.list_tools()).tools]
+        answer = await client.call_tool("execute_code", {"code": "print(6 * 7)"})
+        assert "42" in str(answer.content)
+
+
+@contextmanager
+def over_http(image: str, *options: str) -> Generator[tuple[str, str]]:
+    """A container that listens: its URL and what it printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # The network of the host, because engines need its firewall to publish a port, which not every host has.
+    chosen = ("--network", "host", "-e", f"BELLJAR_HTTP=0.0.0.0:{port}")
+    command = engine("run", "-d", *chosen, *LIMITS, *NESTED, *options, image)
+    container = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+
+        def said() -> str:
+            answer = subprocess.run(engine("logs", container), capture_output=True, text=True, check=True)
+            return answer.stdout + answer.stderr
+
+        yield f"http://127.0.0.1:{port}/mcp", until_blocking(lambda: (text := said()) and "serves MCP" in text and text)
+    finally:
+        subprocess.run(engine("rm", "-f", "-t", "2", container), capture_output=True, check=False)
+
+
+async def test_docker_run_p_listens_with_a_key_that_it_shows(image: str) -> None:
+    with over_http(image) as (url, said):
+        (key,) = re.findall(r"Authorization: Bearer (\S+)", said)
+        assert "sandbox: namespace" in said
+        async with httpx2.AsyncClient(timeout=60) as nobody:
+            body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            assert (await nobody.post(url, json=body)).status_code == 401
+        async with (
+            httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60) as http,
+            Client(streamable_http_client(url, http_client=http)) as client,
+        ):
+            answer = await client.call_tool("execute_code", {"code": "21 * 2"})
+            assert answer.structured_content is not None
+            assert answer.structured_content["result"] == "42"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), ("nothing in this container can seal sessions off", "container --seccomp", "BELLJAR_SANDBOX=process")),
+        ((*NESTED, "--read-only"), ("data_directory /data cannot be used",)),
+        ((*NESTED, "-v", "/root:/data:ro"), ("data_directory /data belongs to user 0",)),
+    ],
+)
+def test_what_the_engine_does_not_allow_is_told(image: str, options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    command = engine("run", "--rm", "--network", "none", *LIMITS, *options, image)
+    answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+    assert answer.returncode != 0
+    assert "Traceback" not in answer.stderr
+    assert all(word in answer.stderr for word in words), answer.stderr
