@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -552,7 +553,8 @@ def test_a_frame_comes_out_as_data_and_leaves_nothing_behind(url: str, default_e
 def test_a_program_without_async_has_the_same_session(
     kind: str, url: str, default_environment: Environment, tmp_path: Path
 ) -> None:
-    settings = {"environment": str(default_environment.python), "data_directory": tmp_path, "fork_start": False}
+    settings: dict[str, Any] = {"data_directory": tmp_path, "fork_start": False}
+    settings["environment"] = str(default_environment.python)
     with belljar.session(server=url) if kind == "remote" else belljar.session(**settings) as session:
         session.upload("a.txt", "hello")
         assert session.execute("x = open('a.txt').read()\nx").result == "'hello'"

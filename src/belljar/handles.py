@@ -17,9 +17,6 @@ from belljar.errors import InvalidArgument, UsageError, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-    from PIL.Image import Image
-
     from belljar.environments.packages import InstallOutcome
 
 OnInput = Callable[[str], Awaitable[str | None]]
@@ -86,11 +83,11 @@ class SessionHandle(Protocol):
         """The pictures of a result, in order, as the bytes of PNG or JPEG files."""
         ...
 
-    async def images(self, result: ExecutionResult) -> "list[Image]":
+    async def images(self, result: ExecutionResult) -> list[Any]:
         """The pictures of a result as images of Pillow, which has to be installed here."""
         ...
 
-    async def frame(self, expression: str) -> "DataFrame":
+    async def frame(self, expression: str) -> Any:
         """A table of the session as a DataFrame of pandas, which has to be installed on both sides.
 
         `expression` is a variable, or anything else that pandas makes a table of. It is evaluated in a cell of its own.
@@ -171,12 +168,12 @@ class SessionBase(abc.ABC):
         shown = [each for display in result.displays for each in (display, *display.also)[:1]]
         return [await self.display(each.uri) for each in shown if each.mime in PICTURES and each.uri]
 
-    async def images(self, result: ExecutionResult) -> "list[Image]":
+    async def images(self, result: ExecutionResult) -> list[Any]:
         """See `SessionHandle`."""
         pillow = _required("PIL.Image", "pillow")
         return [pillow.open(io.BytesIO(content)) for content in await self.figures(result)]
 
-    async def frame(self, expression: str) -> "DataFrame":
+    async def frame(self, expression: str) -> Any:
         """See `SessionHandle`."""
         pandas = _required("pandas", "pandas")
         name = f".belljar-{secrets.token_hex(8)}.json"

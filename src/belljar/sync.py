@@ -7,7 +7,7 @@ waits for it; nothing else is done, so that there is one implementation of what 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -17,9 +17,6 @@ from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewindin
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-    from PIL.Image import Image
-
     from belljar.environments.packages import InstallOutcome
 
 Answer = Callable[[str], str | None]
@@ -108,15 +105,16 @@ class Session(_Caller):
         Past `timeout_s` it is interrupted, and its variables are kept. `on_input` answers its `input()`. With
         `filename` its code is also kept as a file of the session. Calls with one `idempotency_key` run once.
         """
-        options = {"timeout_s": timeout_s, "filename": filename, "idempotency_key": idempotency_key}
-        return self._call(partial(self._handle.execute, code, on_input=_asked(on_input), **options))
+        execute = partial(self._handle.execute, code, timeout_s=timeout_s, on_input=_asked(on_input))
+        return self._call(partial(execute, filename=filename, idempotency_key=idempotency_key))
 
     def submit(
         self, code: str, *, timeout_s: float | None = None, filename: str = "", idempotency_key: str = ""
     ) -> "Execution":
         """Start a cell and return at once; its arguments are those of `execute`. Its `input()` is not answered."""
-        options = {"timeout_s": timeout_s, "filename": filename, "idempotency_key": idempotency_key}
-        return Execution(self._portal, self._call(partial(self._handle.submit, code, **options)))
+        submit = partial(self._handle.submit, code, timeout_s=timeout_s)
+        submitted = self._call(partial(submit, filename=filename, idempotency_key=idempotency_key))
+        return Execution(self._portal, submitted)
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: Answer | None = None) -> "Stream":
         """Run a cell and give its output while it runs; it starts with the first event asked for."""
@@ -146,11 +144,11 @@ class Session(_Caller):
         """Return the pictures of a result, in order, as the bytes of PNG or JPEG files."""
         return self._call(partial(self._handle.figures, result))
 
-    def images(self, result: ExecutionResult) -> "list[Image]":
+    def images(self, result: ExecutionResult) -> list[Any]:
         """Return the pictures of a result as images of Pillow, which has to be installed here."""
         return self._call(partial(self._handle.images, result))
 
-    def frame(self, expression: str) -> "DataFrame":
+    def frame(self, expression: str) -> Any:
         """Return a table of the session as a DataFrame of pandas, which has to be installed on both sides."""
         return self._call(partial(self._handle.frame, expression))
 
