@@ -37,7 +37,7 @@ class SessionComms:
         self._session = session
         self._stopper: Stopper | None = None
         self._watchers: set[CommWatcher] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[None] | None = None
         self._is_closed = False
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
@@ -45,14 +45,14 @@ class SessionComms:
     def watch(self, watcher: CommWatcher) -> None:
         """Pass messages to a front end from now on."""
         self._watchers.add(watcher)
-        if self._listening is None or self._listening.done():
-            self._listening = self._session.queue.run_aside(self._listen())
+        if self._receiving is None or self._receiving.done():
+            self._receiving = self._session.queue.run_aside(self._receive_between_cells())
 
     def unsubscribe(self, watcher: CommWatcher) -> None:
         """Pass no more messages to a front end."""
         self._watchers.discard(watcher)
 
-    async def _listen(self) -> None:
+    async def _receive_between_cells(self) -> None:
         """Read the messages that threads and tasks of earlier cells send between cells, because nothing else does."""
         session = self._session
         while self._watchers:

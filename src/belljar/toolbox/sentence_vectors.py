@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -39,16 +40,14 @@ class MiniLM:
     """The model of the extra; it remembers the vectors it has computed."""
 
     def __init__(self, model: Path, tokenizer: Path) -> None:
-        # numpy and onnxruntime take half a second to import, which only whoever searches with the extra should pay.
-        import numpy
-        import onnxruntime  # pyright: ignore[reportMissingImports]
-        from tokenizers import Tokenizer  # pyright: ignore[reportMissingImports]
-
+        # They take half a second to import, which only whoever searches with the extra should pay. By name, because
+        # they are not installed where types are checked.
+        onnxruntime: Any = import_module("onnxruntime")
+        self._numpy: Any = import_module("numpy")
         options: Any = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._numpy: Any = numpy
         self._session: Any = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        self._tokenizer: Any = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(tokenizer))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(_MOST_TOKENS)
         self._known: dict[str, Vector] = {}
