@@ -137,7 +137,7 @@ class PlainRpc:
 
 
 def _result(answer: CallToolResult, request_id: RequestId) -> dict[str, Any] | JSONRPCError:
-    structured = answer.structured_content or {}
+    structured: dict[str, Any] = answer.structured_content or {}
     error = structured.get("error")
     if answer.is_error and isinstance(error, str) and error.startswith(f"{EnvironmentNotFound.code}: "):
         # Clients of this dialect find out by an error that they have to launch another environment.
