@@ -40,6 +40,7 @@ LONGEST = [
     "test_replay.py",
     "test_attach.py",
     "test_doctor.py",
+    "test_azure_clients.py",
 ]
 
 

@@ -133,7 +133,7 @@ async def open_transfer_server(
     """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
     server = TransferServer(session_id, transfers)
     try:
-        async with serving(folder, name, server.accept, limit=_LINE_BYTES, door=socket):
+        async with serving(folder, name, server.accept, limit=_LINE_BYTES, session_socket=socket):
             yield server
     finally:
         with contextlib.suppress(OSError):
