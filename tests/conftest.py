@@ -23,6 +23,7 @@ LONGEST = [
     "test_keep_alive.py",
     "test_transports.py",
     "test_session_packages.py",
+    "test_workflow_faults.py",
     "test_run.py",
     "test_api.py",
     "test_kernel_conformance.py",

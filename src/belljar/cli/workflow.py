@@ -40,6 +40,13 @@ OWNER = "local"
 WAITING = 3
 """The exit status of a run that waits for a person."""
 _LONG_S = 3600.0
+# Lines of a run's text that name tools of MCP.
+_FOR_MODELS = (
+    "run_workflow(",
+    "get_execution(",
+    "A person has to decide: run_workflow(",
+    "It goes on in the background",
+)
 # A command drives one run, in one session or a few forks of it. Making ready for forks takes two seconds.
 _SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
 _FORKS = re.compile(r"parallel|type[\"']?\s*:\s*[\"']?workflow\b")
@@ -267,7 +274,7 @@ def _asked(info: RunInfo) -> str:
 
 
 def _for_person(info: RunInfo) -> str:
-    lines = [line for line in run_text(info).split("\n") if "run_workflow(" not in line]
+    lines = [line for line in run_text(info).split("\n") if not line.startswith(_FOR_MODELS)]
     if info.questions:
         lines.append(f"belljar workflow answer {info.run} goes on with it")
     elif info.state in ("interrupted", "failed", "stopped"):
