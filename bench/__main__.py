@@ -21,6 +21,7 @@ from bench import (
     one_plus_one,
     sandboxes,
     search,
+    skills,
     slow_reader,
     start_up,
     toolbox,
@@ -42,8 +43,9 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "neighbours": neighbours.measure,
     "toolbox": toolbox.measure,
     "search": search.measure,
+    "skills": skills.measure,
 }
-ON_DEMAND = ("toolbox", "search")
+ON_DEMAND = ("toolbox", "search", "skills")
 """Measured when they are named: they install what they are compared with."""
 FULL_S = 285.0
 QUICK_S = 120.0
