@@ -10,7 +10,7 @@ from typing import Any, Literal
 class Figure:
     """One line: the peer's value, ours, and the most that `bound` may be: ours / peer, or ours alone.
 
-    With the bound "gain" the target is the least that peer / ours may be.
+    With the bound "gain" the target is the least that peer / ours may be, with "least" the least that ours may be.
     """
 
     measurement: str
@@ -19,7 +19,7 @@ class Figure:
     ours: float
     peer: float | None = None
     target: float | None = None
-    bound: Literal["ratio", "value", "gain"] = "ratio"
+    bound: Literal["ratio", "value", "least", "gain"] = "ratio"
     note: str = ""
 
     @property
@@ -37,6 +37,8 @@ class Figure:
         """Whether the target is met; None without one."""
         if self.bound == "gain":
             return None if self.target is None or self.gain is None else round(self.gain, 1) >= self.target
+        if self.bound == "least":
+            return None if self.target is None else round(self.ours, 1) >= self.target
         measured = self.ratio if self.bound == "ratio" else self.ours
         if self.target is None or measured is None:
             return None
@@ -71,17 +73,23 @@ def paired(
     target: float | None = None,
     note: str = "",
     with_p99: bool = False,
+    tail: float | None = None,
 ) -> list[Figure]:
-    """Latencies given in seconds as figures in milliseconds, from the quietest round."""
+    """Latencies given in seconds as figures in milliseconds, from the quietest round; the p99 is of all rounds."""
     best = quietest(rounds)
     peer, ours = statistics.median(best.peer) * 1000, statistics.median(best.ours) * 1000
     found = [Figure(measurement, f"{what}, p50", "ms", ours, peer, target, note=note)]
     if with_p99:
-        found.append(
-            Figure(
-                measurement, f"{what}, p99", "ms", percentile(best.ours, 99) * 1000, percentile(best.peer, 99) * 1000
-            )
+        # A round has too few samples for one in a hundred to mean anything.
+        all_peer, all_ours = (
+            [one for each in rounds for one in each.peer],
+            [one for each in rounds for one in each.ours],
         )
+        own = percentile(all_ours, 99) * 1000
+        found.append(Figure(measurement, f"{what}, p99", "ms", own, percentile(all_peer, 99) * 1000))
+        if tail is not None:
+            middle = statistics.median(all_ours) * 1000
+            found.append(Figure(measurement, f"{what}, p99 against p50", "ms", own, middle, tail, note="both ours"))
     return found
 
 
@@ -109,6 +117,7 @@ def _cells(figure: Figure) -> list[str]:
         target = {
             "ratio": f"≤ {figure.target:g}×",
             "value": f"≤ {figure.target:g} {figure.unit}",
+            "least": f"≥ {figure.target:g} {figure.unit}",
             "gain": f"≥ {figure.target:g}× less",
         }[figure.bound]
     return [
@@ -126,7 +135,7 @@ def _cells(figure: Figure) -> list[str]:
 def _comparison(figure: Figure) -> str:
     if figure.bound == "gain":
         return "" if figure.gain is None else f"{figure.gain:.1f}× less"
-    return "" if figure.ratio is None or figure.bound == "value" else f"{figure.ratio:.2f}×"
+    return "" if figure.ratio is None or figure.bound in ("value", "least") else f"{figure.ratio:.2f}×"
 
 
 def _value(value: float | None, unit: str) -> str:

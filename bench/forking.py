@@ -7,6 +7,7 @@ import asyncio
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from mcp import Client
 from bench.figures import Figure, Round, paired, percentile
 from bench.ipykernels import IPyKernel, open_ipykernel
 from bench.one_plus_one import taken_in_turns
-from bench.processes import descendants, proportional_mb
+from bench.processes import ProcessorTime, command_line, descendants, processor_time, proportional_mb
 from bench.servers import belljar_command, open_stdio
 from bench.stage import Stage
 
@@ -29,6 +30,8 @@ POOL_TARGET = 100.0
 MEMORY_TARGET = 12.0
 CLONE_TARGET_MS = 100.0
 CLONE_TARGET_MB = 25.0
+SESSIONS_TARGET = 40.0
+KEPT_TARGET_MB = 3.0
 PATIENCE_S = 60.0
 ROOM = {"BELLJAR_MAX_SESSIONS": "400"}
 SERVERS: dict[str, dict[str, str]] = {
@@ -99,7 +102,7 @@ async def measure(stage: Stage) -> list[Figure]:
             await _rewind(stage, on_demand),
             *await _round_trip(stage, on_demand),
             *await _burst(stage, on_demand),
-            await _one_core(stage, lean),
+            *await _one_core(stage, lean),
         ]
 
 
@@ -161,9 +164,8 @@ async def _memory(stage: Stage, lean: Server, default: Server, alone: Figures, c
     held: dict[str, float] = {}
     for what, server in (("no checkpoints", lean), ("checkpoints on", default)):
         sessions = [await server.run(CELL) for _ in range(count)]
-        if server is default:
-            # A second cell, before which the state after the first is kept.
-            await asyncio.gather(*(server.run("1+1", session) for session in sessions))
+        # A second cell, before which the state after the first is kept where states are kept.
+        await asyncio.gather(*(server.run("1+1", session) for session in sessions))
         held[f"PSS of an idle session, {what}"] = server.memory_mb() / count
         await server.clear(*sessions)
     (what, ours), (kept, more) = held.items()
@@ -172,6 +174,7 @@ async def _memory(stage: Stage, lean: Server, default: Server, alone: Figures, c
         Figure("forking", what, "MB", ours, single, MEMORY_TARGET, "gain", one),
         Figure("forking", what, "MB", ours, each, None, "gain", many),
         Figure("forking", kept, "MB", more, single, None, "gain", one),
+        Figure("forking", "PSS of a state that is kept", "MB", more - ours, None, KEPT_TARGET_MB, "value"),
     ]
 
 
@@ -278,11 +281,12 @@ async def _burst(stage: Stage, server: Server) -> list[Figure]:
     ]
 
 
-async def _one_core(stage: Stage, server: Server) -> Figure:
+async def _one_core(stage: Stage, server: Server) -> list[Figure]:
     """Server, zygote and sessions on one processor; the client is on the others."""
     count, at_once = stage.pick(60, 24), 4
     everywhere = os.sched_getaffinity(server.pid)
     _bind(server, {min(everywhere)})
+    before = _processor_times(server)
     try:
         began = time.perf_counter()
         waiting = asyncio.Semaphore(at_once)
@@ -295,9 +299,47 @@ async def _one_core(stage: Stage, server: Server) -> Figure:
         took = time.perf_counter() - began
     finally:
         _bind(server, everywhere)
+    split = _split(before, _processor_times(server), count)
     await server.clear(*sessions)
     note = f"{count} sessions, {at_once} at once, each to the result of its first cell"
-    return Figure("forking", "new sessions on one core", "/s", count / took, note=note)
+    together, passed = sum(split.values()), f"{took / count * 1000:.0f} ms passed"
+    return [
+        Figure("forking", "new sessions on one core", "/s", count / took, None, SESSIONS_TARGET, "least", note),
+        Figure("forking", "processor time of a new session", "ms", together, note=passed),
+        *(Figure("forking", f"… of it, {what}", "ms", spent) for what, spent in split.items()),
+    ]
+
+
+def _processor_times(server: Server) -> dict[int, tuple[str, ProcessorTime]]:
+    """By process, with its kind."""
+    pids = (server.pid, *descendants(server.pid))
+    return {pid: ("server" if pid == server.pid else _kind(pid), processor_time(pid)) for pid in pids}
+
+
+def _kind(pid: int) -> str:
+    words = command_line(pid)
+    return "python" if words and "python" in words[0] else "sandbox"
+
+
+def _split(
+    before: Mapping[int, tuple[str, ProcessorTime]], after: Mapping[int, tuple[str, ProcessorTime]], count: int
+) -> dict[str, float]:
+    """Milliseconds for each of so many sessions, by who spent them."""
+    spent: Counter[str] = Counter()
+    for pid, (kind, now) in after.items():
+        then = before[pid][1] if pid in before else ProcessorTime()
+        own, of_children = now.own_s - then.own_s, now.of_children_s - then.of_children_s
+        if kind == "server":
+            spent["the server"] += own
+            spent["bubblewrap and its helpers"] += of_children
+        elif kind == "sandbox":
+            spent["bubblewrap and its helpers"] += own + of_children
+        elif pid in before:
+            spent["the zygote's forks"] += own
+            spent["entering the sandbox, in a process between zygote and kernel"] += of_children
+        else:
+            spent["the kernel, to the end of its first cell"] += own + of_children
+    return {what: seconds / count * 1000 for what, seconds in spent.items()}
 
 
 def _bind(server: Server, processors: set[int]) -> None:

@@ -10,6 +10,7 @@ from bench.servers import ERAS, bare_command, belljar_command, new_session, open
 from bench.stage import Stage
 
 TARGET = 2.0
+TAIL_TARGET = 3.0
 CALLS = 100
 QUICK_CALLS = 60
 
@@ -46,4 +47,4 @@ async def _compare(stage: Stage, what: str, bare: Client, ours: Client) -> list[
         for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(10, 2))
     ]
     note = f"peer: no-op tool; {bare.protocol_version}"
-    return paired("mcp", what, rounds, target=TARGET, with_p99=True, note=note)
+    return paired("mcp", what, rounds, target=TARGET, with_p99=True, tail=TAIL_TARGET, note=note)

@@ -1,6 +1,8 @@
 """What the operating system tells of processes: who descends from whom, and the memory they hold."""
 
+import os
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -35,6 +37,33 @@ def resident_mb(pid: int) -> float:
 def peak_resident_mb(pid: int) -> float:
     """RSS at its highest."""
     return _field_kb(Path(f"/proc/{pid}/status"), "VmHWM:") / 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTime:
+    """Processor time of one process and of its children that have ended and were waited for, in seconds."""
+
+    own_s: float = 0.0
+    of_children_s: float = 0.0
+
+
+def processor_time(pid: int) -> ProcessorTime:
+    """Zero for a process that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ProcessorTime()
+    user, system, of_children, system_of_children = map(int, text[text.rindex(")") + 2 :].split()[11:15])
+    tick = os.sysconf("SC_CLK_TCK")
+    return ProcessorTime((user + system) / tick, (of_children + system_of_children) / tick)
+
+
+def command_line(pid: int) -> list[str]:
+    """Empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
 
 
 def _field_kb(path: Path, name: str) -> int:

@@ -56,9 +56,10 @@ class Stage:
         grounds = self.folder / "kernels"
         grounds.mkdir(mode=0o711, exist_ok=True)
         settings = self.settings(sandbox).model_copy(update={"fork_start": False})
-        starter = KernelStarter(settings, open_provider(settings), grounds)
+        provider = open_provider(settings)
+        starter = KernelStarter(settings, provider, grounds)
         identifier = secrets.token_hex(8)
-        folders = SessionFolders(identifier, grounds / identifier)
+        folders = SessionFolders(identifier, grounds / identifier, provider.take_identity())
         folders.make()
         kernel = await starter.start("default", folders)
         try:

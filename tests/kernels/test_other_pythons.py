@@ -65,6 +65,18 @@ async def said(kernel: Kernel, code: str) -> str:
 
 
 @pytest.mark.anyio
+async def test_since_3_12_what_every_cell_uses_is_immortal_and_what_a_session_makes_is_not(
+    kernel: Kernel, other: Environment
+) -> None:
+    code = "import sys\nmine = object()\nprint(sys.getrefcount(type(get_ipython()).run_cell), sys.getrefcount(mine))"
+
+    shared, own = map(int, (await said(kernel, code)).split())
+
+    assert (shared > 1 << 30) == (tuple(map(int, other.version.split(".")[:2])) >= (3, 12))
+    assert own < 10
+
+
+@pytest.mark.anyio
 async def test_it_is_forked_and_runs_cells_with_an_ipython_that_comes_last(kernel: Kernel, other: Environment) -> None:
     release = ".".join(other.version.split(".")[:2])
     version = "'.'.join(map(str, sys.version_info[:2]))"

@@ -242,6 +242,7 @@ async def test_cells_that_follow_each_other_at_once_can_be_undone_one_by_one(
         assert many[-1].result().not_undoable == checkpoints.TOO_FAST
         refusal = await caller.refusal("rewind_session", session_id=session_id, to=many[-1].id)
         assert refusal.startswith("no-checkpoint: ")
+        assert "came without a pause" in refusal
         await caller.fields("clear_session", session_id=session_id)
 
 
@@ -263,9 +264,10 @@ stop.clear(); threads.clear()
 
 
 async def test_a_copy_that_finds_no_room_among_the_processes_harms_nobody(
-    default_environment: Environment, tmp_path: Path
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy takes two forks: either of them may be the one that is refused."""
+    monkeypatch.setattr(checkpoints, "SHORTEST_S", 0.0)
     async with (
         engine(default_environment, tmp_path, pool_size=0, max_processes=40) as runtime,
         connected(runtime) as caller,

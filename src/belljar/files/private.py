@@ -52,12 +52,12 @@ def shown_mode(*, is_folder: bool) -> int:
 
 def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
     """Make a folder with this mode, whatever the umask is, and missing folders above it with mode 0700."""
-    for parent in reversed(path.parents):
-        if not parent.exists():
-            with contextlib.suppress(FileExistsError):
-                parent.mkdir(mode=FOLDER_MODE)
     try:
         path.mkdir(mode=mode & FOLDER_MODE)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        make_folder(path, mode)
+        return
     except FileExistsError:
         if not path.is_dir():
             raise

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from belljar.sandboxes.base import Limits
@@ -83,8 +84,9 @@ def processor_count(limits: Limits) -> int:
     return count if 0 < count < len(os.sched_getaffinity(0)) else 0
 
 
+@lru_cache(maxsize=16)
 def machine_files(limits: Limits) -> dict[str, str]:
-    """Return the files to show instead of the host's, by path."""
+    """Return the files to show instead of the host's, by path. Cached: a host changes its processors hardly ever."""
     count = processor_count(limits)
     numbers = f"{'0' if count == 1 else f'0-{count - 1}'}\n" if count else ""
     # Also without a limit: a sandbox has nothing of /sys but these, and `lscpu` and joblib give up without them.

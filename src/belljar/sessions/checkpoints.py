@@ -1,8 +1,9 @@
 """Checkpoints of a session: frozen copies of its kernel with snapshots of its folder, bounded in number and size.
 
-A checkpoint is taken between two cells, at the latest before the next one starts. Only where more than `BURST` cells
-follow each other quickly, there is just one every `SHORTEST_S`. Also owns the list of executions that can be undone,
-and the deposit of checkpoints for the next server. Knows kernels and files; the session decides what a rewind means.
+A checkpoint is taken while the session is idle, at the latest before the next cell starts. Only where more than `BURST`
+cells follow each other at once, there is just one every `SHORTEST_S`. Also owns the list of executions that can be
+undone, and the deposit of checkpoints for the next server. Knows kernels and files; the session decides what a rewind
+means.
 """
 
 import asyncio
@@ -56,9 +57,10 @@ class FreshCheckpoint:
         return False
 
 
-# A checkpoint takes several times as long as a short cell. A model's cells follow each other a few at a time; more of
-# them, and faster than this, come from a program, which would be three to five times slower with a checkpoint each.
-SHORTEST_S = 0.1
+# A checkpoint takes several times as long as a short cell. Between a model's cells there is time for it, except where a
+# model sends a few at once. More cells without a pause come from a program: with a checkpoint each it would be three to
+# five times slower, and with ten a second one call in twenty would take four times as long as the others.
+SHORTEST_S = 2.0
 BURST = 10
 # Measuring the memory of all checkpoints takes longer than making one. While cells run it is done at most this often,
 # and in addition whenever the session is idle.
@@ -123,7 +125,7 @@ class Checkpoints:
         self._lost: dict[str, str] = {}
         """Executions whose checkpoints were lost, and how."""
         self._allowed = float(BURST)
-        """How many checkpoints may be taken at once, as of `_allowed_at`."""
+        """How many checkpoints cells may wait for, as of `_allowed_at`."""
         self._allowed_at = self._weighed_at = time.monotonic()
         self._is_too_fast = False
 
@@ -135,13 +137,15 @@ class Checkpoints:
         """Return how many checkpoints a caller can go back to."""
         return sum(bool(kept.execution_id) for kept in self._kept)
 
-    @property
-    def wait_s(self) -> float:
-        """Return how long until the next checkpoint may be taken; 0 or less when it may be taken now."""
+    def _has_allowance(self) -> bool:
+        """Spend one of the checkpoints that a cell may wait for; False when there is none left."""
         now = time.monotonic()
         earned = (now - self._allowed_at) / SHORTEST_S if SHORTEST_S > 0 else BURST
         self._allowed, self._allowed_at = min(BURST, self._allowed + earned), now
-        return (1 - self._allowed) * SHORTEST_S
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True
 
     @property
     def gap(self) -> str:
@@ -154,17 +158,25 @@ class Checkpoints:
         return self._most > 0
 
     async def take(
-        self, kernel: ForkableKernel, variables: tuple[str, ...], fresh: FreshCheckpoint | None = None
+        self,
+        kernel: ForkableKernel,
+        variables: tuple[str, ...],
+        fresh: FreshCheckpoint | None = None,
+        *,
+        is_idle: bool = False,
     ) -> None:
-        """Take a checkpoint, if a cell has run since the last one and that one is not too recent.
+        """Take a checkpoint, if a cell has run since the last one and no cell has to wait for too many of them.
 
-        With `fresh`, the state before the first cell, the kernel is not copied.
+        With `fresh`, the state before the first cell, the kernel is not copied. With `is_idle` no cell waits for it.
         """
-        self._is_too_fast = self._most > 0 and self.is_due and self.wait_s > 0
-        if not self._most or not self.is_due or self._is_too_fast:
+        if not self._most or not self.is_due:
+            self._is_too_fast = False
+            return
+        self._is_too_fast = not is_idle and not self._has_allowance()
+        if self._is_too_fast:
+            self.refusal = f"more than {BURST} cells came without a pause"
             return
         self.is_due = False
-        self._allowed -= 1
         label = secrets.token_hex(8)
         # Copy the files and the kernel at once: only what cells left in the background runs meanwhile.
         snapshot = asyncio.get_running_loop().run_in_executor(None, self._snapshots.take, label)

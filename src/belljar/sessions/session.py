@@ -48,7 +48,8 @@ Watcher = Callable[[Execution | None], None]
 """Called with every execution when its turn has come, or when it ended without one; with None when the session ends."""
 
 MEBIBYTE = 1024 * 1024
-IDLE_S = 0.02
+# After this long without a cell nobody is likely to send one in the time that a checkpoint takes.
+IDLE_S = 0.1
 # The time of the last use is recorded at most this often.
 NOTE_S = 10.0
 
@@ -119,6 +120,7 @@ class Session:
         self._holds = 0
         self._is_closed = False
         self._checkpointing: asyncio.Task[None] | None = None
+        self._idle_since = time.monotonic()
         self.count = 0
         """How many executions were submitted so far."""
         self._noted: tuple[str, ...] = ()
@@ -173,17 +175,16 @@ class Session:
     def _on_done(self, execution: Execution) -> None:
         self.lease.touch()
         self._notify_watchers(execution)
+        self._idle_since = time.monotonic()
         is_scheduled = self._checkpointing is not None and not self._checkpointing.done()
         if not self.is_busy and self.session_kernel.checkpoints.are_kept and not self._is_closed and not is_scheduled:
             # Take the checkpoint now, while nobody waits, so that the next cell need not wait for it.
             self._checkpointing = self.queue.run_aside(self._checkpoint_when_idle())
 
     async def _checkpoint_when_idle(self) -> None:
-        wait_s = IDLE_S
-        # Wait again if a cell took a checkpoint meanwhile: this task also covers the cells that ended since it started.
-        while wait_s > 0:
+        # Wait again after each cell that ended meanwhile: this task covers those too.
+        while (wait_s := self._idle_since + IDLE_S - time.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(wait_s)
-            wait_s = self.session_kernel.checkpoints.wait_s
         if not self.is_busy and not self.turn.locked():
             async with self.turn:
                 await self.session_kernel.take_checkpoint(is_idle=True)

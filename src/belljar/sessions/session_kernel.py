@@ -194,7 +194,7 @@ class SessionKernel:
         is_fresh, self._is_fresh = self._is_fresh, False
         if is_forkable(self.kernel):
             fresh = self._make_fresh_checkpoint() if is_fresh else None
-            await self.checkpoints.take(self.kernel, self.variables, fresh)
+            await self.checkpoints.take(self.kernel, self.variables, fresh, is_idle=is_idle)
             if is_idle:
                 await self.checkpoints.weigh(self.kernel)
         elif self.kernel is not None:

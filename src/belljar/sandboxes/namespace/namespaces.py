@@ -14,7 +14,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Identity
-from belljar.sandboxes.child import Child, StartChild, start_child, start_own_child, wait_readable
+from belljar.sandboxes.child import StartChild, start_child, start_own_child, wait_readable
 from belljar.sandboxes.namespace.bwrap_args import (
     MAPPED,
     UserMap,
@@ -34,13 +34,12 @@ from belljar.sandboxes.namespace.bwrap_args import (
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.process import NamespaceProcess, only_child
-from belljar.sandboxes.namespace.trial import BwrapCommand
+from belljar.sandboxes.namespace.user_maps import UserMapHelper
 
 Resources = AsyncExitStack
 """What must stay open until bubblewrap has started."""
 
 _NS_GET_USERNS = 0xB701
-_MAP = 'read -r pid && printf "$1" > "/proc/$pid/uid_map" && printf "$1" > "/proc/$pid/gid_map"'
 _ROOT = Identity(0, 0)
 
 
@@ -57,8 +56,8 @@ class Layout:
     """How many processes are between the one that is started and bubblewrap."""
     maps: str = ""
     """The map of the new user namespace, for users and groups alike; empty if bubblewrap maps the only one itself."""
-    mapping: tuple[str, ...] = ()
-    """A command that writes the maps of the process whose pid is on its stdin; empty if the server writes them."""
+    map_helper: UserMapHelper | None = None
+    """The process that writes the maps; None if the server does."""
     changes_user: bool = False
     """Whether bubblewrap runs as another user than the server, which then may not set its processes' limits."""
     has_to_settle: bool = True
@@ -121,8 +120,9 @@ class ParentSandbox:
         layout = Layout(user_map, prefix, hops=1, changes_user=True)
         if not user_map.has_to_drop:
             return layout
-        maps = f"0 0 1\n{user.uid} {user.uid} 1\n"
-        return replace(layout, maps=maps, mapping=(*enter, "--", "/bin/sh", "-c", _MAP, "belljar", maps))
+        if self._holder.map_helper is None or self._holder.map_helper.has_ended:
+            self._holder.map_helper = UserMapHelper([*enter, "--"])
+        return replace(layout, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
 
     async def layout_out_of_sight(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
         """Return the layout of a branch of a sandbox that runs a session's code as `user`, the branch's user too.
@@ -282,98 +282,6 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
         os.close(stdin_end)
         await child.wait()
         child.release()
-
-
-# User maps
-
-
-class UserMapWriter:
-    """Writes the maps of a new user namespace while bubblewrap waits; first, its first process must be known."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._maps = layout.maps
-        self._mapping = layout.mapping
-        self._gate: int | None = None
-        self._helper: Child | None = None
-        self._helper_stdin: int | None = None
-
-    def words(self, stack: ExitStack) -> BwrapCommand:
-        """Return the arguments that make bubblewrap wait, if it has to."""
-        if not self._maps:
-            return BwrapCommand([], [])
-        gate_end, self._gate = os.pipe()
-        stack.callback(os.close, gate_end)
-        # `--sync-fd` makes bubblewrap close it for the command, which the first option alone would let inherit it.
-        return BwrapCommand(["--userns-block-fd", str(gate_end), "--sync-fd", str(gate_end)], [gate_end])
-
-    def start(self) -> None:
-        """Start the helper that writes maps, while bubblewrap starts: the kernel wants it from the namespace above."""
-        if not self._mapping:
-            return
-        reading, self._helper_stdin = os.pipe()
-        try:
-            self._helper = start_child(
-                self._mapping,
-                environment={},
-                folder="/",
-                stdin=reading,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(),
-            )
-        finally:
-            os.close(reading)
-
-    async def map(self, pid: int) -> None:
-        """Write the maps of a process's user namespace, if there are any, and let bubblewrap continue."""
-        if self._gate is None:
-            return
-        try:
-            if self._helper is None:
-                _write(pid, self._maps)
-            else:
-                await self._have_written(self._helper, pid)
-            is_mapped = all(_read(pid, kind) for kind in _KINDS)
-        except OSError as error:
-            raise SandboxUnavailable(f"The users of a sandbox cannot be mapped: {error.strerror}") from error
-        if not is_mapped:
-            raise SandboxUnavailable("The users of a sandbox cannot be mapped from the one it is a branch of")
-        os.write(self._gate, b"\n")
-
-    async def _have_written(self, helper: Child, pid: int) -> None:
-        if self._helper_stdin is not None:
-            os.write(self._helper_stdin, f"{pid}\n".encode())
-        await helper.wait()
-
-    async def aclose(self) -> None:
-        """Release bubblewrap and the helper; called once."""
-        for descriptor in (self._gate, self._helper_stdin):
-            if descriptor is not None:
-                os.close(descriptor)
-        if self._helper is not None:
-            # The helper ends at the end of its input.
-            await self._helper.wait()
-            self._helper.release()
-
-
-_KINDS = ("uid_map", "gid_map")
-
-
-def _write(pid: int, maps: str) -> None:
-    for kind in _KINDS:
-        descriptor = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, maps.encode())
-        finally:
-            os.close(descriptor)
-
-
-def _read(pid: int, kind: str) -> bytes:
-    descriptor = os.open(f"/proc/{pid}/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, 4096)
-    finally:
-        os.close(descriptor)
 
 
 # A view of root's files through which a user without rights can pass, with what a sandbox needs at the same paths.

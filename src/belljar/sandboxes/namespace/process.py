@@ -14,6 +14,7 @@ from pathlib import Path
 
 from belljar.sandboxes.child import Started, children, open_pidfd, wait_readable
 from belljar.sandboxes.namespace.orphan_reaper import OrphanReaper
+from belljar.sandboxes.namespace.user_maps import UserMapHelper
 
 _ONE_PAGE = 4096
 _RETRY_S = 0.001
@@ -33,6 +34,8 @@ class NamespaceProcess:
         """A pidfd of the first process, while it is ours to kill."""
         self.proc_mount: int | None = None
         """The mount namespace in which bubblewrap starts for a branch of these namespaces, once there was a branch."""
+        self.map_helper: UserMapHelper | None = None
+        """The process that maps the users of branches, once there was a branch that needs it."""
         self._command_pid = 0
         self._hops = hops
         self._maker: int | None = None
@@ -128,7 +131,7 @@ class NamespaceProcess:
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
             self.first = None
-        self._close_proc_mount()
+        self._close_branching()
 
     def command_pid(self) -> int:
         """Return the pid of the command itself on the host; 0 until it has been started.
@@ -190,7 +193,7 @@ class NamespaceProcess:
             self._reaper.unregister(self.first_pid)
         self._close_gate()
         self._close_maker()
-        self._close_proc_mount()
+        self._close_branching()
 
     def _kill_by_number(self) -> None:
         """Kill the first process by pid, where there are no pidfds. An unreaped parent that has it proves the pid."""
@@ -207,10 +210,13 @@ class NamespaceProcess:
             self._reaper.unregister(-self.pid)
         self._child.release()
 
-    def _close_proc_mount(self) -> None:
+    def _close_branching(self) -> None:
         if self.proc_mount is not None:
             os.close(self.proc_mount)
             self.proc_mount = None
+        if self.map_helper is not None:
+            self.map_helper.close()
+            self.map_helper = None
 
     def _close_gate(self) -> None:
         if self._gate is not None:

@@ -20,11 +20,11 @@ from belljar.sandboxes.namespace.namespaces import (
     NamespaceTools,
     ParentSandbox,
     Resources,
-    UserMapWriter,
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
 from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_command, try_bubblewrap
+from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
 
@@ -79,14 +79,13 @@ class NamespaceSandbox:
             layout = await self._prepare_layout(resources)
             # Checked again, because after a close meanwhile nobody would end what is started now.
             self._check_open()
-            mapper = UserMapWriter(layout)
-            resources.push_async_callback(mapper.aclose)
+            mapper = UserMapWriter(layout.maps, layout.map_helper)
+            resources.callback(mapper.close)
             with contextlib.ExitStack() as stack:
                 bwrap = self._bwrap_command(layout, command, environment, pass_fds, stack)
                 bwrap = bwrap.after(mapper.words(stack))
                 process = await self._start(layout, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
-                mapper.start()
             if process not in self._processes:
                 # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
