@@ -47,7 +47,7 @@ from belljar.supervisor import open_supervisor
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
-from belljar.workflows.step_types import OwnStepTypes, plugin_types
+from belljar.workflows.step_types import OwnStepTypes, step_types
 from belljar.workflows.workflows import Workflows, open_workflows
 
 RETRY_S = 30.0
@@ -76,9 +76,9 @@ class Runtime:
     preparation: Preparation
     handover: Handover
     """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
-    workflows: Workflows
     plugins: Plugins
     """belljar's own and the operator's."""
+    workflows: Workflows
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
@@ -163,7 +163,7 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
                     RunRecords(journal, name),
                     toolbox,
                     lambda server: server == name or is_living(runs, server),
-                    types=plugin_types(plugins),
+                    types=step_types(plugins),
                     recover=partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive),
                 )
                 # Prepare the default environment while the client still initializes its connection.
@@ -178,8 +178,8 @@ async def open_runtime(settings: Settings, *, takes_runs: bool = False) -> Async
                             starter,
                             preparation,
                             handover,
-                            workflows,
                             plugins,
+                            workflows,
                             toolbox,
                             library,
                         )

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
 MOST_RUNS = 2
-END_S = 180.0
+END_S = 300.0
 
 # The moments of a step at which the server is killed: a query that is true then, of the latest run.
 POINTS = {
@@ -221,6 +222,13 @@ class RunFaults(RuleBasedStateMachine):
                 self._check(run_id, model)
             self.portal.call(self.served.stop)
             assert self.served.leftovers() == []
+        except BaseException:
+            # hypothesis makes the example again to tell it, and an accident may not come again: tell it now.
+            traceback.print_exc()
+            print(
+                *((run_id, json.dumps(model.steps)) for run_id, model in self.runs.items()), sep="\n", file=sys.stderr
+            )
+            raise
         finally:
             self.portal.call(self.served.aclose)
             self._portal.__exit__(None, None, None)

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import anyio
 import pytest
 
 from belljar.environments import Environment
-from belljar.errors import BelljarError, SettingsError, WorkflowInvalid
+from belljar.errors import BelljarError, WorkflowInvalid
+from belljar.hooks import CodeStep, hookimpl
 from belljar.journal.run_records import RunRecords
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime, open_plugins, open_runtime
 from belljar.settings import Settings
+from belljar.workflows.definition import StepType
 from belljar.workflows.live_run import LiveRun
-from belljar.workflows.step_types import plugin_type, step_types
+from belljar.workflows.step_types import own_step_types, step_types
 from belljar.workflows.workflows import Workflows
 from waiting import until
 from workflow_texts import code, form, tool, workflow
@@ -24,13 +27,20 @@ pytestmark = pytest.mark.anyio
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
 
 
-class Shout:
-    """A step type of a plugin."""
+SHOUT = CodeStep(
+    "shout",
+    "config['text'].upper() + mark",
+    {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    repeat=True,
+)
 
-    name = "shout"
-    code = "config['text'].upper() + mark"
-    config_schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-    repeat = True
+
+class Shouting:
+    """A plugin that brings two step types, one of them in place of belljar's own."""
+
+    @hookimpl
+    def workflow_step_types(self) -> list[CodeStep]:
+        return [SHOUT, replace(SHOUT, name="form")]
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +74,11 @@ async def ran(workflows: Workflows, text: str) -> Any:
     run = await workflows.start(workflows.library.sent(text), "local")
     await settled(run)
     return workflows.show(run.id, "local")
+
+
+def another(runtime: Runtime, server: str, types: Mapping[str, StepType]) -> Workflows:
+    """The workflows of another server on the same data directory."""
+    return Workflows(runtime.sessions, RunRecords(runtime.sessions.journal, server), None, lambda _: True, types=types)
 
 
 async def settled(run: LiveRun) -> None:
@@ -113,19 +128,17 @@ async def test_what_guardrails_ask_about_waits_for_a_person(runtime: Runtime):
 
 
 async def test_a_step_type_of_a_plugin_runs_in_the_session(runtime: Runtime):
-    types = [plugin_type(Shout())]
-    workflows = Workflows(
-        runtime.sessions, RunRecords(runtime.sessions.journal, "other"), None, lambda _: True, types=types
-    )
+    plugins = open_plugins(runtime.settings)
+    plugins.add("shouting", Shouting(), "a test")
+    workflows = another(runtime, "other", step_types(plugins))
     step = {"name": "a", "type": "shout", "config": {"text": "{{ word }}"}}
     info = await ran(workflows, workflow(step, variables={"word": "hey", "mark": "!"}))
     assert (info.state, info.result) == ("done", "HEY!")
     with pytest.raises(WorkflowInvalid, match="'text' is a required property"):
         await ran(workflows, workflow({"name": "a", "type": "shout", "config": {}}))
-    replacing = Shout()
-    replacing.name = "form"
-    with pytest.raises(SettingsError, match="is there already"):
-        step_types([plugin_type(replacing)])
+    assert "'form' is belljar's own and cannot be replaced" in plugins.records[-1].error
+    asking = await ran(workflows, workflow(form("ask", "Go on?")))
+    assert asking.state == "waiting"
 
 
 async def test_two_servers_never_take_one_run(runtime: Runtime):
@@ -133,8 +146,7 @@ async def test_two_servers_never_take_one_run(runtime: Runtime):
     workflows = runtime.workflows
     info = await ran(workflows, workflow(form("ask", "Go on?"), code("a", "1")))
     await until(lambda: not workflows.record(info.run, "local").server)
-    one = Workflows(runtime.sessions, RunRecords(runtime.sessions.journal, "one"), None, lambda _: True)
-    other = Workflows(runtime.sessions, RunRecords(runtime.sessions.journal, "other"), None, lambda _: True)
+    one, other = (another(runtime, name, own_step_types()) for name in ("one", "other"))
     seen = workflows.record(info.run, "local")
     claims = [each._records.claim(seen) for each in (one, other, workflows)]  # pyright: ignore[reportPrivateUsage]
     assert claims == [True, False, False]

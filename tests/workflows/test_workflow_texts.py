@@ -16,7 +16,7 @@ from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, json_schema
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
-from belljar.workflows.step_types import step_types
+from belljar.workflows.step_types import own_step_types
 from belljar.workflows.templates import TemplateFailed, rendered
 from belljar.workflows.text import read_text
 from workflow_texts import code, condition, form, loop, parallel, tool, workflow
@@ -40,7 +40,7 @@ class Tools:
 
 
 def library(folder: Path | None = None) -> Library:
-    return Library(folder, step_types())
+    return Library(folder, own_step_types())
 
 
 async def checked(text: str, policy: Mapping[str, Any] = {}, folder: Path | None = None) -> Definition:
@@ -102,7 +102,7 @@ workflows:
 
 
 async def test_the_example_fits_the_published_schema():
-    validator = Draft202012Validator(json_schema(step_types()))
+    validator = Draft202012Validator(json_schema(own_step_types()))
     for path in EXAMPLES.glob("*.yaml"):
         assert [error.message for error in validator.iter_errors(read_text(path.read_text()).data)] == []
     wrong = {"name": "x", "steps": [{"name": "a", "type": "loop", "config": {"for": [1], "steps": [{"name": "b"}]}}]}

@@ -33,13 +33,20 @@ from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
 from belljar.workflows.live_run import LiveRun, RunEvent
 from belljar.workflows.questions import RunQuestion
-from belljar.workflows.step_types import plugin_types, step_types
+from belljar.workflows.step_types import step_types
 from belljar.workflows.views import RunInfo, run_info, run_text
 
 OWNER = "local"
 WAITING = 3
 """The exit status of a run that waits for a person."""
 _LONG_S = 3600.0
+# Lines of a run's text that name tools of MCP.
+_FOR_MODELS = (
+    "run_workflow(",
+    "get_execution(",
+    "A person has to decide: run_workflow(",
+    "It goes on in the background",
+)
 # A command drives one run, in one session or a few forks of it. Making ready for forks takes two seconds.
 _SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
 _FORKS = re.compile(r"parallel|type[\"']?\s*:\s*[\"']?workflow\b")
@@ -158,7 +165,7 @@ def validate_command(source: Source, which: Which = "") -> None:
 
 def schema_command() -> None:
     """Print the JSON Schema of workflow texts, for editors."""
-    print(json.dumps(json_schema(step_types()), indent=2))
+    print(json.dumps(json_schema(step_types(open_plugins(load_settings()))), indent=2))
 
 
 def graph_command(
@@ -190,7 +197,7 @@ def _text(source: str) -> str:
 
 def _library(settings: Settings) -> Library:
     folder = settings.workflows_directory
-    return Library(Path(folder) if folder else None, step_types(plugin_types(open_plugins(settings))))
+    return Library(Path(folder) if folder else None, step_types(open_plugins(settings)))
 
 
 def _read(library: Library, source: str, which: str) -> Definition:
@@ -267,7 +274,7 @@ def _asked(info: RunInfo) -> str:
 
 
 def _for_person(info: RunInfo) -> str:
-    lines = [line for line in run_text(info).split("\n") if "run_workflow(" not in line]
+    lines = [line for line in run_text(info).split("\n") if not line.startswith(_FOR_MODELS)]
     if info.questions:
         lines.append(f"belljar workflow answer {info.run} goes on with it")
     elif info.state in ("interrupted", "failed", "stopped"):

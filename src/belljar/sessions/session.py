@@ -223,8 +223,8 @@ class Session:
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""
         redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
-        facts = SessionFacts(self.id, self.principal, self.environment)
         stricter = [screen for guard in self._stricter for screen in guard.screens()]
+        facts = SessionFacts(self.id, self.principal, self.environment)
         return Screens([*redaction, *self.guard.screens(), *stricter, *plugin_screens(self.plugins, facts)])
 
     @contextmanager

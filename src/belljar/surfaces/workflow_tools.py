@@ -76,7 +76,11 @@ class WorkflowTools:
         ctx: Ctx,
         name: Annotated[str, Field(max_length=100, description="A workflow of list_workflows")] = "",
         definition: Annotated[
-            dict[str, JsonValue] | str, Field(description="Or one as YAML or JSON: name, variables, steps")
+            dict[str, JsonValue] | str,
+            Field(
+                description='Or one as YAML or JSON: {"name": "x", "variables": {}, "steps": '
+                '[{"name": "a", "type": "code_execution", "config": {"code": "1"}}]}'
+            ),
         ] = "",
         variables: Annotated[dict[str, JsonValue] | None, Field(description="Values for its variables")] = None,
         run_id: Annotated[str, Field(max_length=64, description="Or a run to go on with")] = "",

@@ -423,12 +423,6 @@ class Broker:
         }
 
 
-def approval_text(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return the beginning of the question whether a call may go out: which tool, with which arguments."""
-    shown = plain_arguments(arguments, QUESTION_CHARS)
-    return f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
-
-
 class ToldCall:
     """Tells plugins of one call: before it is judged, and when it has ended."""
 
@@ -468,6 +462,12 @@ def described_call(
     return ToolCall(
         session_id, owner, tool.server, tool.name, arguments, claims.read_only, claims.destructive, has_values
     )
+
+
+def approval_text(tool: ToolDefinition, arguments: JsonObject) -> str:
+    """Return the beginning of the question whether a call may go out: which tool, with which arguments."""
+    shown = plain_arguments(arguments, QUESTION_CHARS)
+    return f"Allow {one_line(tool.server, 100)}.{one_line(tool.name, 100)} with\n{shown}"
 
 
 def _of_server(message: str, server: str) -> str:

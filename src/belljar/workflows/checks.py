@@ -64,7 +64,7 @@ class Checker:
         """Raise `WorkflowInvalid` with every problem; `given` are names of variables from outside."""
         await self._definition(definition, given)
         if self.problems:
-            raise invalid(sorted(self.problems, key=lambda problem: (problem.file, problem.line)))
+            raise invalid(self.problems)
 
     async def _definition(self, definition: Definition, given: Iterable[str] = ()) -> None:
         known: dict[str, str] = {}

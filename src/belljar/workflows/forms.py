@@ -78,5 +78,5 @@ def _named(options: Mapping[str, Any]) -> str:
 
 
 def _code_step(name: str, code: str, *, repeat: bool) -> Step:
-    form = StepForm(name=name, type="code_execution", config={}, repeat=repeat)
+    form = StepForm.model_validate({"name": name, "type": "code_execution", "repeat": repeat})
     return Step(name, "code_execution", CodeExecution(code=code), form, (), (), 0)

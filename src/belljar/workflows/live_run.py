@@ -7,11 +7,12 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from belljar.errors import Busy
 from belljar.journal.run_records import RunRecord, RunRecords, RunState, StepRecord
 from belljar.workflows.definition import Definition
 from belljar.workflows.questions import RunQuestion
@@ -19,6 +20,8 @@ from belljar.workflows.questions import RunQuestion
 POLL_S = 1.0
 """How often a run looks whether another process has answered it or wants it stopped."""
 MOST_EVENTS = 2_000
+MOST_BUSY_S = 300.0
+Work = TypeVar("Work")
 EventKind = Literal["begin", "output", "end", "ask", "note"]
 
 
@@ -205,10 +208,46 @@ class LiveRun:
             kept = [step for step in self.log.get(path, []) if step.attempt != attempt]
             self.log[path] = [*kept, row]
 
-    def ask(self, path: str, attempt: int, question: RunQuestion, expires_at: float | None = None) -> None:
+    async def ask(self, path: str, attempt: int, question: RunQuestion, expires_at: float | None = None) -> None:
         """Put a question on record and tell those who follow."""
-        self.records.ask(self.id, path, attempt, question.as_json(), expires_at)
+
+        async def ask() -> None:
+            self.records.ask(self.id, path, attempt, question.as_json(), expires_at)
+
+        await self.patiently(ask)
         self.tell("ask", path, question.message)
+
+    async def patiently(self, work: Callable[[], Awaitable[Work]]) -> Work:
+        """Do work again while it is refused because the server is too busy or its journal cannot be written."""
+        ends_at = time.monotonic() + MOST_BUSY_S
+        while True:
+            try:
+                return await work()
+            except Busy:
+                if time.monotonic() > ends_at:
+                    raise
+            await self.pause(POLL_S)
+            self.check_wanted()
+
+    def enter(self, path: str, attempt: int, session_id: str) -> None:
+        """Put an attempt on record of which nothing has happened."""
+        now = time.time()
+        row = StepRecord(
+            path=path,
+            attempt=attempt,
+            state="running",
+            execution_id="",
+            session_id=session_id,
+            value=None,
+            error="",
+            notes="",
+            question=None,
+            answer=None,
+            expires_at=None,
+            began_at=now,
+            ended_at=None,
+        )
+        self.records.put(self.id, row)
 
     def decide(
         self,

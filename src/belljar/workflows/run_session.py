@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ STATE_PREFIX = "run-state-"
 MOST_STDOUT_CHARS = 16_000
 MOST_FILES = 100
 RETRY_S = 0.5
+MOST_BUSY_S = 300.0
 _TAIL = 64
 """The event of the result is among the last ones of an execution: notices about files and limits come after it."""
 _USES_STEPS = re.compile(r"\bsteps\b")
@@ -107,17 +109,21 @@ class RunSession:
     # Cells
 
     async def reach(self) -> Session:
-        """Return the session, awake; wait while it is just being put to sleep."""
+        """Return the session, awake, with the variables of the finished steps."""
+        session = await self._awake()
+        self._restore(session)
+        return session
+
+    async def _awake(self) -> Session:
+        """Return the session; wait while it is just being put to sleep, or there is no room for one more."""
+        ends_at = time.monotonic() + MOST_BUSY_S
         while True:
             try:
-                session = await self._sessions.reach(self.id, self._principal)
-            except Busy as error:
-                if "put to sleep" not in error.message:
+                return await self._sessions.reach(self.id, self._principal)
+            except Busy:
+                if time.monotonic() > ends_at:
                     raise
-                await asyncio.sleep(RETRY_S)
-                continue
-            self._restore(session)
-            return session
+            await asyncio.sleep(RETRY_S)
 
     async def redacted(self, text: str, *, is_ours: bool) -> str:
         """Return a question as it may be recorded: without personal data, where the policy says so."""
@@ -140,7 +146,7 @@ class RunSession:
     async def has_live_kernel(self) -> bool:
         """Return whether the session's process is there, so that its variables are too."""
         with contextlib.suppress(SessionNotFound):
-            kernel = (await self._sessions.reach(self.id, self._principal)).session_kernel.kernel
+            kernel = (await self._awake()).session_kernel.kernel
             return kernel is not None and kernel.is_alive()
         return False
 
@@ -157,9 +163,17 @@ class RunSession:
         self._forget_older(execution_id)
         return "; ".join(f"not kept: {in_words(loss)}" for loss in report.lost[:20])
 
-    def has_saved(self, execution_id: str) -> bool:
-        """Return whether the variables after this execution are on disk."""
-        return self._file(execution_id).exists()
+    def saved(self) -> set[str]:
+        """Return the executions after which variables are on disk."""
+        return {*self._saved_in_order()}
+
+    def latest_saved(self) -> str:
+        """Return the execution after which variables were saved last; empty if none were."""
+        return next(reversed(self._saved_in_order()), "")
+
+    def _saved_in_order(self) -> list[str]:
+        found = sorted(self._root.glob(f"{STATE_PREFIX}*"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.name.removeprefix(STATE_PREFIX) for path in found]
 
     def use_saved(self, execution_id: str, *, is_dirty: bool = False) -> None:
         """Start the next kernel from the variables after this execution, if the session has lost its own.

@@ -1,12 +1,12 @@
-"""The table of step types. A plugin's types join it; a name that is taken already is refused."""
+"""The table of step types: belljar's own, and those that plugins bring through the same hook."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+import logging
+from collections.abc import Mapping
 
-from belljar.errors import SettingsError
-from belljar.hooks import hookimpl
+from belljar.hooks import CodeStep, hookimpl
 from belljar.plugins import Plugins
 from belljar.workflows.definition import (
+    NAME,
     CodeExecution,
     Condition,
     FormStep,
@@ -17,6 +17,8 @@ from belljar.workflows.definition import (
     SubWorkflow,
     ToolCall,
 )
+
+log = logging.getLogger(__name__)
 
 CORE = (
     StepType("code_execution", CodeExecution, "Runs Python in the run's session"),
@@ -29,57 +31,36 @@ CORE = (
 )
 
 
-@runtime_checkable
-class PluginStep(Protocol):
-    """A step type of a plugin: Python in the session of its run."""
+class OwnStepTypes:
+    """belljar's own step types, registered through the hook that plugins use."""
 
-    @property
-    def name(self) -> str:
-        """Return the name that `type` has in workflows."""
-        ...
-
-    @property
-    def code(self) -> str:
-        """Return the Python to run."""
-        ...
-
-    @property
-    def config_schema(self) -> Mapping[str, Any]:
-        """Return the JSON Schema of the step's `config`."""
-        ...
-
-    @property
-    def repeat(self) -> bool:
-        """Return whether it may run again when it is not known how far it came."""
-        ...
+    @hookimpl
+    def workflow_step_types(self) -> tuple[StepType, ...]:
+        """Return the types."""
+        return CORE
 
 
-def plugin_type(step: PluginStep) -> StepType:
+def plugin_type(step: CodeStep) -> StepType:
     """Return the type of a plugin's steps."""
     description = str(step.config_schema.get("description", "A step of a plugin"))
     return StepType(step.name, FreeConfig, description, code=step.code, schema=step.config_schema, repeat=step.repeat)
 
 
-class OwnStepTypes:
-    """belljar's own step types, as a plugin."""
-
-    @hookimpl
-    def workflow_step_types(self) -> Iterable[StepType]:
-        """Return them."""
-        return CORE
-
-
-def plugin_types(plugins: Plugins) -> list[StepType]:
-    """Return the step types that the operator's plugins bring; one that is no Python for a session is named."""
-    brought = plugins.named("workflow_step_types").values()
-    return [plugin_type(each) for each in brought if not isinstance(each, StepType) and isinstance(each, PluginStep)]
-
-
-def step_types(others: Iterable[StepType] = ()) -> Mapping[str, StepType]:
-    """Return all step types by name: those of belljar, and the others."""
-    found = {kind.name: kind for kind in CORE}
-    for kind in others:
-        if kind.name in found:
-            raise SettingsError(f"the step type {kind.name!r} is there already", hint="Give the other one another name")
-        found[kind.name] = kind
+def step_types(plugins: Plugins) -> Mapping[str, StepType]:
+    """Return all step types by name: belljar's own, which nothing can replace, and those of plugins."""
+    found: dict[str, StepType] = {}
+    for name, kind in plugins.named("workflow_step_types").items():
+        if isinstance(kind, StepType):
+            found[name] = kind
+        elif isinstance(kind, CodeStep) and NAME.fullmatch(name):
+            found[name] = plugin_type(kind)
+        else:
+            log.warning(
+                "the step type %s of a plugin is no CodeStep, or has no name that workflows can use", name[:100]
+            )
     return found
+
+
+def own_step_types() -> Mapping[str, StepType]:
+    """Return belljar's own step types by name."""
+    return {kind.name: kind for kind in CORE}

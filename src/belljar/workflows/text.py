@@ -44,6 +44,7 @@ class Problem:
 
 def invalid(problems: list[Problem]) -> WorkflowInvalid:
     """Return the error that tells all problems, as many as a person reads."""
+    problems = sorted(problems, key=lambda problem: (problem.file, problem.line))
     lines = [str(problem) for problem in problems[:MOST_PROBLEMS]]
     if len(problems) > MOST_PROBLEMS:
         lines.append(f"and {len(problems) - MOST_PROBLEMS} more")

@@ -166,6 +166,9 @@ def run_text(info: RunInfo) -> str:
     elif info.state == "running":
         lines.append(f'It goes on in the background: run_workflow(run_id="{info.run}", wait_s=45) returns the rest.')
     elif info.state in ("interrupted", "failed", "stopped"):
+        broken = [step.execution_id for step in info.steps if step.state == "failed" and step.execution_id]
+        if broken:
+            lines.append(f'get_execution(execution_id="{broken[-1]}") has what the failed step printed.')
         lines.append(f'run_workflow(run_id="{info.run}", resume=true) goes on from the step where it ended.')
     if info.session_id:
         lines.append(f"[session_id: {info.session_id}]")

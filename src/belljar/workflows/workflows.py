@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from belljar.errors import BelljarError, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
+from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
 from belljar.sessions.closing import DAY_S
@@ -28,7 +28,6 @@ from belljar.workflows.library import Library, digest_of, first_difference, text
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, checked_answer, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
-from belljar.workflows.step_types import step_types
 from belljar.workflows.templates import plain_value
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
@@ -37,6 +36,8 @@ LOOK_S = 5.0
 MOST_LISTED = 100
 ID_CHARS = 16
 Action = Literal["accept", "decline"]
+# States of a latest attempt whose code may have run in part.
+_UNDER_WAY = ("running", "repeated", "waiting", "answered")
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Workflows:
         toolbox: Toolbox | None,
         is_living: Callable[[str], bool],
         *,
-        types: Iterable[StepType] = (),
+        types: Mapping[str, StepType],
         recover: Callable[[], None] = lambda: None,
     ) -> None:
         self._sessions = sessions
@@ -62,7 +63,7 @@ class Workflows:
         self._recover = recover
         """Records the sessions of servers that are gone as asleep, so that a run of theirs can go on here."""
         folder = self._settings.workflows_directory
-        self.library = Library(Path(folder) if folder else None, step_types(types))
+        self.library = Library(Path(folder) if folder else None, types)
         self._live: dict[str, LiveRun] = {}
         self._is_closing = False
 
@@ -228,12 +229,12 @@ class Workflows:
 
     async def _restore(self, run: LiveRun, session: RunSession) -> None:
         """Have the session of a resumed run start with the variables of its finished steps."""
-        rows = [row for rows in run.log.values() for row in rows if row.session_id == session.id and row.execution_id]
+        rows = [row for rows in run.log.values() for row in rows if row.session_id == session.id]
         if not rows:
             return
-        rows.sort(key=lambda row: row.began_at)
-        saved = next((row.execution_id for row in reversed(rows) if session.has_saved(row.execution_id)), "")
-        is_dirty = any(row.state in ("running", "repeated") for row in rows)
+        # Older states are deleted when a later one is on disk, so the latest is that of the last step that came so far.
+        saved = session.latest_saved()
+        is_dirty = any(row[-1].execution_id and row[-1].state in _UNDER_WAY for row in run.log.values())
         session.use_saved(saved, is_dirty=is_dirty)
         session.is_restored = bool(saved) or await session.has_live_kernel()
 
@@ -282,7 +283,10 @@ class Workflows:
             return live
         if record.server and self._is_living(record.server):
             return None  # it looks at its record every second
-        return self._take(self._find(record.id, record.principal))
+        try:
+            return self._take(self._find(record.id, record.principal))
+        except Busy:
+            return None  # the answer is on record, and a server takes the run up when it looks again
 
     def _asked(self, record: RunRecord, step: str) -> StepRecord:
         """Return the step whose question is to be answered; raise with what became of it if nobody waits for it."""
