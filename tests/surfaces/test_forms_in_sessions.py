@@ -13,6 +13,7 @@ from mcp.types import ElicitRequestFormParams, ElicitResult
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inside"))
 import form_pages
@@ -99,6 +100,9 @@ async def runtime(
         egress_allow_private=True,
         policy=str(folder / "policy.toml"),
         plugins_directory=str(folder / "plugins"),
+        fork_start=True,
+        hibernate=True,
+        sweep_interval_s=3600,
     ) as runtime:
         yield runtime
 
@@ -240,3 +244,24 @@ async def test_a_plugin_s_target_runs_in_sessions_and_cannot_take_the_place_of_o
     assert result.result == "['letter', 'to Ada', ['letter', 'browser', 'pdf', 'http'], ['letter.py']]"
     (record,) = [each for each in runtime.plugins.records if each.name == "letters"]
     assert "'pdf' is belljar's own and cannot be replaced" in record.error
+
+
+async def test_a_form_that_is_half_filled_in_goes_along_into_forks_and_through_sleep(runtime: Runtime) -> None:
+    assert await runtime.starter.is_warm(runtime.settings.environment)
+    async with connected(runtime) as caller:
+        session_id = await caller.new_session()
+        session = await runtime.sessions.reach(session_id, "local")
+        session.workspace.write("claim.pdf", pdf_forms.claim())
+        code = "import forms\nform = forms.open('claim.pdf').fill({'name': 'Ada', 'plan': 'pro'})"
+        assert (await caller.execute(code, session_id)).status == "ok"
+        fork = (await caller.fields("fork_session", session_id=session_id))["session_id"]
+        session.lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
+
+        async def is_asleep() -> bool:
+            return session_id in await runtime.sessions.sweep()
+
+        await until(is_asleep)
+        for place in (fork, session_id):
+            code = "form.fill({'agree': True, 'country': 'NO'}).save('done.pdf')['fields']['name'], forms.targets()[0]"
+            result = await caller.execute(code, place)
+            assert result.result == "({'value': 'Ada', 'by': 'code'}, 'letter')", result.error
