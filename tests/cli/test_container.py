@@ -66,11 +66,22 @@ def test_behind_a_platform_that_checks_callers_none_are_asked_for_keys(place: Pa
     assert not transport_security(served).enable_dns_rebinding_protection
 
 
-def test_where_nothing_seals_sessions_off_it_says_what_to_add(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_seals_sessions_off_only_the_container_of_one_owner_will_do(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(container, "ask_checks", lambda _: [HostCheck("namespaces", False, "refused")])
+    monkeypatch.setenv("container", "oci")
+    assert choose_sandbox(Settings()) == "process"
+    said = capsys.readouterr().err
+    assert "The container is the only wall" in said
+    assert "--security-opt seccomp=" in said
+    # Not between owners, and not outside of containers.
+    with pytest.raises(SandboxUnavailable, match="several people's sessions"):
+        choose_sandbox(Settings(api_keys=["ada:secret-of-ada", "bob:secret-of-bob"]))
+    monkeypatch.delenv("container")
+    monkeypatch.setattr(container, "is_in_container", lambda: False)
     with pytest.raises(SandboxUnavailable, match="namespaces: refused") as refusal:
         choose_sandbox(Settings())
-    assert "--security-opt seccomp=" in refusal.value.hint
     assert "BELLJAR_SANDBOX=process" in refusal.value.hint
     # Who asks for no isolation gets none.
     monkeypatch.setenv("BELLJAR_SANDBOX", "process")
