@@ -26,6 +26,7 @@ LONGEST = [
     "test_mcp_conformance.py",
     "test_no_leaks.py",
     "test_wrapper_kernel.py",
+    "test_azure_clients.py",
 ]
 
 

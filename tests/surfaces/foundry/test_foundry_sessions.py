@@ -104,6 +104,22 @@ async def test_lost_variables_are_told_in_stderr(plane: Plane) -> None:
     assert "kept" in after["result"]["stderr"]
 
 
+async def test_shell_commands_obey_the_policys_rules_for_the_shell(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("belljar")
+    (folder / "policy.toml").write_text('[[code]]\nshell = true\nreason = "no commands here"\n')
+    chosen = {"surfaces": ["foundry"], "api_keys": [f"ada:{KEY}"], "policy": str(folder / "policy.toml")}
+    async with opened_runtime(default_environment, folder, **chosen) as runtime, opened_plane(runtime) as plane:
+        refused = await plane.ok("POST", "/executions", json={"shellCommand": "touch made"})
+        assert refused["status"] == "126"
+        assert "no commands here" in refused["result"]["stderr"]
+        python = await plane.execute("import os; os.path.exists('made')")
+        assert python["result"]["executionResult"] is False
+        rejected = await plane.execute("!touch made")
+        assert (rejected["status"], rejected["error"]["error"]["code"]) == ("Failed", "CodeRejected")
+
+
 async def test_a_full_pool_answers_429_with_retry_after(
     default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

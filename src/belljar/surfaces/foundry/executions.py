@@ -18,7 +18,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from belljar.errors import ExecutionNotFound
+from belljar.environments.selection import KERNEL_PREFIX
+from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.execution import Execution, make_cell
 from belljar.models import ExecutionResult
 from belljar.privacy.signatures import without_signatures
@@ -140,6 +141,11 @@ class Executions:
         """Start an execution, or find the one with this operation id; None and its id if only the journal has it."""
         cell = make_cell(self._settings, order.code, timeout_s=order.timeout_s)
         session = await self._identified.reach(order.identifier, principal)
+        if order.code.startswith(_COMMAND) and session.environment.startswith(KERNEL_PREFIX):
+            raise InvalidArgument(
+                f"shell commands need belljar's own kernel, and sessions here have {session.environment}",
+                hint="Run the command by code of that kernel's language",
+            )
         key = _key(order.identifier, order.operation_id) if order.operation_id else ""
         # Nothing is awaited from here on, so that two requests with one operation id cannot both start something.
         if key and (known := self._sessions.journal.find_key(principal, key)):

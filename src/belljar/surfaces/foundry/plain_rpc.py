@@ -137,13 +137,14 @@ class PlainRpc:
 
 
 def _result(answer: CallToolResult, request_id: RequestId) -> dict[str, Any] | JSONRPCError:
-    structured = answer.structured_content or {}
+    structured: dict[str, Any] = answer.structured_content or {}
     error = structured.get("error")
     if answer.is_error and isinstance(error, str) and error.startswith(f"{EnvironmentNotFound.code}: "):
         # Clients of this dialect find out by an error that they have to launch another environment.
         words = error.partition(": ")[2]
         return refusal(ENVIRONMENT_GONE, f"{words}. {structured.get('hint', '')}", request_id)
-    return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    # Protocol 2025-03-26 has no types of results.
+    return answer.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
 
 
 def _is_plain(scope: Scope) -> bool:

@@ -20,6 +20,7 @@ from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure
 from belljar.surfaces.foundry.executions import Executions, Order, Report, command_cell, exec_cell
+from belljar.surfaces.foundry.values import picture_in
 from belljar.surfaces.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
 from belljar.surfaces.waiting import follow, stopping_when_cancelled
 
@@ -74,8 +75,7 @@ class FoundryTools:
         """Run Python. Variables and files stay for later calls with the same environmentId; empty stdout is normal."""
         report = await self._run(ctx, environmentId, pythonCode)
         value = self._executions.value(report)
-        picture = value if isinstance(value, dict) and "base64_data" in value else None
-        fields = {
+        fields: dict[str, Any] = {
             "stdout": report.streams.stdout,
             "stderr": report.stderr,
             "executionResult": value,
@@ -83,7 +83,7 @@ class FoundryTools:
             "executionTimeInMilliseconds": report.milliseconds,
         }
         is_error = not report.result.success and self._settings.failures_are_errors
-        return await self._shown(ctx, fields, picture, is_error)
+        return await self._shown(ctx, fields, picture_in(value), is_error)
 
     @refusals_as_results
     async def runShellCommandInRemoteEnvironment(  # noqa: N802
