@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from belljar.cli import container
 from belljar.cli.container import choose_sandbox, is_spoken_to, listening_flags
@@ -95,6 +97,15 @@ def test_the_rules_for_engines_are_those_in_the_kit(belljar: Run) -> None:
     names = json.loads(printed)["syscalls"][0]["names"]
     assert {"bpf", "kexec_load", "init_module", "keyctl"} <= set(names)
     assert not {"unshare", "mount", "pivot_root", "sethostname"} & set(names)
+
+
+def test_the_compose_file_has_the_options_that_seal_sessions_off() -> None:
+    kit = Path(__file__).parents[2] / "deploy"
+    service = yaml.safe_load((kit / "compose.yaml").read_text())["services"]["belljar"]
+    assert service["security_opt"] == ["seccomp=seccomp.json", "systempaths=unconfined"]
+    assert (kit / "seccomp.json").is_file()
+    arguments = re.findall(r"^ARG (\w+)", (kit.parent / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(service["build"]["args"]) <= set(arguments)
 
 
 def test_a_client_is_told_how_to_start_it_in_a_container(
