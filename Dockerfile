@@ -53,6 +53,7 @@ ENV BELLJAR_DATA_DIRECTORY=/data \
     BELLJAR_DOWNLOAD_DIRECTORY=/data/downloads \
     BELLJAR_ENVIRONMENT=/opt/session \
     BELLJAR_SURFACES=${SURFACE} \
+    container=oci \
     PYTHONDONTWRITEBYTECODE=1
 USER belljar
 WORKDIR /home/belljar

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from belljar.cli import container
 from belljar.cli.container import choose_sandbox, is_spoken_to, listening_flags
@@ -66,11 +68,22 @@ def test_behind_a_platform_that_checks_callers_none_are_asked_for_keys(place: Pa
     assert not transport_security(served).enable_dns_rebinding_protection
 
 
-def test_where_nothing_seals_sessions_off_it_says_what_to_add(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_seals_sessions_off_only_the_container_of_one_owner_will_do(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(container, "ask_checks", lambda _: [HostCheck("namespaces", False, "refused")])
+    monkeypatch.setenv("container", "oci")
+    assert choose_sandbox(Settings()) == "process"
+    said = capsys.readouterr().err
+    assert "The container is the only wall" in said
+    assert "--security-opt seccomp=" in said
+    # Not between owners, and not outside of containers.
+    with pytest.raises(SandboxUnavailable, match="several people's sessions"):
+        choose_sandbox(Settings(api_keys=["ada:secret-of-ada", "bob:secret-of-bob"]))
+    monkeypatch.delenv("container")
+    monkeypatch.setattr(container, "is_in_container", lambda: False)
     with pytest.raises(SandboxUnavailable, match="namespaces: refused") as refusal:
         choose_sandbox(Settings())
-    assert "--security-opt seccomp=" in refusal.value.hint
     assert "BELLJAR_SANDBOX=process" in refusal.value.hint
     # Who asks for no isolation gets none.
     monkeypatch.setenv("BELLJAR_SANDBOX", "process")
@@ -84,6 +97,15 @@ def test_the_rules_for_engines_are_those_in_the_kit(belljar: Run) -> None:
     names = json.loads(printed)["syscalls"][0]["names"]
     assert {"bpf", "kexec_load", "init_module", "keyctl"} <= set(names)
     assert not {"unshare", "mount", "pivot_root", "sethostname"} & set(names)
+
+
+def test_the_compose_file_has_the_options_that_seal_sessions_off() -> None:
+    kit = Path(__file__).parents[2] / "deploy"
+    service = yaml.safe_load((kit / "compose.yaml").read_text())["services"]["belljar"]
+    assert service["security_opt"] == ["seccomp=seccomp.json", "systempaths=unconfined"]
+    assert (kit / "seccomp.json").is_file()
+    arguments = re.findall(r"^ARG (\w+)", (kit.parent / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(service["build"]["args"]) <= set(arguments)
 
 
 def test_a_client_is_told_how_to_start_it_in_a_container(

@@ -54,6 +54,15 @@ async def test_docker_run_i_speaks_stdio_and_seals_sessions_off(image: str) -> N
         assert int(result["stdout"]) < 10
 
 
+async def test_under_the_engines_own_rules_it_serves_one_owner_and_says_what_is_missing(image: str) -> None:
+    async with over_stdio(image) as client:
+        answer = await client.call_tool("execute_code", {"code": "6 * 7"})
+        assert answer.structured_content is not None
+        assert answer.structured_content["result"] == "42"
+    with over_http(image, options=()) as (_, said):
+        assert "The container is the only wall" in said
+
+
 async def test_the_surface_is_chosen_by_a_variable(image: str) -> None:
     async with over_stdio(image, *NESTED, "-e", "BELLJAR_SURFACES=executor") as client:
         assert "initialize_code_file" in [tool.name for tool in (await client.list_tools()).tools]
@@ -62,14 +71,14 @@ async def test_the_surface_is_chosen_by_a_variable(image: str) -> None:
 
 
 @contextmanager
-def over_http(image: str, *options: str) -> Generator[tuple[str, str]]:
+def over_http(image: str, options: tuple[str, ...] = NESTED) -> Generator[tuple[str, str]]:
     """A container that listens: its URL and what it printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # The network of the host, because engines need its firewall to publish a port, which not every host has.
     chosen = ("--network", "host", "-e", f"BELLJAR_HTTP=0.0.0.0:{port}")
-    command = engine("run", "-d", *chosen, *LIMITS, *NESTED, *options, image)
+    command = engine("run", "-d", *chosen, *LIMITS, *options, image)
     container = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     try:
 
@@ -101,7 +110,8 @@ async def test_docker_run_p_listens_with_a_key_that_it_shows(image: str) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), ("nothing in this container can seal sessions off", "container --seccomp", "BELLJAR_SANDBOX=process")),
+        (("-e", "BELLJAR_API_KEYS=ada:secret-of-ada,bob:secret-of-bob"), ("several people's", "container --seccomp")),
+        (("-e", "BELLJAR_SANDBOX=namespace"), ("Sandbox namespace cannot run here", "unmask=ALL")),
         ((*NESTED, "--read-only"), ("data_directory /data cannot be used",)),
         ((*NESTED, "-v", "/root:/data:ro"), ("data_directory /data belongs to user 0",)),
     ],

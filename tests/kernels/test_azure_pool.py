@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from mcp import Client
 from pool_proxy import Fate, PoolProxy, opened_proxy
 
 import belljar
@@ -19,7 +20,9 @@ from belljar.errors import CopyRefused, InvalidArgument, PoolUnavailable, Settin
 from belljar.kernels.azure.checks import check_pool
 from belljar.kernels.azure.credentials import TokenCredential
 from belljar.kernels.azure.data_plane import OLD
-from belljar.settings import Settings
+from belljar.runtime import open_runtime
+from belljar.settings import Settings, load_settings
+from belljar.surfaces.server import build_server
 from certificates import make_certificate
 from live_server import live_server
 from waiting import until
@@ -260,6 +263,18 @@ async def test_a_pool_of_an_older_version_is_spoken_to_in_its_own_form(
         assert (fresh.result, fresh.state) == ("False", "lost")
     assert "POST /executions" in proxy.seen
     assert "POST /code/execute" in proxy.seen
+
+
+async def test_sessions_of_the_azure_mcp_surface_live_in_the_pool(
+    default_environment: Environment, pool: str, tmp_path: Path
+) -> None:
+    flags = {"data_directory": tmp_path, "environment": str(default_environment.python), "fork_start": False}
+    flags |= {"azure_endpoint": pool, "azure_key": KEY, "sandbox": "process", "surfaces": ["azure-mcp"]}
+    async with open_runtime(load_settings(flags)) as runtime, Client(build_server(runtime, ["azure-mcp"])) as client:
+        code = "open('/mnt/data/made.txt', 'w').write('x'); print('there')"
+        assert "there" in str((await client.call_tool("exec", {"code": code})).content)
+        assert len(await _sessions(pool)) == 1
+        assert "made.txt" in str((await client.call_tool("list_files", {})).content)
 
 
 # Settings, credentials and checks

@@ -30,13 +30,20 @@ NAMES = ["localhost", "127.0.0.1", "[::1]"]
 KEY_FILE = "container-key"
 STRONGEST_FIRST = ("namespace", "gvisor")
 
+MARK = "container"
+"""A variable that containers have by convention; podman sets it, and our image does."""
+
 OPTIONS = "--security-opt seccomp=belljar-seccomp.json --security-opt systempaths=unconfined"
-_HINT = f"""Let the engine allow nested namespaces, in which each session is sealed off:
+_ADVICE = f"""Let the engine allow nested namespaces, in which each session is sealed off:
     docker run --rm IMAGE container --seccomp > belljar-seccomp.json
     docker run {OPTIONS} …
-With podman, `--security-opt unmask=ALL` is enough. On hosts with AppArmor add `--security-opt apparmor=unconfined`.
-Where this container is thrown away with one person's work, `-e BELLJAR_SANDBOX=process` makes it the only wall:
-sessions then are not sealed off from each other or from the server"""
+With podman, `--security-opt unmask=ALL` is enough. On hosts with AppArmor add `--security-opt apparmor=unconfined`"""
+_ONLY_WALL = (
+    "sandbox: process, because the rules of this container's engine allow none that is stronger. The container is the "
+    "only wall: sessions are not sealed off from each other or from this server, and reach what it can reach. "
+    + _ADVICE
+)
+_HINT = f"{_ADVICE}. Or choose `-e BELLJAR_SANDBOX=process` knowingly: it isolates nothing"
 
 
 def command(
@@ -106,7 +113,11 @@ def _own_key(folder: Path) -> str:
 
 
 def choose_sandbox(settings: Settings) -> str:
-    """Return the sandbox that was asked for, or the strongest that works here; refuse where none does."""
+    """Return the sandbox that was asked for, or the strongest that works here.
+
+    Where none works, the container itself is the wall around one owner's sessions. It is none between owners, nor
+    outside of containers: there the start is refused.
+    """
     if _is_chosen("sandbox"):
         return settings.sandbox
     known = providers(settings)
@@ -117,7 +128,19 @@ def choose_sandbox(settings: Settings) -> str:
             _note(f"sandbox: {name}")
             return name
         complaints.append(f"{name}: {complaint}")
-    raise SandboxUnavailable(f"nothing in this container can seal sessions off ({'; '.join(complaints)})", hint=_HINT)
+    if is_in_container() and settings.only_owner:
+        _note(_ONLY_WALL)
+        return "process"
+    owners = "" if settings.only_owner else ", and several people's sessions must be"
+    raise SandboxUnavailable(
+        f"sessions cannot be sealed off from each other here ({'; '.join(complaints)}){owners}", hint=_HINT
+    )
+
+
+def is_in_container() -> bool:
+    """Tell whether a container of any engine is around us."""
+    marks = (Path("/.dockerenv"), Path("/run/.containerenv"))
+    return MARK in os.environ or any(mark.exists() for mark in marks)
 
 
 def _is_chosen(name: str) -> bool:
