@@ -199,7 +199,7 @@ async def test_wrong_arguments_are_told_with_their_names_their_values_and_what_t
         "64 characters (execution_id of the first execution to undo, or how many of the last to undo)"
     )
     said = await caller.refusal("execute_code", code="1", wait_s=-1, timeout_s="soon")
-    assert said.startswith('invalid-argument: execute_code cannot take wait_s=-1, timeout_s="soon". ')
+    assert said.startswith('invalid-argument: execute_code cannot take timeout_s="soon", wait_s=-1. ')
     assert "`wait_s` must be a number from 0 to 300 (" in said
     said = await caller.refusal("install_dependencies", session_id="a", packages=[3])
     assert "`packages` must be a list of 1 to 100 items, each a string (" in said
