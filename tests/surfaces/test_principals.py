@@ -10,12 +10,14 @@ import httpx
 import httpx2
 import pytest
 from calls import Caller, held, text_of
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
+from mcp.types import INVALID_PARAMS
 from tool_cells import awkward
 
 from belljar.environments import Environment
 from serving_process import COLD, http_server, serve_over_http
+from skill_clients import ask, listed
 
 KEYS = {"ada": "a" * 40, "bob": "b" * 40}
 MOST, EACH = 4, 2
@@ -204,3 +206,22 @@ async def test_streams_that_one_caller_leaves_open_take_half_of_the_connections_
                 assert b"requests of yours are under way" in await answer.aread()
         assert (await bob.execute("1 + 1")).result == "2"
     assert statuses == [200] * (CONNECTIONS // 2) + [429] * (CONNECTIONS // 2)
+
+
+async def test_what_one_saves_as_a_skill_the_other_never_sees(ada: Caller, bob: Caller):
+    saved = {"name": "hibiscus-care", "description": f"Keeps the {SECRET}.", "code": f"x = '{SECRET}'\n"}
+    assert (await ada.fields("save_skill", **saved))["state"] == "approved"
+    assert [skill["name"] for skill in (await ada.fields("search_skills", query=SECRET))["skills"]] == ["hibiscus-care"]
+    assert [entry["uri"] for entry in await listed(ada.client)] == ["skill://hibiscus-care/SKILL.md"]
+    assert (await bob.fields("search_skills", query=SECRET))["skills"] == []
+    assert await listed(bob.client) == []
+    assert (await bob.client.list_prompts()).prompts == []
+    assert "No module named 'skills.hibiscus_care'" in str((await bob.execute("import skills.hibiscus_care")).error)
+    assert SECRET not in (await bob.execute("!ls -Ra skills/ $BELLJAR_SKILLS")).stdout
+    for uri in ("skill://hibiscus-care/SKILL.md", "skill://never-was/SKILL.md"):
+        with pytest.raises(MCPError) as caught:
+            await ask(bob.client, "skills/get", uri=uri)
+        assert (caught.value.error.code, caught.value.error.message) == (INVALID_PARAMS, f"No skill is served at {uri}")
+    bobs = {**saved, "description": "Mine.", "code": "x = 2\n"}
+    assert (await bob.fields("save_skill", **bobs))["state"] == "approved"
+    assert (await ada.execute("from skills.hibiscus_care import x\nx")).result == f"'{SECRET}'"

@@ -91,8 +91,8 @@ async def test_code_that_worked_is_saved_found_and_imported_in_every_kind_of_ses
 
 async def test_the_operators_skills_are_imported_with_hyphens_as_underscores(caller: Caller, shared_session: str):
     code = (
-        "from skills.pdf_pages import helper\nfrom skills.group.mail_merge import go\nfrom skills.greeting import hello\n"
-        "(helper.pages, go(), hello())"
+        "from skills.pdf_pages import helper\nfrom skills.group.mail_merge import go\n"
+        "from skills.greeting import hello\n(helper.pages, go(), hello())"
     )
     assert (await caller.execute(code, shared_session)).result == "(3, 'gone', 'hello')"
     # A script that expects its folder on the path runs as such.
@@ -222,9 +222,12 @@ async def test_no_skill_costs_a_token_before_it_is_searched(runtime: Runtime):
 async def test_under_review_only_the_session_that_saved_it_sees_a_skill(
     default_environment: Environment, tmp_path: Path
 ):
-    chosen = {"skills": "on", "skills_review": True, "pool_size": 0}
+    chosen = {"skills": "on", "skills_review": True, "pool_size": 0, "blocked_patterns": ["subprocess"]}
     async with opened_runtime(default_environment, tmp_path, **chosen) as runtime, connected(runtime) as caller:
         own, other = await caller.new_session(), await caller.new_session()
+        hidden = {"name": "shell", "description": "Runs.", "files": {"scripts/a.py": "x = 1\nimport subprocess\n"}}
+        told = await caller.refusal("save_skill", **hidden)
+        assert "scripts/a.py: the code did not run: line 2: import subprocess" in told
         answer = await caller.call("save_skill", name="tidy", description="Tidies.", code="x = 1\n", session_id=own)
         assert "A person has to approve it" in text_of(answer)
         code = "from skills.tidy import x\nx"
