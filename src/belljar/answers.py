@@ -7,6 +7,18 @@ from typing import Any, cast
 _YES = frozenset({"y", "yes", "ok", "true", "allow", "accept"})
 
 
+JSON_HINT = "\nAnswer with a JSON object on one line: "
+
+
+def typed_prompt(message: str, schema: Mapping[str, Any]) -> str:
+    """Return a question for somebody who answers with a line: several fields are named, because they take JSON."""
+    fields: Mapping[str, Mapping[str, Any]] = schema.get("properties") or {}
+    if len(fields) < 2:
+        return message
+    shown = ", ".join(f"{json.dumps(name)}: {field.get('type', 'string')}" for name, field in fields.items())
+    return f"{message}{JSON_HINT}{{{shown}}}\n"
+
+
 def values_of(schema: Mapping[str, Any], text: str | None) -> dict[str, Any] | None:
     """Return a typed line as the answer to a form; None declines.
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from belljar.answers import values_of
+from belljar.answers import typed_prompt, values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.execution import Execution, make_cell
@@ -215,7 +215,7 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
         return False
     values, number = None, execution.questions
     try:
-        values = values_of(question.schema, await asker.ask(question.message))
+        values = values_of(question.schema, await asker.ask(typed_prompt(question.message, question.schema)))
     finally:
         execution.reply(QuestionReply("decline") if values is None else QuestionReply("accept", values), number)
     return True

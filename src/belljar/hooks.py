@@ -133,7 +133,8 @@ class FormTarget:
 
     name: str
     module: Path
-    """A Python file that sessions see and import. It has `accepts(source) -> bool` and `open(source)`."""
+    """A Python file that sessions see and import: `open_form(source, options)` returns a subclass of `forms.Form`, or
+    None for a source that is none of its own."""
 
 
 # Guardrails

@@ -30,6 +30,7 @@ from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redactors import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
+from belljar.provisioning.form_targets import OwnTargets
 from belljar.provisioning.handover import Handover, NoHandover
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
@@ -193,6 +194,7 @@ def open_plugins(settings: Settings) -> Plugins:
     plugins.note("privacy", "screen_output")
     plugins.add("sandboxes", OwnProviders())
     plugins.add("workflows", OwnStepTypes())
+    plugins.add("forms", OwnTargets())
     return plugins
 
 

@@ -41,3 +41,11 @@ def test_what_cannot_be_obeyed_is_not_trusted(belljar: Run, place: Path, content
     outcome = belljar("trust")
     assert (outcome.code, reason in outcome.err) == (2, True)
     assert belljar("trust", "--list").out == "{}\n"
+
+
+def test_a_file_of_variables_is_trusted_by_its_path_and_no_value_is_printed(belljar: Run, place: Path) -> None:
+    file = place / ".env"
+    file.write_text("MADE_UP_KEY=s3cret\nOTHER=1\n")
+    assert belljar("trust", ".env").err == f"trusted until it changes: {file}, which sets MADE_UP_KEY, OTHER\n"
+    assert str(file) in belljar("trust", "--list").out
+    assert belljar("trust", "--remove", str(file)).err == f"no longer trusted: {file}\n"

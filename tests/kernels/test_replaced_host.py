@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,17 +220,27 @@ async def test_a_cell_that_never_reached_the_runner_has_no_end(hosted: HostedRun
     assert [event.data for event in events if isinstance(event, ExecuteResult)] == [{"text/plain": "1"}]
 
 
-async def test_a_question_is_asked_again(hosted: HostedRunner) -> None:
+FORM: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "form", "reply"),
+    [
+        ("input('Which? ')", None, "this one"),
+        (f"get_ipython().ask_form('Which? ', {FORM!r})['a']", FORM, '{"a": "this one"}'),
+    ],
+)
+async def test_a_question_is_asked_again(hosted: HostedRunner, asked: str, form: Any, reply: str) -> None:
     heard: list[Event] = []
-    listening = listen(hosted.kernel, "print('asks')\nanswer = input('Which? ')\nprint(answer)", heard)
+    listening = listen(hosted.kernel, f"print('asks')\nanswer = {asked}\nprint(answer)", heard)
     await until(lambda: any(isinstance(event, InputRequest) for event in heard))
     kernel = await hosted.hand_on(listening)
     events: list[Event] = []
     async for event in kernel.resume():
         events.append(event)
         if isinstance(event, InputRequest):
-            await kernel.reply_input("this one")
-    assert [event.prompt for event in events if isinstance(event, InputRequest)] == ["Which? "]
+            await kernel.reply_input(reply)
+    assert [event for event in events if isinstance(event, InputRequest)] == [InputRequest("Which? ", form=form)]
     assert said(events) == "this one\n"
     assert isinstance(events[-1], Finished)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from belljar.answers import values_of
+from belljar.answers import typed_prompt, values_of
 from belljar.attachments.messages import (
     CommHeard,
     CompletenessReply,
@@ -162,7 +162,7 @@ class LocalAttachment:
                 asked = execution.questions
                 yield QuestionAsked(
                     execution_id=execution.id,
-                    prompt=question.message,
+                    prompt=typed_prompt(question.message, question.schema),
                     is_password=question.is_password,
                     question=asked,
                 )

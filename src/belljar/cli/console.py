@@ -165,7 +165,7 @@ class _Console:
     async def _answer(self, asks: QuestionAsked) -> None:
         await _write_plain(sys.stderr, asks.prompt)
         with contextlib.suppress(BelljarError):
-            text = await self._input.answer(asks.prompt)
+            text = await self._input.answer("")
             await self._attached.answer(asks.execution_id, text, asks.question)
 
 

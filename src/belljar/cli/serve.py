@@ -16,7 +16,7 @@ import typer
 from belljar import logs
 from belljar.environments import prepare
 from belljar.runtime import open_runtime
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
@@ -64,12 +64,14 @@ def command(
         "policy": policy,
         "log_level": log_level,
     }
-    asyncio.run(_serve(load_settings(flags)))
+    asyncio.run(_serve(*load_with_env_file(flags)))
 
 
-async def _serve(settings: Settings) -> None:
-    """Serve over HTTP where the settings name an address, else over stdio."""
+async def _serve(settings: Settings, env_file: str) -> None:
+    """Serve over HTTP where the settings name an address, else over stdio; `env_file` says what was read of a .env."""
     logs.configure(settings.log_level, settings.log_format)
+    if env_file:
+        log.info("%s", env_file)
     if settings.http:
         check_bind(settings)
         if settings.environment == "default" and sys.stderr.isatty():

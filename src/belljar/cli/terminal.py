@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TextIO
 
+from belljar.answers import JSON_HINT
 from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
@@ -82,8 +83,11 @@ class StandardInput:
     def __init__(self) -> None:
         self._buffer = b""
 
-    async def answer(self, _prompt: str) -> str | None:
-        """Return the next line, or None at the end of the input; the caller has printed the prompt already."""
+    async def answer(self, prompt: str) -> str | None:
+        """Return the next line, or None at the end of the input; of the prompt, the caller has printed the question."""
+        _, hint, fields = prompt.partition(JSON_HINT)
+        if hint:
+            await write(sys.stderr, f"{hint}{fields}")
         while b"\n" not in self._buffer:
             await _until_readable(_STDIN)
             chunk = os.read(_STDIN, 65_536)

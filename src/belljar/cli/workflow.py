@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -46,8 +47,10 @@ _FOR_MODELS = (
     "A person has to decide: run_workflow(",
     "It goes on in the background",
 )
-# A command drives one run, in one session or a few forks of it.
+# A command drives one run, in one session or a few forks of it. Making ready for forks takes two seconds.
 _SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
+_FORKS = re.compile(r"parallel|type[\"']?\s*:\s*[\"']?workflow\b")
+"""Finds parallel steps, which run in forks, and sub-workflows, which may have some."""
 
 Begin = Callable[[Runtime], Awaitable[LiveRun | None]]
 """Starts a run, or goes on with one, in the engine of this process; None if a server drives it."""
@@ -73,7 +76,7 @@ def run_command(
 
     Exits with 0, with 1 if it failed, with 3 if it waits for a person: `belljar workflow answer` goes on then.
     """
-    settings = _settings()
+    settings = _settings(_text(source))
     variables = dict(map(_variable, var or []))
     raise typer.Exit(_drive(settings, lambda runtime: _started(runtime, source, which, variables), as_json=as_json))
 
@@ -89,8 +92,8 @@ def resume_command(
     """Go on with a run that was interrupted, failed or was stopped; no finished step is run again."""
     if bool(run) == last:
         raise InvalidArgument("workflow resume takes either RUN or --last", hint="Pass one of them")
-    settings = _settings()
-    record = _latest_open(settings) if last else _record(settings, run)
+    record = _latest_open(load_settings()) if last else _record(load_settings(), run)
+    settings = _settings(record.text, record.texts)
     raise typer.Exit(_drive(settings, lambda runtime: _resumed(runtime, record, changed), as_json=as_json))
 
 
@@ -104,8 +107,8 @@ def answer_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
 ) -> None:
     """Answer the question of a run and go on with it; without fields it means yes."""
-    settings = _settings()
-    record = _record(settings, run)
+    record = _record(load_settings(), run)
+    settings = _settings(record.text, record.texts)
     answer = None if decline else dict(map(_variable, values or []))
     raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, answer, step), as_json=as_json))
 
@@ -176,10 +179,20 @@ def graph_command(
 # What the commands share
 
 
-def _settings() -> Settings:
+def _settings(*texts: str) -> Settings:
+    """Return the settings for one run; sessions are made ready for forks where a text may have parallel steps."""
     settings = load_settings()
     unset = {name: value for name, value in _SINGLE_RUN.items() if name not in settings.model_fields_set}
+    if any(_FORKS.search(text) for text in texts):
+        unset.pop("fork_start", None)
     return settings.model_copy(update={"keep_alive": False, **unset})
+
+
+def _text(source: str) -> str:
+    """Return the text of a file; of a workflow that has a name, one that may hold anything."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return Path(source).read_text("utf-8")
+    return "parallel"
 
 
 def _library(settings: Settings) -> Library:

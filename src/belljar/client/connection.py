@@ -15,6 +15,7 @@ from mcp.types import (
     CallToolResult,
     ElicitRequest,
     ElicitRequestFormParams,
+    ElicitRequestURLParams,
     ElicitResult,
     InputRequiredResult,
     InputResponses,
@@ -23,7 +24,7 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from belljar.answers import values_of
+from belljar.answers import typed_prompt, values_of
 from belljar.errors import BelljarError, EngineError, InvalidArgument, named_error
 from belljar.models import ExecutionResult
 
@@ -54,7 +55,12 @@ def fields_of(answer: CallToolResult) -> Fields:
 def prompt_of(question: InputRequiredResult) -> str:
     """Return what the server asks, for a person to read."""
     requests = (question.input_requests or {}).values()
-    return "\n".join(request.params.message for request in requests if isinstance(request, ElicitRequest))
+    return "\n".join(_typed(request.params) for request in requests if isinstance(request, ElicitRequest))
+
+
+def _typed(params: ElicitRequestFormParams | ElicitRequestURLParams) -> str:
+    schema = params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
+    return typed_prompt(params.message, schema)
 
 
 def answers_to(question: InputRequiredResult, text: str | None) -> InputResponses:

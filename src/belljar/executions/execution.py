@@ -471,7 +471,7 @@ class Execution:
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=is_wanted)
         # A kernel that died meanwhile takes no answer; the next event read from it raises how it ended.
         if is_wanted():
-            await kernel.reply_input(text_of(reply))
+            await kernel.reply_input(text_of(reply, request))
 
     async def _on_kernel_death(self, kernel: Kernel, stopper: Stopper, death: KernelDied) -> None:
         """Set the outcome of a cell whose kernel died: why it died, and what was lost with it."""

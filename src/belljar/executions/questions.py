@@ -5,6 +5,7 @@ nothing of protocols.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ _NO_PROMPT = "The code asks for input"
 
 
 def input_question(request: InputRequest) -> Question:
-    """Return the form for a call of `input()`."""
+    """Return the form for a call of `input()`, or the one that the module `forms` wants filled in."""
     message = request.prompt if request.prompt.strip() else _NO_PROMPT
-    return Question(message, INPUT_SCHEMA, is_password=request.is_password)
+    return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password)
 
 
 def text_reply(text: str | None) -> QuestionReply:
@@ -35,10 +36,12 @@ def text_reply(text: str | None) -> QuestionReply:
     return QuestionReply("decline") if text is None else QuestionReply("accept", {ANSWER: text})
 
 
-def text_of(reply: QuestionReply | None) -> str | None:
-    """Return the text that `input()` returns; None when it was declined or nobody answered."""
+def text_of(reply: QuestionReply | None, request: InputRequest) -> str | None:
+    """Return the text that answers a request; None when it was declined or nobody answered."""
     if reply is None or reply.action != "accept":
         return None
+    if request.form is not None:
+        return json.dumps(reply.values)
     answer = reply.values.get(ANSWER)
     return None if answer is None else str(answer)
 

@@ -567,7 +567,11 @@ async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | p
                     await wire.send({"op": "ack"})
                 elif item.awaits == "input":
                     yield protocol.InputMessage(
-                        type="input", id=request, prompt=item.prompt, is_password=item.is_password
+                        type="input",
+                        id=request,
+                        prompt=item.prompt,
+                        is_password=item.is_password,
+                        form=item.form,
                     )
                 elif not item.awaits:
                     if item.last is not None:

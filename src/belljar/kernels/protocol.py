@@ -5,6 +5,7 @@ socket. Does not know how messages travel, which is `wire.py`'s.
 """
 
 import base64
+import json
 import re
 from collections import deque
 from typing import Annotated, Literal
@@ -81,12 +82,58 @@ class ErrorMessage(RunnerMessage):
     traceback: list[str]
 
 
+# A form that a cell puts to a person: flat, with the keywords that elicitation has, and no larger than people fill in.
+
+MOST_FORM_FIELDS = 100
+MOST_FORM_CHARS = 50_000
+_FORM_TYPES = frozenset({"string", "number", "integer", "boolean", "array"})
+_FORM_KEYWORDS = frozenset(
+    {"type", "title", "description", "format", "minLength", "maxLength", "minimum", "maximum", "enum", "oneOf", "items"}
+)
+
+
+def checked_form(form: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the form; ValueError for one that a client could not show, or that is too large."""
+    if len(json.dumps(form)) > MOST_FORM_CHARS:
+        raise ValueError("the form is too large")
+    fields, required = form.get("properties"), form.get("required", [])
+    is_form = form.get("type") == "object" and form.keys() <= {"type", "properties", "required"}
+    if not is_form or not isinstance(fields, dict) or not 0 < len(fields) <= MOST_FORM_FIELDS:
+        raise ValueError("the form is no object with fields")
+    if not isinstance(required, list) or not all(isinstance(name, str) and name in fields for name in required):
+        raise ValueError("the form requires a field that it does not have")
+    if not all(_is_field(field) for field in fields.values()):
+        raise ValueError("a field of the form is not flat")
+    return form
+
+
+def _is_field(field: JsonValue) -> bool:
+    if not isinstance(field, dict) or not field.keys() <= _FORM_KEYWORDS or field.get("type") not in _FORM_TYPES:
+        return False
+    items = field.get("items", {"anyOf": []})
+    listed = [field.get("enum", []), field.get("oneOf", [])]
+    listed += [*items.values()] if isinstance(items, dict) and items.keys() <= {"enum", "anyOf"} else [None]
+    plain = [value for name, value in field.items() if name not in ("enum", "oneOf", "items")]
+    return all(isinstance(each, list) and all(map(_is_option, each)) for each in listed) and all(map(_is_plain, plain))
+
+
+def _is_option(option: JsonValue) -> bool:
+    if isinstance(option, dict):
+        return option.keys() == {"const", "title"} and all(map(_is_plain, option.values()))
+    return _is_plain(option)
+
+
+def _is_plain(value: JsonValue) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
 class InputMessage(RunnerMessage):
     """The cell waits for input from a person."""
 
     type: Literal["input"]
     prompt: str
     is_password: bool
+    form: Annotated[dict[str, JsonValue], AfterValidator(checked_form)] | None = None
 
 
 def _checked_base64(text: str) -> str:
@@ -132,6 +179,7 @@ class ResumedMessage(RunnerMessage):
     awaits: Literal["", "ack", "input"] = ""
     prompt: str = ""
     is_password: bool = False
+    form: Annotated[dict[str, JsonValue], AfterValidator(checked_form)] | None = None
     last: DoneMessage | None = None
 
 
@@ -253,7 +301,7 @@ def event_of(message: Message) -> Event | None:
             lines = [plain_text(line) for line in message.traceback]
             return Raised(message.name, plain_text(message.message), lines)
         case InputMessage():
-            return InputRequest(message.prompt, message.is_password)
+            return InputRequest(message.prompt, message.is_password, message.form)
         case CommMessageIn():
             buffers = tuple(message.buffers)
             return CommMessage(message.kind, message.comm_id, message.data, message.target, message.metadata, buffers)

@@ -59,6 +59,8 @@ class InputRequest:
 
     prompt: str
     is_password: bool = False
+    form: MimeBundle | None = None
+    """A flat JSON Schema, where the module `forms` asks; it is answered with the values as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

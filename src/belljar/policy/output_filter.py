@@ -125,7 +125,8 @@ class FilterScreen:
                 trace = clean("\n".join(event.traceback))
                 return Raised(clean(event.name), clean(event.message), trace.split("\n"))
             case InputRequest():
-                return replace(event, prompt=clean(event.prompt))
+                form = cast("MimeBundle", self._deep(event.form)) if event.form else None
+                return replace(event, prompt=clean(event.prompt), form=form)
             case CommMessage():
                 return self._cleaned_comm(event)
             case _:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 from belljar.outputs.events import (
     CommMessage,
@@ -86,7 +86,8 @@ class RedactionScreen:
                 lines = [redact(line) for line in event.traceback]
                 return Raised(redact(event.name), redact(event.message), lines)
             case InputRequest():
-                return replace(event, prompt=redact(event.prompt))
+                form = cast("MimeBundle", self._redactor.redact_own_value(event.form)) if event.form else None
+                return replace(event, prompt=redact(event.prompt), form=form)
             case CommMessage():
                 redact_deep = self._redactor.redact_own_value
                 return replace(event, data=redact_deep(event.data), metadata=redact_deep(event.metadata))

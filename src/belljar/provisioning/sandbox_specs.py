@@ -17,6 +17,7 @@ from belljar.environments.package_index import index_variables
 from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
@@ -34,12 +35,14 @@ class SpecBuilder:
         uv_sandbox: UvSandbox,
         toolbox: Toolbox | None,
         skills: ShownSkills | None = None,
+        targets: ShownTargets | None = None,
     ) -> None:
         self._settings = settings
         self._provider = provider
         self._uv_sandbox = uv_sandbox
         self._toolbox = toolbox
         self._skills = skills
+        self._targets = targets
 
     def spec(self, folders: KernelFolders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
         """Return the spec of a session's sandbox."""
@@ -49,6 +52,8 @@ class SpecBuilder:
         if has_tools and self._skills is not None:
             self._skills.show_in(folders.workspace, folders.identity, folders.skills)
             readable = (*readable, *self._skills.readable, folders.skills)
+        if self._targets is not None:
+            readable = (*readable, *self._targets.readable)
         return SandboxSpec(
             session_id=folders.session_id,
             workspace=folders.workspace,
@@ -72,7 +77,8 @@ class SpecBuilder:
         )
 
     def _shown(self) -> tuple[Path, ...]:
-        return tuple(path for each in (self._toolbox, self._skills) if each is not None for path in each.readable)
+        shown = (self._toolbox, self._skills, self._targets)
+        return tuple(path for each in shown if each is not None for path in each.readable)
 
     async def with_services(
         self,
@@ -95,6 +101,7 @@ class SpecBuilder:
             room=room_for(folders, self._settings),
             toolbox=self._toolbox if has_tools else None,
             skills=self._skills if has_tools else None,
+            targets=self._targets,
             sockets=sockets,
         )
 

@@ -21,6 +21,8 @@ from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.inside import COMMANDS, RUNNER
 from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.form_targets import VARIABLE as TARGETS
+from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.package_server import install_for, open_package_server
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 from belljar.skills.session_view import VARIABLE, ShownSkills
@@ -53,6 +55,7 @@ async def open_services(
     room: InstallRoom,
     toolbox: Toolbox | None = None,
     skills: ShownSkills | None = None,
+    targets: ShownTargets | None = None,
     sockets: Mapping[str, SessionSocket] | None = None,
 ) -> "ServicedSandbox":
     """Open the services of a sandbox, and return it with them. They close with the sandbox.
@@ -95,6 +98,8 @@ async def open_services(
             )
             serviced.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
             serviced.importable = toolbox.importable
+        if targets is not None:
+            serviced.variables[TARGETS] = str(targets.folder)
         if skills is not None:
             serviced.variables[VARIABLE] = str(folders.skills)
             serviced.importable = (*serviced.importable, *skills.importable)

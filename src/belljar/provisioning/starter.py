@@ -26,6 +26,7 @@ from belljar.plugins import Plugins
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.form_targets import shown_targets
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
@@ -91,7 +92,8 @@ class KernelStarter:
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
         self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
-        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, skills)
+        targets = shown_targets(plugins, settings.data_directory) if plugins is not None else None
+        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, skills, targets)
         self.zygotes = Zygotes(
             settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
         )

@@ -15,6 +15,7 @@ from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
 from belljar.settings import sources, tightening, words
+from belljar.settings.env_file import apply_env_file
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
 from belljar.settings.kinds import NONE
@@ -40,6 +41,7 @@ __all__ = [
     "hash_key",
     "is_key_name",
     "load_settings",
+    "load_with_env_file",
     "parse_key",
     "unknown_variables",
     "untrusted",
@@ -73,6 +75,17 @@ def load_settings(flags: Mapping[str, object] = {}) -> Settings:
         _warned.add(line)
         log.warning("%s", line)
     return settings
+
+
+def load_with_env_file(flags: Mapping[str, object] = {}) -> tuple[Settings, str]:
+    """Set the variables of `env_file` in this process, and return the settings in force then and what was read.
+
+    The latter names variables, never their values; it is for the log, which the settings configure.
+    """
+    settings = load_settings(flags)
+    _, origin = sources.winner("env_file", [sources.Layer(given_flags(flags), flag), *sources.layers(Settings)])
+    said = apply_env_file(settings.env_file, is_named=origin != "default")
+    return (load_settings(flags) if said else settings), said
 
 
 def explain_trust() -> str:

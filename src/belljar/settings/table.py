@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from belljar.settings.env_file import ENV_FILE
 from belljar.settings.environments import EnvironmentEntry, checked_names
 from belljar.settings.keys import checked_key, parse_key
 from belljar.settings.kinds import (
@@ -119,6 +120,13 @@ class Settings(BaseSettings):
         description="The sets of tools that clients see: `interpreter` has all that sessions can do, `toolbox` only "
         "what it takes to find and call the tools of other MCP servers, `executor` runs code files, each in a fresh "
         "process, and is served alone.",
+    )
+    env_file: Annotated[str, NEVER] = Field(
+        ENV_FILE,
+        description="A file of `NAME=value` lines that `belljar serve` reads as variables of its own, never over what "
+        "is set and never for sessions: the one in the working directory once you trust it (`belljar trust .env`), one "
+        "that you name here at once.",
+        json_schema_extra={"allowed": "the path of a file, or empty text"},
     )
     mcp_config: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",

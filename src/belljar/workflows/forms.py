@@ -49,13 +49,18 @@ def filling(target: FormTarget, form: ReadForm, values: Mapping[str, Any], perso
 def read_form(found: Any) -> ReadForm:
     """Return what the session says of a form; raise ValueError for anything that no form can be."""
     fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    schema, values, missing = (fields.get(key) for key in ("schema", "values", "missing"))
+    schema, values, missing = (fields.get(key) for key in ("asked", "values", "missing"))
     if not all(isinstance(each, dict) for each in (schema, values, missing)):
         raise ValueError("the session read no form")
-    properties: dict[str, Any] = cast("dict[str, Any]", schema).get("properties", {})
+    properties: Any = cast("dict[str, Any]", schema).get("properties")
     reasons = {str(name): str(why)[:MOST_REASON_CHARS] for name, why in cast("dict[str, Any]", missing).items()}
-    if len(reasons) > MOST_FIELDS or any(name not in properties for name in reasons):
+    if len(reasons) > MOST_FIELDS or not isinstance(properties, dict):
         raise ValueError("the session read a form whose fields do not fit its schema")
+    if secret := [name for name in reasons if name not in properties]:
+        # A run's questions and answers are on record, where no password belongs.
+        raise ValueError(
+            f"the form needs a password, {secret[0]}, which no person is asked for here: put it into values"
+        )
     asked: dict[str, Any] = {}
     if reasons:
         asked = {

@@ -14,6 +14,7 @@ import contextlib
 import getpass
 import importlib
 import itertools
+import json
 import os
 import random
 import resource
@@ -75,6 +76,7 @@ class Runner:
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
         self.shell.on_begin = self._begin
+        self.shell.ask_form = self._ask_form
         self._wakeup: asyncio.Future[None] | None = None
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._close_in_child)
@@ -171,20 +173,33 @@ class Runner:
         if not self._may_ask() and _is_debugger(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
             # Not EOFError, because a debugger would take the end of input for `quit`, and the cell would end silently.
             raise StdinNotImplementedError(NO_DEBUGGER)
-        return self._ask(str(prompt), is_password=False)
+        return self._answer_to({"prompt": str(prompt), "is_password": False})
 
     def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
         __tracebackhide__ = True
-        return self._ask(prompt, is_password=True)
+        return self._answer_to({"prompt": prompt, "is_password": True})
 
-    def _ask(self, prompt: str, *, is_password: bool) -> str:
+    def _ask_form(self, message: str, schema: dict[str, Any]) -> Any:
+        """Put a form to the person, a flat JSON Schema, and return the values; None when they were declined.
+
+        For the module `forms`. Raises EOFError where nobody can be asked.
+        """
+        question = {"prompt": message, "is_password": False, "form": schema}
+        try:
+            answer = self._answer_to(question)
+        except EOFError:
+            if not self._may_ask():
+                raise
+            return None
+        return json.loads(answer)
+
+    def _answer_to(self, question: dict[str, Any]) -> str:
         __tracebackhide__ = True
         if not self._may_ask():
             raise EOFError(NO_INPUT)
         self.streams.flush()
         self._send_held()
         with self.interrupts.held():
-            question = {"prompt": prompt, "is_password": is_password}
             self.channel.send({"type": "input", "id": self._execution, **question})
             answer = self._await("input", **question)
         if answer.get("is_interrupt"):

@@ -118,6 +118,8 @@ class Shell(InteractiveShell):
     emit: Emit = staticmethod(_drop)
     on_begin: Callable[[], None] = staticmethod(_do_nothing)
     is_forked: Callable[[], bool] = staticmethod(_never)
+    ask_form: Callable[[str, "dict[str, Any]"], Any]
+    """Puts a form to the person; set when there is a host. The module `forms` looks for it here."""
     """Tells whether this process is a child that a cell forked, which prints its errors as a script does."""
     kernel = comms.CommKernelStub()
 
@@ -227,6 +229,8 @@ def _trim(value: Any, trace: Any) -> None:
     # The fault is in the tool call, or the call took too long; it is not in the toolbox code that passes it on.
     if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
         _end_at_the_cell(trace, "toolbox.")
+    if type(value).__module__ == "forms.errors":
+        _end_at_the_cell(trace, "forms.")
     _end_at_the_cell(trace, "workspace_state")
 
 
