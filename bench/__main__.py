@@ -21,6 +21,7 @@ from bench import (
     one_plus_one,
     sandboxes,
     search,
+    skills,
     slow_reader,
     start_up,
     toolbox,
@@ -44,8 +45,9 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "toolbox": toolbox.measure,
     "search": search.measure,
     "workflows": workflows.measure,
+    "skills": skills.measure,
 }
-ON_DEMAND = ("toolbox", "search")
+ON_DEMAND = ("toolbox", "search", "skills")
 """Measured when they are named: they install what they are compared with."""
 FULL_S = 240.0
 QUICK_S = 90.0

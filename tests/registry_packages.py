@@ -108,3 +108,15 @@ def _once(folder: Path) -> Generator[bool]:
         is_new = not (done.exists() and folder.exists())
         yield is_new
         done.touch()
+
+
+def npm_archive(folder: Path, package: str) -> Path:
+    """The files of one package as they were published, without what it depends on; fetched unless they are there."""
+    program, npm = node()
+    with _once(folder) as is_new:
+        if is_new:
+            folder.mkdir(parents=True, exist_ok=True)
+            run([*npm, "pack", "--silent", "--pack-destination", str(folder), package], node_variables(program))
+            (archive,) = folder.glob("*.tgz")
+            run(["tar", "-xzf", str(archive), "-C", str(folder)])
+    return folder / "package"

@@ -39,7 +39,7 @@ def test_skills_are_listed_reviewed_pinned_exported_and_removed(belljar: Command
     assert rows["tidy", second.short]["state"] == "proposed"
     assert rows["words", ""]["state"] == "served"
     assert rows["wrong", ""]["state"] == "refused"
-    assert "line 2" in rows["wrong", ""]["description"]
+    assert "line 3: it is no YAML" in rows["wrong", ""]["description"]
     assert "# One" in belljar("skills", "show", "tidy").out
     assert "# Two" in belljar("skills", "show", "tidy", "--version", second.short).out
     assert belljar("skills", "approve", "tidy").out == f"tidy {second.short} is approved\n"

@@ -222,9 +222,12 @@ async def test_no_skill_costs_a_token_before_it_is_searched(runtime: Runtime):
 async def test_under_review_only_the_session_that_saved_it_sees_a_skill(
     default_environment: Environment, tmp_path: Path
 ):
-    chosen = {"skills": "on", "skills_review": True, "pool_size": 0}
+    chosen = {"skills": "on", "skills_review": True, "pool_size": 0, "blocked_patterns": ["subprocess"]}
     async with opened_runtime(default_environment, tmp_path, **chosen) as runtime, connected(runtime) as caller:
         own, other = await caller.new_session(), await caller.new_session()
+        hidden = {"name": "shell", "description": "Runs.", "files": {"scripts/a.py": "x = 1\nimport subprocess\n"}}
+        told = await caller.refusal("save_skill", **hidden)
+        assert "scripts/a.py: the code did not run: line 2: import subprocess" in told
         answer = await caller.call("save_skill", name="tidy", description="Tidies.", code="x = 1\n", session_id=own)
         assert "A person has to approve it" in text_of(answer)
         code = "from skills.tidy import x\nx"

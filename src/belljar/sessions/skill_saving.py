@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from belljar.errors import BelljarError, InvalidArgument
+from belljar.errors import BelljarError, CodeRejected, InvalidArgument
 from belljar.executions.execution import make_cell
+from belljar.executions.policy_check import check_policy
+from belljar.hooks import CellFacts
 from belljar.models import ExecutionResult
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -28,6 +30,7 @@ from belljar.skills.format import (
 )
 from belljar.skills.library import SkillLibrary
 from belljar.skills.store import Version
+from belljar.toolbox.base import Question
 
 CHECK_S: Final = 60.0
 NOTHING_STORED: Final = "Mend it and save it again; nothing was stored"
@@ -98,6 +101,7 @@ class SkillSaver:
             if session.skills is None:
                 raise InvalidArgument("skills cannot be saved here", hint="The operator can set skills to on")
             session.skills.candidate = content
+            await self._check_policy(session, content)
             await self._run(session, content, _COMPILE.format(name=content.name), "it does not compile")
             modules = _modules(content)
             await self._run(session, content, _IMPORT.format(modules=modules), "it does not import")
@@ -105,6 +109,22 @@ class SkillSaver:
                 await self._run(session, content, example, "its example fails")
         finally:
             await self._sessions.clear(session.id, owner)
+
+    async def _check_policy(self, session: Session, content: SkillContent) -> None:
+        """Refuse Python that the policy would not let a cell run, because an import of it would not be looked at."""
+        if not session.guard.inspects_code and not session.plugins.has("judge_code"):
+            return
+        for path, data in content.files.items():
+            if not path.endswith(".py"):
+                continue
+            code = data.decode(errors="replace")
+            facts = CellFacts(session.id, session.principal, f"skill {content.name}", code, session.environment)
+            try:
+                await check_policy(session.plugins, session.guard, facts, _ask_nobody)
+            except CodeRejected as error:
+                raise BadSkill(
+                    f"skill {content.name} was not saved: {path}: {error.message}", hint=NOTHING_STORED
+                ) from error
 
     async def _run(self, session: Session, content: SkillContent, code: str, failure: str) -> None:
         try:
@@ -118,6 +138,10 @@ class SkillSaver:
                 f"skill {content.name} was not saved: {failure}: {_reason(result, content)}",
                 hint=NOTHING_STORED,
             )
+
+
+async def _ask_nobody(_: Question) -> None:
+    """Return no answer, because nobody is asked about code that is only saved."""
 
 
 def build_content(

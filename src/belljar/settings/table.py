@@ -56,8 +56,10 @@ class Settings(BaseSettings):
         "namespace",
         description="How sessions are sealed off: Linux namespaces, containers of docker or podman, gVisor's own "
         "kernel, virtual machines of microsandbox, plain processes that isolate nothing, or a provider that an "
-        "installed package brings.",
-        json_schema_extra={"allowed": f"{' or '.join(map(json.dumps, OWN))}, or the name of an installed provider"},
+        "installed package (by its name) or a plugin (as `plugin:NAME`) brings.",
+        json_schema_extra={
+            "allowed": f"{' or '.join(map(json.dumps, OWN))}, the name of an installed provider, or `plugin:NAME`"
+        },
     )
     runsc: Annotated[str, NEVER] = Field(
         "runsc", description="gVisor's program for the `gvisor` sandbox: a name on the PATH, or a path."

@@ -4,6 +4,7 @@ The operator's wins where both have a name. Blocking; call it in a thread.
 """
 
 import ast
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -111,23 +112,31 @@ class SkillLibrary:
         return found
 
     def find(self, owner: str, path: str) -> Skill | None:
-        """Return the skill at a path, if the owner has one there."""
-        return next((skill for skill in self.skills(owner) if skill.path == path and not skill.is_plain), None)
+        """Return the skill that has a path, or a path below it; None if the owner has none there."""
+        parts = path.split("/")
+        for end in range(1, min(len(parts), _MOST_DEPTH + 1) + 1):
+            place = self.directory.joinpath(*parts[:end]) if self.directory is not None else None
+            if place is None or parts[end - 1][:1] in ("", ".", "_"):
+                break
+            if (place / MAIN).is_file():
+                with contextlib.suppress(BadSkill, BadFrontMatter, OSError):
+                    return self._skill("/".join(parts[:end]), place)
+                return None
+        return self.saved(owner).get(parts[0])
 
     def read(self, owner: str, path: str) -> tuple[Skill, bytes] | None:
-        """Return the content of a file, given as PATH-OF-THE-SKILL/FILE, and whose it is; None if there is none.
-
-        Of skills within skills, the file belongs to the innermost that has it.
-        """
-        holders = [skill for skill in self.skills(owner) if path.startswith(f"{skill.path}/") and not skill.is_plain]
-        for skill in sorted(holders, key=lambda each: -len(each.path)):
-            file = path.removeprefix(f"{skill.path}/")
-            if any(each.path == file for each in skill.files):
-                try:
-                    return skill, (skill.folder / file).read_bytes()
-                except OSError:
-                    return None
-        return None
+        """Return the content of a file, given as PATH-OF-THE-SKILL/FILE, and whose it is; None if there is none."""
+        skill = self.find(owner, path)
+        if skill is None:
+            return None
+        file = path.removeprefix(f"{skill.path}/")
+        # Only what the manifest lists, so no path leads anywhere else.
+        if all(each.path != file for each in skill.files):
+            return None
+        try:
+            return skill, (skill.folder / file).read_bytes()
+        except OSError:
+            return None
 
     def search(self, owner: str, query: str, *, limit: int, session_id: str = "") -> list[Skill]:
         """Return the skills that match by name and description, the best first."""
@@ -170,8 +179,7 @@ class SkillLibrary:
     def _skill(self, path: str, folder: Path) -> Skill:
         listed = walk(folder)
         stamp = tuple((name, status.st_mtime_ns, status.st_size, status.st_ino) for name, status in listed)
-        seen = self._seen.get(folder)
-        if seen is not None and seen[0] == stamp:
+        if (seen := self._seen.get(folder)) is not None and seen[0] == stamp:
             return seen[1]
         files = tuple(described(name, (folder / name).read_bytes()) for name, _ in listed)
         return self._described(path, folder, stamp, files)

@@ -133,19 +133,21 @@ class SessionSkills:
             fresh.replace(place)
 
     def _copy(self, digest: str, content: Mapping[str, bytes] | Path) -> None:
-        """Copy a skill's files, which only the server can change and only this session sees."""
+        """Put a skill's files there, which only the server can change and only this session sees.
+
+        Those of a stored version are further names of the stored files, so that many sessions take no more disk.
+        """
         place = self._folder / _COPIES / digest
         if place.is_dir():
             return
-        files = content if not isinstance(content, Path) else _files_of(content)
+        files: Mapping[str, bytes | Path] = content if not isinstance(content, Path) else _files_of(content)
         make_folder(place.parent, shown_mode(is_folder=True))
         fresh = place.parent / f".{secrets.token_hex(8)}"
         make_folder(fresh, shown_mode(is_folder=True))
         for path, data in files.items():
             for parent in reversed((fresh / path).relative_to(fresh).parents[:-1]):
                 make_folder(fresh / parent, shown_mode(is_folder=True))
-            (fresh / path).write_bytes(data)
-            (fresh / path).chmod(shown_mode(is_folder=False))
+            _put(fresh / path, data)
         fresh.rename(place)
 
     def _sweep(self, kept: set[str]) -> None:
@@ -155,10 +157,20 @@ class SessionSkills:
                     remove_tree(place)
 
 
-def _files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+def _files_of(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _put(place: Path, data: bytes | Path) -> None:
+    if isinstance(data, Path):
+        try:
+            place.hardlink_to(data)
+        except OSError:  # another file system, or one without links
+            data = data.read_bytes()
+        else:
+            return
+    place.write_bytes(data)
+    place.chmod(shown_mode(is_folder=False))
 
 
 def _is_ours(link: Path) -> bool:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from belljar.errors import EngineError, InvalidArgument, TooLarge
 from belljar.files.fd_walk import remove_tree
-from belljar.files.private import make_folder, make_missing, write_file
+from belljar.files.private import make_folder, make_missing, shown_mode, write_file
 from belljar.skills.format import SkillContent, SkillFile, check_name, read_folder
 
 MOST_SKILLS: Final = 500
@@ -245,6 +245,8 @@ class OwnerStore:
             for path, data in content.files.items():
                 make_missing((fresh / path).parent)
                 write_file(fresh / path, data)
+                # Sessions see links to these files, and their users read them there; the folders here are closed.
+                (fresh / path).chmod(shown_mode(is_folder=False))
             fresh.rename(place)
         except BaseException:
             remove_tree(fresh)

@@ -175,7 +175,8 @@ class OwnSurfaces:
             ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
         if runtime.skills is not None and "executor" not in surfaces:
             server.skills = SkillTools(runtime, runtime.skills)
-            server.skills.register(server)
+            # The toolbox surface alone stays as small as it is: `toolbox.search` in its cells finds skills too.
+            server.skills.register(server, has_tools="interpreter" in surfaces)
 
 
 def add_surfaces(plugins: Plugins) -> None:

@@ -62,10 +62,11 @@ class SkillTools:
         self._sessions = runtime.sessions
         self._saver = SkillSaver(runtime.sessions, library)
 
-    def register(self, server: MCPServer[Any]) -> None:
-        """Add the tools and the resource template to a server."""
-        add_tools(server, (self.search_skills, READS))
-        if self._library.store is not None:
+    def register(self, server: MCPServer[Any], *, has_tools: bool) -> None:
+        """Add the resource template to a server, and the tools where they are wanted."""
+        if has_tools:
+            add_tools(server, (self.search_skills, READS))
+        if has_tools and self._library.store is not None:
             add_tools(server, (self.save_skill, idempotent(CHANGES)))
         server.resource("skill://{+path}", name="skill", description="A file of a skill")(self.file)
 

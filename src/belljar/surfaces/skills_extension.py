@@ -112,13 +112,17 @@ class SkillsExtension(Extension):
         )
 
     async def _get(self, ctx: Ctx, params: GetSkillParams) -> GetSkillResult:
-        for skill in await self._skills():
-            if skill.uri == params.uri:
-                return GetSkillResult(skill=_entry(skill), ttl_ms=TTL_MS, cache_scope=_scope([skill]))
-        raise MCPError(INVALID_PARAMS, f"No skill is served at {params.uri[:200]}")
+        path = unquote(params.uri).removeprefix(SCHEME)
+        skill = await asyncio.to_thread(self._library.find, current_principal(), path)
+        if skill is None or skill.uri != params.uri:
+            raise MCPError(INVALID_PARAMS, f"No skill is served at {params.uri[:200]}")
+        return GetSkillResult(skill=_entry(skill), ttl_ms=TTL_MS, cache_scope=_scope([skill]))
 
     async def _read_directory(self, ctx: Ctx, params: ReadDirectoryParams) -> ReadDirectoryResult:
-        children = _children(await self._skills(), params.uri)
+        path = unquote(params.uri.removeprefix(SCHEME))
+        skill = await asyncio.to_thread(self._library.find, current_principal(), path)
+        is_ours = skill is not None and params.uri.startswith(SCHEME)
+        children = _children(skill, path, params.uri) if skill is not None and is_ours else None
         if children is None:
             raise MCPError(INVALID_PARAMS, f"{params.uri[:200]} is not a directory resource")
         start = _start(params.cursor, len(children))
@@ -149,13 +153,8 @@ def _start(cursor: str | None, count: int) -> int:
     return int(cursor)
 
 
-def _children(skills: Sequence[Skill], uri: str) -> list[Resource] | None:
+def _children(skill: Skill, path: str, uri: str) -> list[Resource] | None:
     """Return the direct children of a directory within a skill; None for what is no such directory."""
-    path = unquote(uri.removeprefix(SCHEME))
-    within = [skill for skill in skills if path == skill.path or path.startswith(f"{skill.path}/")]
-    if not uri.startswith(SCHEME) or not within:
-        return None
-    skill = max(within, key=lambda each: len(each.path))
     prefix = f"{path}/"
     found: dict[str, Resource] = {}
     for file in skill.files:
