@@ -38,7 +38,8 @@ NAME_LIMIT_CHARS = 200
 URI_LIMIT_CHARS = 65_536
 INSTRUCTIONS = (
     "Runs Python in sealed, stateful sessions. Call execute_code; pass its session_id back to go on with the same "
-    "variables and files. Figures come back as images."
+    "variables and files. Figures come back as images. `import forms` fills in PDF and web forms and asks the person "
+    "for what is missing."
 )
 
 
