@@ -7,7 +7,7 @@ share the file: a run is driven by the server that claims it first. Knows nothin
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from belljar.journal.journal import Journal
 
@@ -54,9 +54,8 @@ class RunRecord:
     """The value of its last step, as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One attempt of a step."""
+class StepRecord(NamedTuple):
+    """One attempt of a step. A tuple, because a long run has ten thousand of them when it is resumed."""
 
     path: str
     attempt: int
@@ -302,4 +301,4 @@ class RunRecords:
 
     def _steps(self, condition: str, values: tuple[object, ...]) -> Iterator[StepRecord]:
         for row in [*self._journal.rows(f"{_STEP} {condition}", values)]:
-            yield StepRecord(*row)
+            yield StepRecord._make(row)
