@@ -19,6 +19,7 @@ LONGEST = [
     "test_session_packages.py",
     "test_upstream_connections.py",
     "test_faults.py",
+    "test_workflow_faults.py",
     "test_kernel_conformance.py",
     "test_kernel_copies.py",
     "test_api.py",

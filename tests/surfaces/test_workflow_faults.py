@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from served import Served
 
 from belljar.environments import Environment
-from waiting import until_blocking
+from waiting import until, until_blocking
 from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
@@ -358,3 +359,39 @@ def test_nothing_of_a_run_happens_twice_or_is_lost_through_a_few_kills(default_e
 @pytest.mark.skipif("BELLJAR_SOAK" not in os.environ, reason="takes minutes: set BELLJAR_SOAK=1 to run it")
 def test_nothing_of_a_run_happens_twice_or_is_lost_through_many_kills(default_environment: Environment) -> None:
     _run(default_environment, examples=int(os.environ.get("BELLJAR_SOAK_EXAMPLES", "30")), steps=8, derandomize=False)
+
+
+@pytest.mark.anyio
+async def test_a_step_goes_on_through_a_kill_where_sessions_outlive_their_server(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    served = Served(
+        default_environment, tmp_path, BELLJAR_WORKFLOWS="on", BELLJAR_KEEP_ALIVE="true", BELLJAR_KEEP_ALIVE_S="30"
+    )
+    served.start()
+    gate = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nnext(numbers)"
+    text = workflow(code("a", "numbers = iter([7, 8, 9])\nnext(numbers)"), code("b", gate), code("c", "[*numbers]"))
+    try:
+        async with served.client() as caller:
+            run = await caller.fields("run_workflow", definition=text, wait_s=0)
+        query = "SELECT 1 FROM steps JOIN executions ON execution_id = id WHERE path = 'b' AND started_at IS NOT NULL"
+        with closing(sqlite3.connect(f"file:{tmp_path / 'journal.sqlite'}?mode=ro", uri=True)) as reader:
+            await until(lambda: reader.execute(query).fetchone())
+        assert served.process is not None
+        served.process.kill()
+        await to_thread.run_sync(served.process.wait)
+        (tmp_path / "sessions" / run["session_id"] / "workspace" / "go").touch()
+        served.start()
+        async with served.client() as caller:
+
+            async def is_done() -> bool:
+                return (await caller.fields("run_workflow", run_id=run["run"], wait_s=10))["state"] == "done"
+
+            await until(is_done)
+            ended = await caller.fields("run_workflow", run_id=run["run"])
+            await caller.fields("clear_session", session_id=run["session_id"])
+        assert ended["result"] == [9]
+        assert [(step["step"], step["attempt"]) for step in ended["steps"]] == [("a", 1), ("b", 1), ("c", 1)]
+    finally:
+        await served.aclose()

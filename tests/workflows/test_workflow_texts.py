@@ -9,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
+from belljar.plugins import load_plugins
 from belljar.policy.guard import Guard, rulebook
 from belljar.policy.rules import Policy
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
@@ -16,7 +17,7 @@ from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, json_schema
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
-from belljar.workflows.step_types import own_step_types
+from belljar.workflows.step_types import OwnStepTypes, own_step_types, step_types
 from belljar.workflows.templates import TemplateFailed, rendered
 from belljar.workflows.text import read_text
 from workflow_texts import code, condition, form, loop, parallel, tool, workflow
@@ -101,8 +102,10 @@ workflows:
     assert (step.retry.times, step.retry.backoff_s, step.form.on_error) == (2, 2, "skip")
 
 
-async def test_the_example_fits_the_published_schema():
-    validator = Draft202012Validator(json_schema(own_step_types()))
+async def test_the_examples_fit_the_published_schema():
+    plugins = load_plugins(str(EXAMPLES / "plugins"), with_packages=False)
+    plugins.add("workflows", OwnStepTypes())
+    validator = Draft202012Validator(json_schema(step_types(plugins)))
     for path in EXAMPLES.glob("*.yaml"):
         assert [error.message for error in validator.iter_errors(read_text(path.read_text()).data)] == []
     wrong = {"name": "x", "steps": [{"name": "a", "type": "loop", "config": {"for": [1], "steps": [{"name": "b"}]}}]}

@@ -281,9 +281,10 @@ class RunRecords:
         return answered == 1
 
     def go_on(self, run_id: str, path: str, attempt: int) -> None:
-        """Record that an attempt whose question was answered goes on."""
+        """Record that an attempt whose cell asked goes on; the answer is not kept, because it may be a password."""
         self._journal.write(
-            "UPDATE steps SET state = 'running' WHERE run_id = ? AND path = ? AND attempt = ?", (run_id, path, attempt)
+            "UPDATE steps SET state = 'running', answer = NULL WHERE run_id = ? AND path = ? AND attempt = ?",
+            (run_id, path, attempt),
         )
         self._journal.commit()
 

@@ -272,6 +272,11 @@ class Step:
         """Return when it is tried again."""
         return self.form.retry
 
+    @property
+    def is_code(self) -> bool:
+        """Return whether it runs code of its author or of a plugin, which may leave something in variables."""
+        return isinstance(self.config, CodeExecution | FreeConfig)
+
 
 @dataclass(frozen=True, slots=True)
 class Definition:

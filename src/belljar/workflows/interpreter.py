@@ -13,7 +13,6 @@ from belljar.sessions.registry import Registry
 from belljar.workflows.checks import Tools
 from belljar.workflows.definition import (
     MOST_ITERATIONS,
-    CodeExecution,
     Condition,
     Definition,
     Goto,
@@ -276,7 +275,7 @@ class Interpreter:
 def _has_code(steps: tuple[Step, ...], definition: Definition) -> bool:
     """Return whether there is code among the steps and those inside them."""
     for step in steps:
-        if isinstance(step.config, CodeExecution) or any(_has_code(block, definition) for block in step.blocks):
+        if step.is_code or any(_has_code(block, definition) for block in step.blocks):
             return True
         if isinstance(step.config, SubWorkflow):
             child = definition.children[reference_of(step.config)]

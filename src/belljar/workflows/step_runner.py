@@ -81,7 +81,7 @@ class StepRunner:
         last = self._run.last(path)
         attempt = last.attempt if last is not None else 1
         if last is not None:
-            if isinstance(step.config, CodeExecution) and last.execution_id:
+            if step.is_code and last.execution_id:
                 session.note_replayed()
             match last.state:
                 case "done" | "skipped":
@@ -346,7 +346,7 @@ class StepRunner:
         """Record what an execution gave; its variables are saved before it counts as done."""
         is_gone = result.status in ("died", "out_of_memory", "rejected")
         notes = ""
-        if isinstance(step.config, CodeExecution) and not is_gone:
+        if step.is_code and not is_gone:
             # Also after code that failed, because it may have changed variables before it did.
             notes = await session.save(result.execution_id)
         if result.state == "lost" and result.lost:
@@ -410,7 +410,7 @@ class StepRunner:
         self, step: Step, path: str, attempt: int, record: ExecutionRecord, result: ExecutionResult, session: RunSession
     ) -> StepOutcome | int:
         """Settle an attempt whose code came to its end, while its step did not."""
-        leaves_nothing = not isinstance(step.config, CodeExecution) or result.status in ("died", "out_of_memory")
+        leaves_nothing = not step.is_code or result.status in ("died", "out_of_memory")
         if leaves_nothing or result.status == "rejected" or not session.keeps_variables:
             return await self._conclude(step, path, attempt, result, session)
         if record.id in session.saved():
