@@ -187,10 +187,10 @@ def _is_right(path: Path, status: os.stat_result, *, is_asleep: bool) -> bool:
             return mode == 0o700
         case ("sessions" | "executor", _, "workspace" | "scratch" | "home", *_) | ("code", *_):
             return not (is_asleep and mode & 0o6000)
-        case ("sessions" | "executor", _, part) if part == "layer" or part.startswith("packages-"):
+        case ("sessions" | "executor", _, part) if part in ("layer", "skills") or part.startswith("packages-"):
             has_user = status.st_gid != os.getegid()
             return mode == (0o750 if has_user else 0o700) and status.st_uid == os.geteuid()
-        case ("sessions" | "executor", _, part, *_) if part == "layer" or part.startswith("packages-"):
+        case ("sessions" | "executor", _, part, *_) if part in ("layer", "skills") or part.startswith("packages-"):
             return not mode & 0o6022 and (is_folder or stat.S_ISREG(status.st_mode))
         case ("sessions", _, "state"):
             return mode == 0o600

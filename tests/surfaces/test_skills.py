@@ -227,7 +227,7 @@ async def test_under_review_only_the_session_that_saved_it_sees_a_skill(
         own, other = await caller.new_session(), await caller.new_session()
         hidden = {"name": "shell", "description": "Runs.", "files": {"scripts/a.py": "x = 1\nimport subprocess\n"}}
         told = await caller.refusal("save_skill", **hidden)
-        assert "scripts/a.py: the code did not run: line 2: import subprocess" in told
+        assert "the policy does not allow scripts/a.py: line 2: import of subprocess" in told
         answer = await caller.call("save_skill", name="tidy", description="Tidies.", code="x = 1\n", session_id=own)
         assert "A person has to approve it" in text_of(answer)
         code = "from skills.tidy import x\nx"

@@ -122,8 +122,10 @@ class SkillSaver:
             try:
                 await check_policy(session.plugins, session.guard, facts, _ask_nobody)
             except CodeRejected as error:
+                reason = error.message.removeprefix("the code did not run").lstrip(":, ")
                 raise BadSkill(
-                    f"skill {content.name} was not saved: {path}: {error.message}", hint=NOTHING_STORED
+                    f"skill {content.name} was not saved: the policy does not allow {path}: {reason}",
+                    hint=NOTHING_STORED,
                 ) from error
 
     async def _run(self, session: Session, content: SkillContent, code: str, failure: str) -> None:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 _VARIABLE = "BELLJAR_SKILLS"
+_HERE = Path(__file__).parent.parent
 # Imports of submodules go by the finder below, because the folder of a session that was forked is another one.
 __path__: list[str] = []
 
@@ -82,7 +83,9 @@ def _plain(fullname: str, parts: Sequence[str]) -> ModuleSpec | None:
     for part in parts:
         folder = _entry(folder, part) if folder is not None else None
     if folder is None:
-        return None
+        # A folder `skills` of the session's own: what it holds and the host does not is imported from there.
+        places = [str(Path(entry, "skills", *parts[:-1])) for entry in sys.path if Path(entry) != _HERE]
+        return PathFinder.find_spec(fullname, places)
     spec = ModuleSpec(fullname, None, is_package=True)
     spec.submodule_search_locations = [str(folder)]
     return spec
