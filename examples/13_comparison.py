@@ -5,6 +5,7 @@ The question is what the largest region bought in all. Tokens are estimated at f
 
 import importlib
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -41,7 +42,8 @@ async def directly(servers: dict[str, dict[str, object]]) -> dict[str, int]:
     told: list[dict[str, object]] = []
     rows = ""
     for server in servers.values():
-        async with Client(stdio_client(StdioServerParameters.model_validate(server))) as client:
+        parameters = StdioServerParameters.model_validate(server)
+        async with Client(stdio_client(parameters, errlog=sys.stderr)) as client:
             told += await definitions(client)
             if any(each["name"] == "read_query" for each in told) and not rows:
                 rows = str((await client.call_tool("read_query", {"query": QUERY})).content[0])

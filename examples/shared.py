@@ -40,7 +40,7 @@ async def belljar_client(*flags: str, **settings: str) -> AsyncGenerator[Client]
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "belljar", "serve", *flags], env={**os.environ, **variables}
     )
-    async with Client(stdio_client(server)) as client:
+    async with Client(stdio_client(server, errlog=sys.stderr)) as client:
         yield client
 
 

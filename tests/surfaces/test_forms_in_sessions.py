@@ -158,6 +158,26 @@ async def test_the_clock_stands_still_while_a_person_fills_in_a_form(runtime: Ru
     assert (result.status, result.result) == ("ok", "2")
 
 
+async def test_more_fields_than_one_question_can_have_are_asked_for_in_several(
+    runtime: Runtime, shared_session: str
+) -> None:
+    options = [f"{n} {'x' * 90}" for n in range(60)]
+    fields: dict[str, Any] = {f"f{n}": {"type": "string", "enum": options} for n in range(7)}
+    fields["last"] = {"type": "boolean"}
+    schema = {"type": "object", "properties": fields, "required": [*fields]}
+    person = Person(*({f"f{n}": options[n] for n in range(7)} | {"last": True} for _ in range(8)))
+    async with connected(runtime, elicitation_callback=person) as caller:
+        result = await caller.execute(f"import forms\nlen(forms.ask({schema!r}))", shared_session)
+        name = await caller.execute(
+            "forms.ask({'type': 'object', 'properties': {'n' * 30_000: {}}, 'required': ['n' * 30_000]})",
+            shared_session,
+        )
+    assert result.result == "8", result.error
+    assert len(person.asked) > 1
+    assert name.error is not None
+    assert "is too large for a question" in name.error
+
+
 async def test_a_password_is_never_part_of_a_form_and_a_bad_schema_is_told(
     runtime: Runtime, shared_session: str
 ) -> None:

@@ -7,6 +7,7 @@ each field is a question of its own.
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from .schema import Field, converted, fields_of, in_words, is_empty, options_of,
 
 _BATCH = 25
 """The most fields of one question: people do not fill in longer ones, and the host has a limit of its own."""
+_BATCH_CHARS = 40_000
 _MOST_ROUNDS = 3
 _MOST_ASKED_OPTIONS = 200
 _KEYWORDS = ("title", "description", "format", "minLength", "maxLength", "minimum", "maximum")
@@ -69,13 +71,28 @@ def ask_for(fields: list[Field], faults: dict[str, str], message: str) -> dict[s
         answers[field.name] = _ask_secret(field, message)
     shown = [one for one in fields if not one.schema.get("writeOnly")]
     ask_together: Callable[[str, dict[str, Any]], Any] | None = getattr(_shell(), "ask_form", None)
-    for start in range(0, len(shown), _BATCH):
-        batch = shown[start : start + _BATCH]
+    for batch in _batches(shown):
         if ask_together is None:
             answers.update({one.name: _ask_line(one, faults[one.name]) for one in batch})
         else:
             answers.update(_ask_batch(ask_together, batch, faults, message))
     return answers
+
+
+def _batches(fields: list[Field]) -> list[list[Field]]:
+    """Return the fields in questions that people can fill in, and that the host takes: few fields, few characters."""
+    batches: list[list[Field]] = []
+    room = 0
+    for one in fields:
+        size = 2 * len(json.dumps(one.name)) + len(json.dumps(_asked(one)))
+        if size > _BATCH_CHARS:
+            raise NobodyToAsk(f"the field {tidy(one.name)!r} is too large for a question: pass its value in the code")
+        if not batches or len(batches[-1]) == _BATCH or size > room:
+            batches.append([])
+            room = _BATCH_CHARS
+        batches[-1].append(one)
+        room -= size
+    return batches
 
 
 def _shell() -> Any:
@@ -153,7 +170,7 @@ def _asked(field: Field) -> dict[str, Any]:
     options = options_of(schema)
     if not options:
         return {"type": "string", "title": asked["title"]} if kind == "array" else asked
-    if len(options) > _MOST_ASKED_OPTIONS:
+    if len(options) > _MOST_ASKED_OPTIONS or len(json.dumps(options, default=str)) > _BATCH_CHARS / 2:
         # Too long a list to choose from: it is typed, and checked afterwards.
         return {"type": "string", "title": asked["title"], "description": tidy(in_words(field), 1_000)}
     titled = [{"const": str(value), "title": tidy(title)} for value, title in options]
