@@ -206,9 +206,13 @@ class KernelDied(EngineError):
     code = "kernel-died"
 
 
+EXPIRED = "SessionExpiredError: Session ID not found or has expired. "
+"""What clients of another interpreter look for; MCP answers about a session that is not there begin with it."""
+
+
 def named_error(text: str, hint: str = "") -> BelljarError:
     """Return the error that "code: message" stands for, where one came as text from another process."""
-    code, _, message = text.partition(": ")
+    code, _, message = text.removeprefix(EXPIRED).partition(": ")
     kind = _KINDS.get(code)
     return kind(message, hint=hint) if kind is not None else EngineError(text, hint=hint)
 

@@ -314,11 +314,11 @@ async def test_output_past_the_cap_is_dropped_with_a_word(default_environment: E
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_structured_content_is_left_out_beside_an_image(runtime: Runtime, shared_session: str, era: str):
+async def test_structured_content_is_there_beside_an_image_too(runtime: Runtime, shared_session: str, era: str):
     async with connected(runtime, era) as caller:
         answer = await caller.call("execute_code", code=PICTURE, session_id=shared_session)
         assert len(images(answer)) == 1
-        assert answer.structured_content is None
+        assert answer.structured_content is not None
         again = await caller.call("execute_code", code="1", session_id=shared_session)
     assert again.structured_content is not None
 

@@ -99,7 +99,7 @@ async def test_everything_works_over_the_wire(
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('p.png')\nplt.show()"
         answer = await caller.call("execute_code", code=code, session_id=session_id)
         assert len(images(answer)) == 1
-        assert answer.structured_content is None
+        assert answer.structured_content is not None
         assert (await caller.read(links(answer)[0].uri)).mime_type == "image/png"
         big = await caller.execute("print('x' * 5_000_000)", session_id)
         assert big.truncated is not None

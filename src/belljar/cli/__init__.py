@@ -72,7 +72,8 @@ COMMANDS: dict[str, CommandEntry] = {
         "Show every setting and where its value comes from, and which ones of an untrusted file are ignored.",
     ),
     "trust": CommandEntry(
-        "trust:command", "Obey all settings of the belljar.toml in a folder when belljar is started there."
+        "trust:command",
+        "Obey all settings of the belljar.toml in a folder when belljar is started there, or read a .env that is there.",
     ),
     "plugins": CommandEntry(
         "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."

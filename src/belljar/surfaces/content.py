@@ -14,7 +14,7 @@ from mcp.server.mcpserver import Context
 from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import JsonValue
 
-from belljar.errors import BelljarError, SessionNotFound
+from belljar.errors import EXPIRED, BelljarError, SessionNotFound
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
 from belljar.outputs.displays import fitted
 
@@ -28,8 +28,6 @@ MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
 SHOWN_TRACEBACK_LINES = 60
-EXPIRED = "SessionExpiredError: Session ID not found or has expired. "
-"""Clients of the server that this surface is modelled on match on these words."""
 DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
 """How the names of clients begin that drop pictures where there is structured content."""
 _CALL_STATES = {

@@ -88,7 +88,8 @@ class CallInFlight:
     def start_clock(self) -> None:
         """Restart the server's silence limit, unless a person is being asked."""
         if not self._questions:
-            self.scope.deadline = anyio.current_time() + self._silence_s
+            # Of the loop and not of anyio, which knows no loop in the callback that reads progress.
+            self.scope.deadline = asyncio.get_running_loop().time() + self._silence_s
 
 
 _current: ContextVar[CallInFlight | None] = ContextVar("belljar_upstream_call", default=None)

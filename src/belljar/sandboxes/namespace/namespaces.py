@@ -121,7 +121,10 @@ class ParentSandbox:
         layout = Layout(user_map, prefix, hops=1, changes_user=True)
         if not user_map.has_to_drop:
             return layout
-        if self._holder.map_helper is None or self._holder.map_helper.has_ended:
+        helper = self._holder.map_helper
+        if helper is None or helper.has_ended:
+            if helper is not None:
+                helper.close()
             self._holder.map_helper = await open_map_helper([*enter, "--"])
         return replace(layout, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
 

@@ -1,6 +1,7 @@
 """The maps of a sandbox's users: written while bubblewrap waits, by the server or by a helper in a namespace above."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -88,6 +89,13 @@ class UserMapHelper:
             os.close(stdin)
             os.close(stdout)
         self.has_ended = False
+        self._is_closed = False
+
+    def __del__(self) -> None:
+        # A sandbox whose loop ends before it, as in a trial of this host, is not closed.
+        if hasattr(self, "_is_closed"):
+            with contextlib.suppress(RuntimeError, OSError):
+                self.close()
 
     async def has_entered(self) -> None:
         """Wait until it is in its namespace, and needs none of the descriptors by which it got there."""
@@ -117,8 +125,11 @@ class UserMapHelper:
         return line.decode(errors="replace")
 
     def close(self) -> None:
-        """End it; called once."""
+        """End it; may be called twice."""
         self.has_ended = True
+        if self._is_closed:
+            return
+        self._is_closed = True
         os.close(self._stdin)
         os.close(self._stdout)
         self._child.kill_group()
