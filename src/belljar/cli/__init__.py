@@ -73,7 +73,8 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "trust": CommandEntry(
         "trust:command",
-        "Obey all settings of the belljar.toml in a folder when belljar is started there, or read a .env that is there.",
+        "Obey all settings of the belljar.toml in a folder when belljar is started there, or read a .env that is "
+        "there.",
     ),
     "plugins": CommandEntry(
         "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."

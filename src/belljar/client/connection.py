@@ -41,7 +41,7 @@ def result_of(fields: Fields) -> ExecutionResult:
 def fields_of(answer: CallToolResult) -> Fields:
     """Return the structured content of an answer; a refusal is raised as the error that it names."""
     fields = answer.structured_content
-    if isinstance(fields, dict) and not _REFUSAL.issuperset(cast("Fields", fields)):
+    if isinstance(fields, dict) and not _is_refusal(answer, cast("Fields", fields)):
         return cast("Fields", fields)
     if isinstance(fields, dict):
         refusal = cast("Fields", fields)
@@ -50,6 +50,11 @@ def fields_of(answer: CallToolResult) -> Fields:
     if " validation error" in text:
         raise InvalidArgument(text)
     raise named_error(text.removeprefix("Error: "))
+
+
+def _is_refusal(answer: CallToolResult, fields: Fields) -> bool:
+    """Return whether an answer says only why there is none; a cell that failed has a result all the same."""
+    return _REFUSAL.issuperset(fields) or (answer.is_error and bool(fields.get("error")) and "status" not in fields)
 
 
 def prompt_of(question: InputRequiredResult) -> str:
