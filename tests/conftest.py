@@ -1,4 +1,5 @@
 import gc
+import os
 from functools import partial
 from pathlib import Path
 
@@ -45,10 +46,36 @@ LONGEST = [
 ]
 
 
+# Long trials with software of others, which `BELLJAR_LONG=1 scripts/test` runs too. What each of them covers is tried
+# in short by another file.
+LONG = frozenset(
+    {
+        "test_azure_clients.py",
+        "test_azure_kit.py",
+        "test_browser_forms.py",
+        "test_generated_tree.py",
+        "test_image.py",
+        "test_inspector.py",
+        "test_older_servers.py",
+        "test_real_skills.py",
+        "test_real_tools.py",
+        "test_replay.py",
+        "test_server_examples.py",
+        "test_workflow_faults.py",
+        "test_wrapper_kernel.py",
+    }
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """See `LONGEST`; for `pytest -n`, see `scripts/test`."""
+    """See `LONGEST` and `LONG`; for `pytest -n`, see `scripts/test`."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+    if not os.environ.get("BELLJAR_LONG"):
+        skipped = pytest.mark.skip(reason="a long trial: BELLJAR_LONG=1 runs it")
+        for item in items:
+            if item.path.name in LONG:
+                item.add_marker(skipped)
 
 
 def pytest_collection_finish() -> None:

@@ -196,7 +196,8 @@ def _facts():
     facts['who'] = [os.getuid() == os.geteuid() == os.stat('/proc/self').st_uid, os.getgroups(), socket.gethostname()]
     facts['rest'] = [os.nice(0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0)), os.cpu_count(),
         str(decimal.getcontext()), socket.getdefaulttimeout(), open('/proc/self/oom_score_adj').read()]
-    facts['python'] = [sys.prefix, sys.base_prefix, sys.executable, sys.dont_write_bytecode, str(sys.meta_path)]
+    facts['python'] = [sys.prefix, sys.base_prefix, sys.executable, sys.dont_write_bytecode]
+    facts['finders'] = [getattr(finder, '__name__', type(finder).__name__) for finder in sys.meta_path]
     facts['builtins'] = sorted(vars(builtins))
     facts['figures'] = [plt.get_backend(), plt.get_fignums(), plt.isinteractive(), str(dict(plt.rcParams))]
     facts['printing'] = [str(numpy.get_printoptions()), str(numpy.geterr()), pandas.get_option('display.max_rows')]
