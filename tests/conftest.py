@@ -46,8 +46,8 @@ LONGEST = [
 ]
 
 
-# Long trials with software of others, which `BELLJAR_LONG=1 scripts/test` runs too. What each of them covers is tried
-# in short by another file.
+# Long trials, which `BELLJAR_LONG=1 scripts/test` runs too: with software of others, and once more as another user. What
+# each of them covers is tried in short by another file.
 LONG = frozenset(
     {
         "test_azure_clients.py",
@@ -57,6 +57,7 @@ LONG = frozenset(
         "test_image.py",
         "test_inspector.py",
         "test_older_servers.py",
+        "test_ordinary_user.py",
         "test_real_skills.py",
         "test_real_tools.py",
         "test_replay.py",

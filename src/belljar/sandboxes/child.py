@@ -134,7 +134,8 @@ class Child:
     def release(self) -> None:
         """Reap the child, once it has ended; may be called twice."""
         if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
         self._process.wait()

@@ -125,7 +125,12 @@ class ParentSandbox:
         if helper is None or helper.has_ended:
             if helper is not None:
                 helper.close()
-            self._holder.map_helper = await open_map_helper([*enter, "--"])
+            helper = await open_map_helper([*enter, "--"])
+            if not self._holder.is_there():
+                # It was killed meanwhile, and nobody would close what it gets now.
+                helper.close()
+                raise SandboxUnavailable("The sandbox to branch from has ended")
+            self._holder.map_helper = helper
         return replace(layout, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
 
     async def layout_out_of_sight(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
