@@ -42,7 +42,6 @@ class ZygoteRunner:
         self._set_threads = find_thread_setters()
         freeze_objects()
         immortal.make_immortal()
-        collapse_memory()
 
     def serve(self, channel: Channel) -> None:
         """Fork kernels on request until the host is gone. Never returns in a copy, which serves and then exits."""
@@ -242,27 +241,3 @@ def freeze_objects() -> None:
             stream.flush()
     gc.collect()
     gc.freeze()
-
-
-_COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
-_HUGE_BYTES = 2 * 1024 * 1024
-
-
-def collapse_memory() -> None:
-    """Move the heap into huge pages, because a fork then copies a third less of the page tables. Takes some 100 ms.
-
-    Copies still write, and so duplicate, single small pages.
-    """
-    import ctypes
-
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-        words = line.split()
-        if words[1] != "rw-p" or (len(words) > 5 and words[5] != "[heap]" and not words[5].startswith("[anon")):
-            continue
-        start, end = (int(number, 16) for number in words[0].split("-"))
-        first = -(-start // _HUGE_BYTES) * _HUGE_BYTES
-        for address in range(first, end - _HUGE_BYTES + 1, _HUGE_BYTES):
-            # It fails where Linux knows no such call, or where the block has nothing in it: then it stays as it is.
-            madvise(address, _HUGE_BYTES, _COLLAPSE)
