@@ -56,6 +56,7 @@ LONG = frozenset(
         "test_generated_tree.py",
         "test_image.py",
         "test_inspector.py",
+        "test_oauth_issuer.py",
         "test_older_servers.py",
         "test_ordinary_user.py",
         "test_real_skills.py",
