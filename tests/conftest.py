@@ -59,6 +59,7 @@ LONG = frozenset(
         "test_oauth_issuer.py",
         "test_older_servers.py",
         "test_ordinary_user.py",
+        "test_proxies.py",
         "test_real_skills.py",
         "test_real_tools.py",
         "test_replay.py",
