@@ -77,8 +77,7 @@ def nginx(folder: Path, behind: str, files: CertificateFiles, port: int) -> list
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     places = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
     (folder / "nginx.conf").write_text(
-        f"daemon off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\n"
-        f"http {{\naccess_log off;\n{places}{text}}}\n"
+        f"daemon off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{places}{text}}}\n"
     )
     return ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
 
