@@ -1,4 +1,4 @@
-"""The configurations of Caddy and nginx in deploy/, as they are: TLS outside, and event streams that nothing holds up."""
+"""The configurations of Caddy and nginx in deploy/, as they are: TLS outside, and streams that nothing holds up."""
 
 import shutil
 import socket

@@ -61,11 +61,8 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def test_every_page_is_in_the_index_and_in_the_list_for_models() -> None:
-    index = {
-        str((ROOT / "docs" / link.partition("#")[0]).resolve().relative_to(ROOT))
-        for link in links("docs/README.md")
-        if not re.match(r"[a-z]+:", link)
-    }
+    inside = [link.partition("#")[0] for link in links("docs/README.md") if not re.match(r"[a-z]+:", link)]
+    index = {str((ROOT / "docs" / link).resolve().relative_to(ROOT)) for link in inside}
     for_models = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())}
     written = {page for page in pages() if page.startswith("docs/")} - {"docs/README.md"}
     assert written <= index
