@@ -17,11 +17,13 @@ def clean_environment(**variables: object) -> dict[str, str]:
 
 
 @contextmanager
-def live_server(data_directory: Path, environment: Path, **variables: object) -> Generator[str]:
+def live_server(
+    data_directory: Path, environment: Path, bind: str = "127.0.0.1:0", **variables: object
+) -> Generator[str]:
     """The URL of a server that has a port of its own; one without a warm process, unless it is asked for."""
     variables = {"BELLJAR_FORK_START": "false", **variables}
     with subprocess.Popen(
-        [sys.executable, "-m", "belljar", "serve", "--http", "127.0.0.1:0"],
+        [sys.executable, "-m", "belljar", "serve", "--http", bind],
         stderr=subprocess.PIPE,
         text=True,
         env=clean_environment(BELLJAR_DATA_DIRECTORY=data_directory, BELLJAR_ENVIRONMENT=environment, **variables),

@@ -242,6 +242,37 @@ async def test_health_needs_no_key_and_says_the_version() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_bare_address_says_in_one_line_where_mcp_is() -> None:
+    servers = {path: whoami_server() for path in ("/mcp", "/mcp/interpreter", "/mcp/toolbox")}
+    async with serving(Settings(api_keys=ADAS_AND_BOBS), servers) as url, httpx.AsyncClient() as client:
+        answer = await client.get(url)
+        posted = await client.post(url)
+    async with serving() as url, httpx.AsyncClient() as client:
+        open_to_all = await client.get(url)
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text == (
+        "belljar serves MCP (streamable HTTP) at /mcp of this address, with `Authorization: Bearer KEY`; "
+        "single surfaces at /mcp/interpreter, /mcp/toolbox.\n"
+    )
+    assert posted.status_code == 405
+    assert open_to_all.text == "belljar serves MCP (streamable HTTP) at /mcp of this address.\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("headers", "status"), [({"host": "evil.example"}, 421), ({"origin": "https://evil.example"}, 403)]
+)
+async def test_the_bare_address_is_behind_the_guard_too(headers: dict[str, str], status: int) -> None:
+    async with serving() as url, httpx.AsyncClient() as client:
+        answer = await client.get(url, headers=headers)
+
+    assert answer.status_code == status
+    assert "/mcp" not in answer.text
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("mode", MODES)
 async def test_without_keys_every_caller_is_local(mode: str) -> None:
     async with serving() as url:

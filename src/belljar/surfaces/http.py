@@ -1,7 +1,8 @@
 """The HTTP transport: MCP servers at their paths, the check of the bind address, the Origin/Host guard, and uvicorn.
 
 Every path but `/health`, `/health/startup`, `/ready` and the OAuth metadata is behind the guard and, where credentials
-are set up, asks for them; the setting `metrics` decides who may read `/metrics`.
+are set up, asks for them; only `/`, which says where the MCP endpoint is, asks for none. The setting `metrics` decides
+who may read `/metrics`.
 Knows nothing of tools or sessions, nor how callers are authenticated: that is `auth/`.
 """
 
@@ -33,7 +34,7 @@ from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.foundry.problems import EnvelopedRefusals
-from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health
+from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health, signpost
 from belljar.surfaces.resumable_streams import SessionManager
 from belljar.surfaces.tls import tls_context
 
@@ -167,6 +168,9 @@ def build_app(
         routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
     if auth:
         routes.extend(auth.metadata_routes())
+    first = signpost(servers, asks_for_credentials=auth is not None, has_data_plane=data_plane is not None)
+    guarded = HostGuard(request_response(first), transport_security(settings))
+    routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
     if data_plane is not None:
         guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
         guarded = EnvelopedRefusals(HostGuard(guarded, transport_security(settings)))

@@ -1,7 +1,7 @@
-"""HTTP endpoints for operators: `/health`, `/ready` and `/metrics`, and the middleware in front of them.
+"""HTTP endpoints for operators: `/`, `/health`, `/ready` and `/metrics`, and the middleware in front of them.
 
-`/health` and `/ready` are open to anyone who can connect, and say no more than they have to. Who may read `/metrics` is
-the operator's choice. None of them names sessions or callers.
+`/`, `/health` and `/ready` ask for no credentials, and say no more than they have to. Who may read `/metrics` is the
+operator's choice. None of them names sessions or callers.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ import importlib.metadata
 import ipaddress
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import measures
@@ -36,6 +36,25 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 async def health(_: Request) -> Response:
     """Answer that the process lives, with its version."""
     return JSONResponse({"status": _OK, "version": _version()})
+
+
+def signpost(
+    paths: Collection[str], *, asks_for_credentials: bool, has_data_plane: bool
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """Return what answers `/`: one line that says where the MCP endpoint is, for people who open the bare address."""
+    main, *others = paths or ("/mcp",)
+    credentials = ", with `Authorization: Bearer KEY`" if asks_for_credentials else ""
+    parts = [f"belljar serves MCP (streamable HTTP) at {main} of this address{credentials}"]
+    if len(others) > 1:
+        parts.append(f"single surfaces at {', '.join(others)}")
+    if has_data_plane:
+        parts.append("REST as described by /openapi.json")
+    line = "; ".join(parts) + ".\n"
+
+    async def answer(_: Request) -> Response:
+        return PlainTextResponse(line)
+
+    return answer
 
 
 @functools.cache

@@ -132,3 +132,12 @@ async def test_a_full_pool_answers_429_with_retry_after(
         assert answer.headers["retry-after"] == "10"
         with closing(sqlite3.connect(folder / "journal.sqlite")) as journal:
             assert journal.execute("SELECT count(*) FROM identifiers").fetchone() == (1,)
+
+
+async def test_the_bare_address_names_both_ways_in_and_everything_else_stays_guarded(plane: Plane) -> None:
+    async with httpx.AsyncClient() as client:
+        bare = await client.get(str(plane.client.base_url))
+        assert bare.text.startswith("belljar serves MCP (streamable HTTP) at /mcp of this address, with")
+        assert bare.text.endswith("REST as described by /openapi.json.\n")
+        problem_in(await client.post(str(plane.client.base_url)), 401, "Unauthorized")
+        problem_in(await client.get(f"{plane.client.base_url}/session"), 401, "Unauthorized")

@@ -1,0 +1,172 @@
+"""The configurations of Caddy and nginx in deploy/, as they are: TLS outside, and streams that nothing holds up."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import anyio
+import httpx
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from belljar.environments import Environment
+from certificates import CertificateFiles, make_certificate
+from live_server import live_server
+from waiting import until
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NAME = "belljar.example.com"
+KEY = "key-of-the-proxies-0123456789"
+# Goes on only once its caller has seen that it began, which a proxy that buffers would not let it see.
+CELL = "import os, time\nprint('began', flush=True)\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n'went on'"
+
+pytestmark = pytest.mark.anyio
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def behind(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """The address of a server that answers to the name of the proxies."""
+    chosen = {"BELLJAR_ALLOWED_HOSTS": f"{NAME},localhost", "BELLJAR_API_KEYS": f"ada:{KEY}"}
+    with live_server(tmp_path_factory.mktemp("server"), default_environment.python, **chosen) as url:
+        yield url.removeprefix("http://").removesuffix("/mcp")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def adapted(name: str, **changes: str) -> str:
+    text = (DEPLOY / name).read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def caddy(folder: Path, behind: str, files: CertificateFiles, port: int) -> list[str]:
+    """Caddy would ask an authority for the certificate: here it is given one, and a port."""
+    site = f"https://localhost:{port} {{\n\ttls {files.certificate} {files.key}"
+    text = adapted("Caddyfile", **{f"\n{NAME} {{": f"\n{site}", "127.0.0.1:8000\n}": f"{behind}\n}}"})
+    (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
+    return ["caddy", "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
+
+
+def nginx(folder: Path, behind: str, files: CertificateFiles, port: int) -> list[str]:
+    """The file stands in the `http` part of nginx's own configuration."""
+    live = f"/etc/letsencrypt/live/{NAME}"
+    text = adapted(
+        "nginx.conf",
+        **{
+            f"{live}/fullchain.pem": str(files.certificate),
+            f"{live}/privkey.pem": str(files.key),
+            "listen 443": f"listen 127.0.0.1:{port}",
+            "proxy_pass http://127.0.0.1:8000": f"proxy_pass http://{behind}",
+        },
+    )
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
+    (folder / "nginx.conf").write_text(
+        f"daemon off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{places}{text}}}\n"
+    )
+    return ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+
+
+@pytest.fixture(scope="module", params=[caddy, nginx], ids=["caddy", "nginx"])
+def front(
+    request: pytest.FixtureRequest, behind: str, files: CertificateFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[str]:
+    """The address of a proxy before that server."""
+    command: Callable[[Path, str, CertificateFiles, int], list[str]] = request.param
+    if shutil.which(command.__name__) is None:
+        pytest.skip(f"there is no {command.__name__} here")
+    folder, port = tmp_path_factory.mktemp("proxy"), free_port()
+    folder.chmod(0o755)
+    with subprocess.Popen(command(folder, behind, files, port), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield f"https://localhost:{port}"
+        finally:
+            process.terminate()
+            if process.stderr is not None:
+                process.stderr.read()
+
+
+async def answers(front: str, trusted: ssl.SSLContext) -> bool:
+    async with httpx.AsyncClient(verify=trusted) as client:
+        try:
+            return (await client.get(f"{front}/health")).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_what_a_cell_says_comes_through_before_it_has_ended(
+    front: str, files: CertificateFiles, mode: str
+) -> None:
+    trusted = ssl.create_default_context(cafile=str(files.certificate))
+    await until(lambda: answers(front, trusted))
+    began = anyio.Event()
+
+    async def heard(_progress: float, _total: float | None, message: str | None) -> None:
+        if "began" in (message or ""):
+            began.set()
+
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, verify=trusted, timeout=60) as http,
+        Client(streamable_http_client(f"{front}/mcp", http_client=http), mode=mode) as client,
+    ):
+        opened = await client.call_tool("new_session", {})
+        assert opened.structured_content is not None
+        session = opened.structured_content["session_id"]
+        async with anyio.create_task_group() as tasks:
+
+            async def release() -> None:
+                with anyio.fail_after(30):
+                    await began.wait()
+                await client.call_tool("upload_file", {"session_id": session, "name": "go", "text": ""})
+
+            tasks.start_soon(release)
+            answer = await client.call_tool(
+                "execute_code", {"session_id": session, "code": CELL}, progress_callback=heard
+            )
+    assert answer.structured_content is not None
+    assert answer.structured_content["result"] == "'went on'"
+
+
+async def test_a_large_upload_passes_and_metrics_stay_inside(front: str, files: CertificateFiles) -> None:
+    trusted = ssl.create_default_context(cafile=str(files.certificate))
+    await until(lambda: answers(front, trusted))
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, verify=trusted, timeout=60) as http,
+        Client(streamable_http_client(f"{front}/mcp", http_client=http)) as client,
+    ):
+        opened = await client.call_tool("new_session", {})
+        assert opened.structured_content is not None
+        where = {"session_id": opened.structured_content["session_id"], "name": "large.txt"}
+        answer = await client.call_tool("upload_file", {**where, "text": "x" * 20_000_000})
+    async with httpx.AsyncClient(verify=trusted, headers=headers) as client:
+        metrics = await client.get(f"{front}/metrics")
+
+    assert not answer.is_error
+    assert metrics.status_code == 403
+
+
+def test_the_unit_is_one_that_systemd_reads() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd here")
+    unit = DEPLOY / "belljar.service"
+    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60).stderr
+    # Only what is to be installed first may be missing.
+    assert [line for line in said.splitlines() if "belljar.service" in line and "not executable" not in line] == []
