@@ -140,7 +140,7 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
             break
         # A group without processes of its own, and the root of all with any, can pass on what it does not yet.
         is_free = _is_root(above) or not _words(above / "cgroup.procs")
-        found = _controllers(above) if is_free else _passed_on(above)
+        found = _passed_on(above) | (_controllers(above) if is_free else set[str]())
         if "memory" in found:
             return ControlGroups(kind, _all_in(above, found), is_unified=True)
     # No group of ours passes controllers on: name folders that cannot be used, so that `doctor` can say so.

@@ -7,12 +7,14 @@ limits there are and reports which were hit.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -221,12 +223,26 @@ def write(path: Path, value: int | str) -> None:
         os.close(descriptor)
 
 
-def pass_on(folder: Path, controller: str) -> bool:
-    """Have a v2 group pass a controller on to the groups below it; return whether it does."""
+def pass_on(folder: Path, controllers: Sequence[str]) -> list[str]:
+    """Have a v2 group pass controllers on to the groups below it; return those that it does, `OSError` if none."""
+    file = folder / "cgroup.subtree_control"
     try:
-        write(folder / "cgroup.subtree_control", f"+{controller}")
+        write(file, " ".join(f"+{name}" for name in controllers))
     except OSError as error:
-        log.warning("%s does not pass on its controller %s: %s", folder, controller, error.strerror)
+        # All are refused if one is.
+        passed = [name for name in controllers if _is_written(file, f"+{name}")]
+        if not passed:
+            raise
+        refused = [name for name in controllers if name not in passed]
+        log.warning("%s does not pass on its controllers %s: %s", folder, ", ".join(refused), error.strerror)
+        return passed
+    return [*controllers]
+
+
+def _is_written(path: Path, value: str) -> bool:
+    try:
+        write(path, value)
+    except OSError:
         return False
     return True
 
@@ -484,8 +500,10 @@ class ServerGroups:
         for lock in self._locks:
             os.close(lock)
         self._locks = []
-        if not all(place.is_dir() for place in self._places.values()):
-            self._places = self.offer.usable()
+        if gone := next((place for place in self._places.values() if not place.is_dir()), None):
+            if not (left := self.offer.usable()):
+                raise FileNotFoundError(errno.ENOENT, "it was removed", str(gone))
+            self._places = left
         for place in set(self._places.values()):
             self._lock(place)
 
@@ -562,16 +580,15 @@ class ServerGroups:
             self._move_out()
         if self.offer.is_unified:
             for place in places:
-                self._places = {name: place for name in self._places if pass_on(place, name)}
+                self._places = dict.fromkeys(pass_on(place, [*self._places]), place)
         for place in set(self._places.values()):
             self._lock(place)
 
     def _lock(self, place: Path) -> None:
         self._locks.append(make_locked(place / self._run))
         if self.offer.is_unified:
-            for controller in self._places:
-                pass_on(place, controller)
-                pass_on(place / self._run, controller)
+            pass_on(place, [*self._places])
+            pass_on(place / self._run, [*self._places])
 
     def _move_out(self) -> None:
         """Move the processes of our v2 group into a leaf of it: a group that passes controllers on holds no process."""

@@ -59,7 +59,7 @@ _ATTEMPTS = {
     "pids": _Attempt(
         Limits(processes=_PROCESSES),
         # Those that it starts let go of the pipe, or it would not end before them.
-        f"import os, time\nfor _ in range({2 * _PROCESSES}):\n    if os.fork() == 0: os.close(2); time.sleep(60)",
+        f"import os, time\nfor _ in range({2 * _PROCESSES}):\n    if os.fork() == 0: os.close(2); time.sleep(9)",
         lambda group: group.refused_forks(),
         f"held when hit: a program that wanted {2 * _PROCESSES} processes was refused them at {_PROCESSES}",
     ),
