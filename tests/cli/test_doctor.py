@@ -53,7 +53,7 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
     found = findings()
     assert found.pop("code") == 0
     assert {name.partition("/")[0] for name in found} == {
-        *("host", "sandbox", "cgroups", "environments", "forks", "node")
+        *("host", "sandbox", "limits", "environments", "forks", "node")
     }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
     assert found["sandbox/configured"]["status"] == "warn", "process does not isolate, and must say so"
@@ -81,8 +81,9 @@ def test_the_text_has_a_line_a_finding_and_what_to_do(belljar: Run, monkeypatch:
     outcome = belljar("doctor")
     assert outcome.code == 1
     assert "\nenvironments\n" in outcome.out
-    assert "  fail  environment /nowhere/at/all:" in outcome.out
-    assert "        do: " in outcome.out
+    assert "\n  fail  environment /nowhere/at/all" in outcome.out
+    assert " without it: no session can start with these settings\n" in outcome.out
+    assert " to get it: " in outcome.out
     assert "failed that these settings need" in outcome.err
 
 
@@ -90,8 +91,13 @@ def test_a_check_fails_for_the_configured_provider_and_warns_for_another() -> No
     known = {name: BrokenProvider(name) for name in ("one", "two")}
     assert list(examine_providers(known, "two")) == [
         HostFinding("sandbox", "ok", "configured", "two"),
-        HostFinding("sandbox", "fail", "two, kernel", "too old", "Get a newer one"),
-        HostFinding("sandbox", "warn", "one, kernel", "too old", "Get a newer one"),
+        HostFinding(
+            *("sandbox", "fail", "two, kernel", "too old", "Get a newer one"),
+            "no session can start with these settings",
+        ),
+        HostFinding(
+            *("sandbox", "warn", "one, kernel", "too old", "Get a newer one"), "`--sandbox one` cannot be chosen"
+        ),
     ]
 
 
@@ -161,6 +167,7 @@ def test_a_section_that_breaks_is_a_finding_and_the_others_go_on(
         "name": "environments",
         "detail": "it is gone",
         "hint": "Make it anew",
+        "cost": "",
     }
     assert "node/node" in found
 
@@ -185,11 +192,21 @@ def test_report_groups_by_section() -> None:
     text = report(
         [
             HostFinding("a", "ok", "x", "1"),
-            HostFinding("a", "warn", "y", "2", "act"),
-            HostFinding("b", "fail", "z", "3"),
+            HostFinding("a", "warn", "yy", "2", "act", "loss"),
+            HostFinding("b", "fail", "z", "3\n4"),
         ]
     )
-    assert text == "a\n  ok    x: 1\n  warn  y: 2\n        do: act\nb\n  fail  z: 3"
+    assert text.splitlines() == [
+        "            what this host gives",
+        "a",
+        "  ok    x   1",
+        "  warn  yy  2",
+        "            without it: loss",
+        "            to get it: act",
+        "b",
+        "  fail  z   3",
+        "              4",
+    ]
 
 
 def test_what_keeps_sessions_from_outliving_the_server_fails_where_they_shall(

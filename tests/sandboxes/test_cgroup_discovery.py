@@ -24,6 +24,10 @@ def unified(tmp_path: Path, *, controllers: str, passed_on: str = "", tenants: s
     mount = tmp_path / "cgroup"
     own = mount / "app.slice" / "ours"
     own.mkdir(parents=True)
+    for folder in (mount, own.parent, own):
+        (folder / "cgroup.procs").write_text("")
+        # The root of the hierarchy is the only group without a type.
+        (folder / "cgroup.type").write_text("domain\n")
     (own / "cgroup.controllers").write_text(controllers)
     (own / "cgroup.subtree_control").write_text(passed_on)
     (own / "cgroup.procs").write_text(tenants)
@@ -34,7 +38,7 @@ def unified(tmp_path: Path, *, controllers: str, passed_on: str = "", tenants: s
 def test_a_unified_group_of_our_own_can_pass_its_controllers_on_once_we_leave_it(tmp_path: Path) -> None:
     own, proc = unified(tmp_path, controllers="cpuset memory pids\n")
     groups = read_control_groups(proc)
-    assert groups == ControlGroups("v2", {"memory": own, "pids": own}, is_unified=True, tenants=(70, 60))
+    assert groups == ControlGroups("v2", {"memory": own, "pids": own}, is_unified=True, has_tenants=True)
     assert groups.usable() == {"memory": own, "pids": own}
     assert [groups.is_writable(name) for name in ("memory", "cpu")] == [True, False]
 
@@ -55,6 +59,34 @@ def test_a_group_shared_with_strangers_is_left_alone_for_one_above_that_passes_o
     own, proc = unified(tmp_path, controllers="memory pids", tenants="70\n99\n")
     (own.parent / "cgroup.subtree_control").write_text("memory pids")
     assert read_control_groups(proc) == ControlGroups("v2", dict.fromkeys(("memory", "pids"), own.parent), True)
+
+
+def test_a_group_without_controllers_is_left_for_the_root_that_has_them_all(tmp_path: Path) -> None:
+    own, proc = unified(tmp_path, controllers="")
+    top = own.parent.parent
+    (top / "cgroup.type").unlink()
+    (top / "cgroup.procs").write_text("1\n2\n")
+    (top / "cgroup.controllers").write_text("cpuset cpu io memory pids")
+    assert read_control_groups(proc) == ControlGroups("v2", dict.fromkeys(("memory", "cpu", "pids"), top), True)
+
+
+def test_a_group_above_that_holds_processes_is_used_only_for_what_it_passes_on(tmp_path: Path) -> None:
+    own, proc = unified(tmp_path, controllers="")
+    (own.parent / "cgroup.controllers").write_text("cpu memory pids")
+    (own.parent / "cgroup.procs").write_text("99")
+    assert read_control_groups(proc).usable() == {}
+    (own.parent / "cgroup.procs").write_text("")
+    assert read_control_groups(proc).usable() == dict.fromkeys(("memory", "cpu", "pids"), own.parent)
+
+
+def test_all_processes_of_a_container_may_leave_its_group(tmp_path: Path) -> None:
+    own, _ = unified(tmp_path, controllers="memory pids", tenants="1\n70\n99\n")
+    line = f"2 1 0:2 / {own} rw - cgroup2 cgroup rw"
+    proc = process(tmp_path / "contained", [line], "0::/\n")
+    groups = read_control_groups(proc)
+    assert groups == ControlGroups("v2", {"memory": own, "pids": own}, is_unified=True, has_tenants=True)
+    (own / "cgroup.procs").write_text("0\n70\n")
+    assert read_control_groups(proc).usable() == {}, "those shown as 0 are outside it"
 
 
 def test_a_group_shared_with_strangers_and_nothing_above_it_cannot_be_used(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 A folder is no cgroupfs: it tells which files are written with what, not whether a kernel obeys.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups
 from belljar.sandboxes.cgroups import PREFIX, ControlGroup, GroupV1, ServerGroups
+from belljar.sandboxes.limit_trials import try_limits
 from belljar.sandboxes.limits import Enforcer
 
 LIMITS = Limits(memory_mb=100, cpus=1.5, processes=20)
@@ -26,6 +29,7 @@ FILES = {
     "memory.events": "low 0\nmax 3\noom 2\noom_kill 1\n",
     "memory.stat": "anon 10\nfile 5000\nshmem 1000\n",
     "cpu.max": "max 100000",
+    "cpu.stat": "usage_usec 5\nnr_periods 3\nnr_throttled 2\n",
     "pids.max": "max",
     "pids.events": "max 4\n",
 }
@@ -56,13 +60,17 @@ class FakeTree:
         monkeypatch.setattr(Path, "mkdir", mkdir)
         monkeypatch.setattr(Path, "rmdir", rmdir)
 
+    def change(self, name: str, text: str) -> None:
+        self._files[name] = text
+
     def fill(self, folder: Path) -> None:
         for name, text in self._files.items():
             if not (folder / name).exists():
                 (folder / name).write_text(text)
 
-    def offer(self, tenants: tuple[int, ...] = ()) -> ControlGroups:
-        return ControlGroups("v2", dict.fromkeys(("memory", "cpu", "pids"), self.top), is_unified=True, tenants=tenants)
+    def offer(self, *, has_tenants: bool = False) -> ControlGroups:
+        places = dict.fromkeys(("memory", "cpu", "pids"), self.top)
+        return ControlGroups("v2", places, is_unified=True, has_tenants=has_tenants)
 
 
 @pytest.fixture
@@ -128,11 +136,62 @@ async def test_older_kernels_lack_files_and_a_group_is_made_without_them(
 
 
 async def test_who_is_in_a_unified_group_moves_into_a_leaf_before_it_passes_controllers_on(tree: FakeTree) -> None:
-    groups = ServerGroups(tree.offer(tenants=(71,)))
+    (tree.top / "cgroup.procs").write_text("71\n")
+    groups = ServerGroups(tree.offer(has_tenants=True))
     group = groups.make("s", LIMITS)
     assert group is not None
     assert (tree.top / LEAF / "cgroup.procs").read_text() == "71"
     assert (tree.top / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+    await groups.remove(group)
+
+
+async def test_a_server_whose_group_is_removed_underneath_makes_it_again(tree: FakeTree) -> None:
+    groups = ServerGroups(tree.offer())
+    first = groups.make("s", LIMITS)
+    assert first is not None
+    run = only(first).parent
+    only(first).rmdir()
+    run.rmdir()
+    second = groups.make("s", LIMITS)
+    assert second is not None
+    assert only(second).parent == run
+    assert (run / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+    await groups.remove(first)
+    await groups.remove(second)
+    assert not run.exists()
+
+
+async def test_a_place_that_is_gone_altogether_is_an_error_and_not_waited_for(tree: FakeTree, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    places = dict.fromkeys(("memory", "cpu", "pids"), gone)
+    enforcer = Enforcer(ControlGroups("v2", places, is_unified=True))
+    enforcement = enforcer.enforce("s", LIMITS)
+    assert enforcement.group is not None
+    only(enforcement.group).rmdir()
+    only(enforcement.group).parent.rmdir()
+    gone.rmdir()
+    with pytest.raises(SandboxUnavailable, match="control group of a session cannot be made"):
+        enforcer.enforce("s", LIMITS)
+    await enforcement.release()
+
+
+async def test_a_peak_that_the_kernel_cannot_reset_is_told_once_and_then_what_is_used(
+    tree: FakeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = ServerGroups(tree.offer())
+    group = groups.make("s", LIMITS)
+    assert group is not None
+    (only(group) / "memory.current").write_text("30")
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EINVAL, "before Linux 6.12")
+
+    monkeypatch.setattr(os, "pwrite", refused)
+    (only(group) / "memory.peak").write_text("70")
+    assert [group.take_peak_bytes(), group.take_peak_bytes()] == [70, 30]
+    (only(group) / "memory.peak").write_text("80")
+    assert group.take_peak_bytes() == 80
     await groups.remove(group)
 
 
@@ -165,7 +224,7 @@ async def test_a_host_that_refuses_what_it_promised_is_one_without_groups(
 ) -> None:
     (tree.top / "cgroup.subtree_control").unlink()
     (tree.top / "cgroup.subtree_control").mkdir()
-    groups = ServerGroups(tree.offer(tenants=(71,)))
+    groups = ServerGroups(tree.offer(has_tenants=True))
     assert groups.make("s", LIMITS) is None
     assert groups.make("s", LIMITS) is None
     assert groups.controllers == []
@@ -210,6 +269,20 @@ async def test_a_group_on_this_host_has_its_limits_and_is_removed(real: ServerGr
     assert (group.oom_kills(), group.refused_forks(), group.members()) == (0, 0, set())
     await real.remove(group)
     assert group.folders == {}
+
+
+async def test_every_limit_that_this_host_promises_holds_when_it_is_hit(real: ServerGroups) -> None:
+    trials = await try_limits(Enforcer(real.offer))
+    assert {trial.controller: trial.is_held for trial in trials} == dict.fromkeys(("memory", "cpu", "pids"), True)
+
+
+async def test_a_limit_that_is_written_and_not_obeyed_is_told(tree: FakeTree) -> None:
+    for name, text in {"memory.events": "oom_kill 0\n", "pids.events": "max 0\n", "cpu.stat": ""}.items():
+        tree.change(name, text)
+    trials = await try_limits(Enforcer(tree.offer()))
+    assert [trial.controller for trial in trials] == ["memory", "cpu", "pids"]
+    assert not any(trial.is_held for trial in trials)
+    assert trials[0].detail.startswith("the limit was set and did not hold")
 
 
 _V1 = {"memory": "memory.memsw.limit_in_bytes", "cpu": "cpu.cfs_quota_us", "pids": "pids.max"}

@@ -20,14 +20,13 @@ from typing import Annotated, Literal
 import typer
 
 from belljar.cli.fork_check import check_forks
+from belljar.cli.limit_check import check_limits
 from belljar.environments import check_environments
 from belljar.errors import BelljarError
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
-from belljar.sandboxes.cgroup_discovery import CONTROLLERS, read_control_groups
 from belljar.sandboxes.installed import ask_checks
-from belljar.sandboxes.limits import DELEGATE
 from belljar.settings import Settings, load_settings
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
@@ -36,30 +35,32 @@ from belljar.toolbox.server_config import load_servers
 
 _OLDEST_NODE = 22
 _SOON_DAYS = 21
-# What a session's limit is replaced by where the controller cannot be used.
-_WITHOUT_CONTROLLER = {
-    "memory": "Each process is limited by itself instead",
-    "cpu": "Sessions are placed on as many processors instead, which they can undo",
-    "pids": "Processes are counted a user instead, where sessions have users of their own",
-}
+_WIDEST_NAME = 28
+_LIMITED_BY_US = ("namespace", "process", "gvisor")
+"""The sandboxes whose limits are a section of their own, in which each is proved."""
+_NO_SESSIONS = "no session can start with these settings"
 
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """One line of the report."""
+    """One row of the report."""
 
     section: str
     status: Literal["ok", "warn", "fail"]
     name: str
     detail: str
+    """What this host gives."""
     hint: str = ""
+    """The command that gets the rest, or what else to do."""
+    cost: str = ""
+    """What it costs not to have it."""
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Check what this host can do.
 
-    Looks at the sandbox, cgroups, environments, an Azure pool, the toolbox's servers and the policy, and forks a
-    session; exits with 1 if something that the settings need fails.
+    Looks at the sandbox, environments, an Azure pool, the toolbox's servers and the policy, hits every limit of a
+    session, and forks one; exits with 1 if something that the settings need fails.
     """
     findings = list(examine(load_settings()))
     print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else report(findings))
@@ -75,7 +76,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
     sections: dict[str, Callable[[Settings], Iterator[HostFinding]]] = {
         "host": _check_host,
         "sandbox": _check_sandboxes,
-        "cgroups": _check_control_groups,
+        "limits": _check_limits,
         "environments": _check_environments,
         "azure": _check_azure,
         "forks": _check_forks,
@@ -92,21 +93,26 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
 
 
 def report(findings: Sequence[HostFinding]) -> str:
-    """Return the findings as text, with a heading for each section."""
-    lines: list[str] = []
+    """Return the findings as a table: what this host gives, and below it what the lack of it costs and what gets it."""
+    width = max((len(finding.name) for finding in findings), default=0)
+    width = min(width, _WIDEST_NAME)
+    lines = [f"{' ' * (width + 10)}what this host gives"]
     section = ""
     for finding in findings:
         if finding.section != section:
             section = finding.section
             lines.append(section)
-        lines.append(f"  {finding.status:<4}  {finding.name}: {_indented(finding.detail)}")
+        gap = " " * (width + 10)
+        lines.append(f"  {finding.status:<4}  {finding.name:<{width}}  {_indented(finding.detail, gap)}")
+        if finding.cost:
+            lines.append(f"{gap}without it: {_indented(finding.cost, gap)}")
         if finding.hint:
-            lines.append(f"        do: {_indented(finding.hint)}")
+            lines.append(f"{gap}to get it: {_indented(finding.hint, gap)}")
     return "\n".join(lines)
 
 
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n          ")
+def _indented(text: str, gap: str) -> str:
+    return text.replace("\n", f"\n{gap}  ")
 
 
 def _check_host(settings: Settings) -> Iterator[HostFinding]:
@@ -124,7 +130,7 @@ def _check_data_directory(folder: Path) -> HostFinding:
             return HostFinding("host", "ok", "data", f"{folder} can be written")
     except OSError as error:
         detail = f"{folder} cannot be written: {nearest}: {error.strerror}"
-        return HostFinding("host", "fail", "data", detail, "Set data_directory to a folder of yours")
+        return HostFinding("host", "fail", "data", detail, "Set data_directory to a folder of yours", _NO_SESSIONS)
 
 
 def _is_there(path: Path) -> bool:
@@ -163,8 +169,11 @@ def examine_providers(known: Mapping[str, Provider], configured: str) -> Iterato
     detail = f"{configured}. {warning}" if warning else configured
     yield HostFinding("sandbox", "warn" if warning else "ok", "configured", detail)
     for name in sorted(known, key=lambda name: name != configured):
+        cost = _NO_SESSIONS if name == configured else f"`--sandbox {name}` cannot be chosen"
         for check in ask_checks(known[name]):
-            yield _finding("sandbox", f"{name}, {check.name}", check, is_needed=name == configured)
+            if check.name == "limits" and name in _LIMITED_BY_US:
+                continue
+            yield _finding("sandbox", f"{name}, {check.name}", check, is_needed=name == configured, cost=cost)
 
 
 def _check_installed_sandboxes(configured: str) -> Iterator[HostFinding]:
@@ -180,28 +189,19 @@ def _check_installed_sandboxes(configured: str) -> Iterator[HostFinding]:
             yield HostFinding("sandbox", "ok", one.name, detail)
 
 
-def _finding(section: str, name: str, check: HostCheck, *, is_needed: bool) -> HostFinding:
+def _finding(section: str, name: str, check: HostCheck, *, is_needed: bool, cost: str = "") -> HostFinding:
     status = "ok" if check.is_ok else "fail" if is_needed else "warn"
-    return HostFinding(section, status, name, check.detail, check.hint)
+    return HostFinding(section, status, name, check.detail, check.hint, "" if check.is_ok else check.cost or cost)
 
 
-def _check_control_groups(settings: Settings) -> Iterator[HostFinding]:
-    groups = read_control_groups()
-    hint = "" if groups.kind != "none" else "Mount a cgroup hierarchy if sessions shall have memory and CPU limits"
-    yield HostFinding("cgroups", "warn" if hint else "ok", "hierarchy", groups.kind, hint)
-    for controller in CONTROLLERS if not hint else ():
-        folder = groups.folders.get(controller)
-        if groups.is_writable(controller):
-            yield HostFinding("cgroups", "ok", controller, f"limits can be set below {folder}")
-        else:
-            reason = f"{folder} is read-only for us" if folder else "no such controller for us"
-            detail = f"a session's limit cannot be set: {reason}. {_WITHOUT_CONTROLLER[controller]}"
-            yield HostFinding("cgroups", "warn", controller, detail, DELEGATE)
+def _check_limits(settings: Settings) -> Iterator[HostFinding]:
+    for check in check_limits(settings):
+        yield _finding("limits", check.name, check, is_needed=False)
 
 
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:
     for check in check_environments(settings):
-        yield _finding("environments", check.name, check, is_needed=True)
+        yield _finding("environments", check.name, check, is_needed=True, cost=_NO_SESSIONS)
 
 
 def _check_azure(settings: Settings) -> Iterator[HostFinding]:

@@ -9,6 +9,7 @@ from belljar.sandboxes.base import Provider
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.gvisor.provider import GVisorProvider
 from belljar.sandboxes.installed import ask_checks, load_provider, make_provider
+from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.microvm import MicroVMProvider
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
@@ -22,11 +23,12 @@ class OwnProviders:
     @hookimpl
     def sandbox_providers(self, settings: Settings) -> Mapping[str, Callable[[], Provider]]:
         """Return what makes them, by name."""
+        enforcer = Enforcer(asks_systemd=settings.systemd_scope)
         return {
-            "namespace": NamespaceProvider,
-            "process": ProcessProvider,
+            "namespace": lambda: NamespaceProvider(enforcer),
+            "process": lambda: ProcessProvider(enforcer),
             "container": lambda: ContainerProvider(settings.container_engine, settings.container_image),
-            "gvisor": lambda: GVisorProvider(settings.runsc),
+            "gvisor": lambda: GVisorProvider(settings.runsc, enforcer),
             "microvm": MicroVMProvider,
         }
 

@@ -104,6 +104,9 @@ class HostCheck:
     is_ok: bool
     detail: str
     hint: str = ""
+    """The command that gets it, or what else to do."""
+    cost: str = ""
+    """What sessions go without where it is not ok."""
 
 
 class SandboxProcess(Protocol):

@@ -22,8 +22,8 @@ class ControlGroups:
     folders: dict[str, Path] = field(default_factory=dict[str, Path])
     is_unified: bool = False
     """Whether all folders are the same one, of the v2 hierarchy."""
-    tenants: tuple[int, ...] = ()
-    """Processes that must move into a leaf before the v2 folder can pass its controllers on."""
+    has_tenants: bool = False
+    """Whether the v2 folder holds processes, which must move into a leaf before it can pass its controllers on."""
 
     def is_writable(self, controller: str) -> bool:
         """Return whether this process can make a group with this controller's limit."""
@@ -117,26 +117,58 @@ def _old_folders(mounts: list[_Mount], membership: dict[str, str]) -> dict[str, 
     return folders
 
 
+def read_own_group(process: Path = Path("/proc/self")) -> Path | None:
+    """Return the v2 group that a process is in; None where sessions' groups are not made in the v2 hierarchy."""
+    if not read_control_groups(process).is_unified:
+        return None
+    mount = next(mount for mount in _mounts((process / "mountinfo").read_text()) if mount.is_unified)
+    return _own_folder(mount, _membership((process / "cgroup").read_text()).get("", "/"))
+
+
 def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, process: Path) -> ControlGroups:
-    """Return our own group if it can pass controllers on, else the nearest writable group above that already does."""
+    """Return our own group if it can pass controllers on, else the nearest group above that does or can."""
     own = _own_folder(mount, path)
-    if own.name.startswith(LEAF):
+    if own.name == LEAF:
         own = own.parent
-    offered = _words(own / "cgroup.controllers")
-    folders = {name: own for name in CONTROLLERS if name in offered}
-    if folders.keys() <= set(_words(own / "cgroup.subtree_control")):
-        return ControlGroups(kind, folders, is_unified=True)
-    tenants = [int(word) for word in _words(own / "cgroup.procs")]
-    if _is_ours(own) and set(tenants) <= _ancestry(process):
-        return ControlGroups(kind, folders, is_unified=True, tenants=tuple(tenants))
+    offered = _controllers(own)
+    if offered and offered <= _passed_on(own):
+        return ControlGroups(kind, _all_in(own, offered), is_unified=True)
+    if offered and _is_ours(own) and (_is_root(own) or _can_be_emptied(own, mount, process)):
+        return ControlGroups(kind, _all_in(own, offered), is_unified=True, has_tenants=not _is_root(own))
     for above in own.parents:
         if not above.is_relative_to(mount.point) or not _is_ours(above):
             break
-        passed_on = _words(above / "cgroup.subtree_control")
-        if "memory" in passed_on:
-            return ControlGroups(kind, {name: above for name in CONTROLLERS if name in passed_on}, is_unified=True)
+        # A group without processes of its own, and the root of all with any, can pass on what it does not yet.
+        is_free = _is_root(above) or not _words(above / "cgroup.procs")
+        found = _passed_on(above) | (_controllers(above) if is_free else set[str]())
+        if "memory" in found:
+            return ControlGroups(kind, _all_in(above, found), is_unified=True)
     # No group of ours passes controllers on: name folders that cannot be used, so that `doctor` can say so.
-    return ControlGroups(kind, dict.fromkeys(folders, own / LEAF), is_unified=True)
+    return ControlGroups(kind, dict.fromkeys(_all_in(own, offered), own / LEAF), is_unified=True)
+
+
+def _controllers(folder: Path) -> set[str]:
+    return {*CONTROLLERS} & {*_words(folder / "cgroup.controllers")}
+
+
+def _passed_on(folder: Path) -> set[str]:
+    return {*CONTROLLERS} & {*_words(folder / "cgroup.subtree_control")}
+
+
+def _all_in(folder: Path, controllers: set[str]) -> dict[str, Path]:
+    return {name: folder for name in CONTROLLERS if name in controllers}
+
+
+def _is_root(folder: Path) -> bool:
+    """Return whether it is the root of the hierarchy, which alone may hold processes and pass controllers on."""
+    return (folder / "cgroup.procs").exists() and not (folder / "cgroup.type").exists()
+
+
+def _can_be_emptied(own: Path, mount: _Mount, process: Path) -> bool:
+    """Return whether all processes of our group may move: those of our container, or else only those above us."""
+    tenants = {int(word) for word in _words(own / "cgroup.procs")}
+    # The kernel shows processes of other pid namespaces as 0, and they cannot be moved by us.
+    return 0 not in tenants and (own == mount.point or tenants <= _ancestry(process))
 
 
 def _ancestry(process: Path) -> set[int]:
@@ -147,7 +179,7 @@ def _ancestry(process: Path) -> set[int]:
         pid, above = parent
         ancestry.add(pid)
         folder = process.parent / str(above)
-        if above in ancestry or above <= 1:
+        if above in ancestry or above == 0:
             break
     return ancestry
 

@@ -7,12 +7,14 @@ limits there are and reports which were hit.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +46,10 @@ class ControlGroup(Protocol):
 
     def refused_forks(self) -> int:
         """Return how many processes and threads the kernel ever refused in it."""
+        ...
+
+    def throttled_periods(self) -> int:
+        """Return in how many periods its processes ever had to wait because their share of the processors was used."""
         ...
 
     def take_peak_bytes(self) -> int:
@@ -91,6 +97,9 @@ PERIOD_US = 100_000
 PATIENCE_S = 2.0
 """How long to wait until a killed group is empty."""
 RETRY_S = 0.002
+_MOVES = 20
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -128,6 +137,10 @@ class GroupFolders:
         """Return the numbers after several names, all from the same moment."""
         lines = b"\n" + self.read(controller, file)
         return [int(lines.partition(b"\n%b " % name)[2].partition(b"\n")[0] or 0) for name in names]
+
+    def throttled_periods(self) -> int:
+        """See `ControlGroup`."""
+        return self.entry("cpu", "cpu.stat", b"nr_throttled")
 
     def members(self) -> set[int]:
         """See `ControlGroup`."""
@@ -210,6 +223,30 @@ def write(path: Path, value: int | str) -> None:
         os.close(descriptor)
 
 
+def pass_on(folder: Path, controllers: Sequence[str]) -> list[str]:
+    """Have a v2 group pass controllers on to the groups below it; return those that it does, `OSError` if none."""
+    file = folder / "cgroup.subtree_control"
+    try:
+        write(file, " ".join(f"+{name}" for name in controllers))
+    except OSError as error:
+        # All are refused if one is.
+        passed = [name for name in controllers if _is_written(file, f"+{name}")]
+        if not passed:
+            raise
+        refused = [name for name in controllers if name not in passed]
+        log.warning("%s does not pass on its controllers %s: %s", folder, ", ".join(refused), error.strerror)
+        return passed
+    return [*controllers]
+
+
+def _is_written(path: Path, value: str) -> bool:
+    try:
+        write(path, value)
+    except OSError:
+        return False
+    return True
+
+
 def _numbers(path: Path) -> list[int]:
     try:
         return [int(word) for word in path.read_text().split()]
@@ -225,6 +262,8 @@ PREFIX = "belljar-"
 def make_locked(folder: Path) -> int:
     """Make a server's group and lock it. Retry if another server took it for abandoned before it was locked."""
     while True:
+        # Without this, a place that is gone would be tried for ever.
+        folder.parent.stat()
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir(exist_ok=True)
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -303,6 +342,8 @@ class GroupV2(GroupFolders):
     """A group of the v2 hierarchy: one folder."""
 
     _peak: int = -1
+    _highest: int = 0
+    """The highest peak that was read, for kernels that cannot reset it."""
 
     @property
     def _folder(self) -> Path | None:
@@ -314,6 +355,8 @@ class GroupV2(GroupFolders):
             write(folder / "memory.max", limits.memory_mb * MEBIBYTE)
             with contextlib.suppress(FileNotFoundError):
                 write(folder / "memory.swap.max", 0)
+            # `memory.oom.group` stays 0: the kernel then kills the largest process, and not the earlier states of the
+            # session with it, nor the session for the sake of a program that it started.
             self.open_peak(folder / "memory.peak")
         if folder := self.folders.get("cpu"):
             write(folder / "cpu.max", f"{round(limits.cpus * PERIOD_US)} {PERIOD_US}")
@@ -322,8 +365,10 @@ class GroupV2(GroupFolders):
 
     def open_peak(self, path: Path) -> None:
         """Open the peak for `take_peak_bytes`, which resets it per descriptor from Linux 6.12 on; before, it cannot."""
-        with contextlib.suppress(OSError):
-            self._peak = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        for mode in (os.O_RDWR, os.O_RDONLY):
+            with contextlib.suppress(OSError):
+                self._peak = os.open(path, mode | os.O_CLOEXEC)
+                return
 
     def entrances(self) -> list[str]:
         """See `ControlGroup`."""
@@ -339,14 +384,19 @@ class GroupV2(GroupFolders):
         return self.entry("pids", "pids.events", b"max")
 
     def take_peak_bytes(self) -> int:
-        """See `ControlGroup`."""
+        """See `ControlGroup`. Where the kernel cannot reset it, a peak below an earlier one is told as what is used."""
         if self._peak < 0:
             return 0
         try:
             peak = int(os.pread(self._peak, 64, 0))
-            os.pwrite(self._peak, b"0\n", 0)
         except (OSError, ValueError):
             return 0
+        try:
+            os.pwrite(self._peak, b"0\n", 0)
+        except OSError:
+            if peak <= self._highest:
+                return int(self.read("memory", "memory.current") or 0)
+            self._highest = peak
         return peak
 
     def cached_bytes(self) -> int:
@@ -375,8 +425,6 @@ class GroupV2(GroupFolders):
 
 KEY = "groups"
 
-log = logging.getLogger(__name__)
-
 
 def adopt(folders: dict[str, Path], *, is_unified: bool) -> ControlGroup:
     """Return a group that another process made and limited, for reading; `release` it, never remove it."""
@@ -392,7 +440,7 @@ class ServerGroups:
     """The groups of one server. The server's own group is made with the first sandbox's and removed with the last."""
 
     def __init__(self, offer: ControlGroups) -> None:
-        self._offer = offer
+        self.offer = offer
         self._places = offer.usable()
         self._run = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self._locks: list[int] = []
@@ -408,27 +456,56 @@ class ServerGroups:
 
     def make(self, session_id: str, limits: Limits) -> ControlGroup | None:
         """Make a group with these limits; return None when there is no limit or no controller for it."""
-        wanted = {"memory": limits.memory_mb, "cpu": limits.cpus, "pids": limits.processes}
-        places = {name: folder for name, folder in self._places.items() if wanted[name]}
-        if not places:
+        if not self._governed(limits):
             return None
         if not self._locks and not self._is_opened():
+            return None
+        # Opening may have found that the host does not give what it seemed to.
+        if not self._governed(limits):
             return None
         self._deposit()
         self._made += 1
         name = f"{''.join(filter(str.isalnum, session_id))[:32]}-{self._made}"
-        folders = {controller: place / self._run / name for controller, place in places.items()}
-        group = (GroupV2 if self._offer.is_unified else GroupV1)(folders)
         self._group_count += 1
+        try:
+            try:
+                return self._make_limited(name, limits)
+            except FileNotFoundError:
+                # Somebody has removed our group, or taken its controllers away.
+                self._renew()
+                return self._make_limited(name, limits)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _governed(self, limits: Limits) -> dict[str, Path]:
+        """Return the places of the controllers for which there is a limit."""
+        wanted = {"memory": limits.memory_mb, "cpu": limits.cpus, "pids": limits.processes}
+        return {name: place for name, place in self._places.items() if wanted[name]}
+
+    def _make_limited(self, name: str, limits: Limits) -> ControlGroup:
+        folders = {controller: place / self._run / name for controller, place in self._governed(limits).items()}
+        group = (GroupV2 if self.offer.is_unified else GroupV1)(folders)
         try:
             for folder in set(folders.values()):
                 folder.mkdir()
             group.limit(limits)
         except BaseException:
             group.remove()
-            self._forget()
             raise
         return group
+
+    def _renew(self) -> None:
+        """Make the server's own group again. What is left of it stays, with the sessions that are in there."""
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
+        if gone := next((place for place in self._places.values() if not place.is_dir()), None):
+            if not (left := self.offer.usable()):
+                raise FileNotFoundError(errno.ENOENT, "it was removed", str(gone))
+            self._places = left
+        for place in set(self._places.values()):
+            self._lock(place)
 
     # Groups that outlive their server
 
@@ -438,6 +515,9 @@ class ServerGroups:
         if supervisor.has(KEY):
             deposit = supervisor.take(KEY)
             self._run, self._locks = deposit.words["run"], deposit.descriptors
+            # A scope of systemd's is that server's own, and goes on with its supervisor, which starts the sandboxes.
+            if places := deposit.words.get("places"):
+                self._places = {name: Path(place) for name, place in places.items()}
             names = [folder.name for folder in self._left_there()]
             self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)
 
@@ -445,7 +525,7 @@ class ServerGroups:
         """Return an earlier server's group, which is now for this server to remove."""
         self._group_count += 1
         self._restored.update(folders.values())
-        return adopt(folders, is_unified=self._offer.is_unified)
+        return adopt(folders, is_unified=self.offer.is_unified)
 
     def remove_unclaimed(self) -> None:
         """Remove the groups of an earlier server that were not restored. Called after the last `restore`."""
@@ -461,7 +541,8 @@ class ServerGroups:
     def _deposit(self) -> None:
         if not self._supervisor.has(KEY):
             folders = [str(place / self._run) for place in set(self._places.values())]
-            self._supervisor.store(KEY, Deposit({"run": self._run}, self._locks, folders=folders))
+            places = {name: str(place) for name, place in self._places.items()}
+            self._supervisor.store(KEY, Deposit({"run": self._run, "places": places}, self._locks, folders=folders))
 
     async def remove(self, group: ControlGroup) -> None:
         """Kill every process left in a group of this server, and remove the group."""
@@ -495,26 +576,32 @@ class ServerGroups:
         places = set(self._places.values())
         for place in places:
             remove_abandoned(place)
-        if self._offer.tenants:
+        if self.offer.has_tenants:
             self._move_out()
-        for place in places:
-            self._locks.append(make_locked(place / self._run))
-            if self._offer.is_unified:
-                write(place / self._run / "cgroup.subtree_control", self._enabling)
+        if self.offer.is_unified:
+            for place in places:
+                self._places = dict.fromkeys(pass_on(place, [*self._places]), place)
+        for place in set(self._places.values()):
+            self._lock(place)
+
+    def _lock(self, place: Path) -> None:
+        self._locks.append(make_locked(place / self._run))
+        if self.offer.is_unified:
+            pass_on(place, [*self._places])
+            pass_on(place / self._run, [*self._places])
 
     def _move_out(self) -> None:
         """Move the processes of our v2 group into a leaf of it: a group that passes controllers on holds no process."""
         place = next(iter(self._places.values()))
         leaf = place / LEAF
         leaf.mkdir(exist_ok=True)
-        for pid in self._offer.tenants:
-            with contextlib.suppress(ProcessLookupError):
-                write(leaf / "cgroup.procs", pid)
-        write(place / "cgroup.subtree_control", self._enabling)
-
-    @property
-    def _enabling(self) -> str:
-        return " ".join(f"+{controller}" for controller in self._places)
+        # Read again until it is empty, because those that have not moved yet may start others.
+        for _ in range(_MOVES):
+            if not (pids := _numbers(place / "cgroup.procs")):
+                return
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    write(leaf / "cgroup.procs", pid)
 
     def _close(self) -> None:
         for place in set(self._places.values()):

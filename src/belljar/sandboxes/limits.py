@@ -19,6 +19,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
 from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, ServerGroups
+from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, scope_gap
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
@@ -33,14 +34,15 @@ _JOIN_GROUPS = (
 class Enforcer:
     """What a provider can limit on this host, and for which sandboxes."""
 
-    def __init__(self, offer: ControlGroups | None = None) -> None:
+    def __init__(self, offer: ControlGroups | None = None, *, asks_systemd: bool = False) -> None:
         self._given = offer
+        self.asks_systemd = asks_systemd
         self._pinned: Counter[int] = Counter()
 
     @cached_property
     def groups(self) -> ServerGroups:
-        """The server's control groups, read when first needed because `belljar --help` makes providers too."""
-        return ServerGroups(self._given or read_control_groups())
+        """The server's control groups, found when first needed because `belljar --help` makes providers too."""
+        return ServerGroups(self._given or (find_control_groups() if self.asks_systemd else read_control_groups()))
 
     def check(self) -> HostCheck:
         """Return the line for `doctor`. It never fails, because a session without a group has weaker limits."""
@@ -48,8 +50,7 @@ class Enforcer:
         lacking = [name for name in _NAMES.values() if name not in offered]
         if not lacking:
             return HostCheck("limits", is_ok=True, detail=f"control groups bound the {_listed(offered)} of a session")
-        detail = f"{_listed(lacking)}: {self.warning}"
-        return HostCheck("limits", is_ok=True, detail=detail, hint=DELEGATE)
+        return HostCheck("limits", is_ok=True, detail=f"{_listed(lacking)}: {self.warning}", hint=self.advice)
 
     @property
     def warning(self) -> str:
@@ -58,6 +59,11 @@ class Enforcer:
         if "memory" in lacking or "pids" in lacking:
             return "Control groups cannot be written here: memory is limited per process only, not for a whole session"
         return "CPU time is not limited here: sessions are only placed on as many processors" if lacking else ""
+
+    @property
+    def advice(self) -> str:
+        """What gets this host's control groups for sessions."""
+        return groups_advice(scope_gap() if self.asks_systemd and self._given is None else "")
 
     def enforce(self, session_id: str, limits: Limits) -> "Enforcement":
         """Prepare the limits of a sandbox; `Enforcement.release` undoes it."""
@@ -90,9 +96,6 @@ class Enforcer:
             return None
         chosen = frozenset(sorted(available, key=lambda number: (self._pinned[number], number))[:wanted])
         return Processors(chosen, self._pinned)
-
-
-DELEGATE = "Have a control group delegated: `systemd-run --user --scope -p Delegate=yes belljar serve`"
 
 
 class Processors:

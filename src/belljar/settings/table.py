@@ -420,6 +420,11 @@ class Settings(BaseSettings):
         description="Whether the answer about code that raised, ran too long or died has `isError`; without it agents "
         "whose framework gives up at errors can read what went wrong; calls that are refused always have it.",
     )
+    systemd_scope: Annotated[bool, NEVER] = Field(
+        True,
+        description="Where systemd manages control groups, have it move this process into a scope of its own, in which "
+        "the limits of sessions can be set; asked for once, with the limits of the service it leaves.",
+    )
     memory_mb: Annotated[Count, limit(64, 1_048_576 * 16), LOWER] = Field(
         2048,
         description="Memory that all processes of a session may use together, swap included; what goes beyond it is "

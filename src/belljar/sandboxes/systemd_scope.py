@@ -1,0 +1,184 @@
+"""Asks systemd for a scope: a control group that is this process's own, in which it may make groups for sessions.
+
+Where systemd runs, it alone writes control groups, except below those that it has delegated. So the server has itself
+moved into a transient scope with `Delegate=yes`, by one call on the bus of the system's manager (root) or of the user's
+own. It stays the same process: its parent, its terminal and its standard streams do not change. `busctl` makes the
+call, because it is part of systemd and so is wherever systemd is; a D-Bus library would be one more dependency for it.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
+
+__all__ = ["find_control_groups", "groups_advice", "scope_gap"]
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0
+"""How long systemd may take to answer, and then to move the process."""
+_RETRY_S = 0.005
+_BOOTED = Path("/run/systemd/system")
+_MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
+_DELEGATED = ("trusted.delegate", "user.delegate")
+"""The attributes that systemd gives to the folder of a delegated group. Users can read the second, from 251 on."""
+# The limits of our present group that the scope gets too, so that nobody escapes the limits of a service by this:
+# the file, the property of systemd's, and what a unit in the file is in the property.
+_CARRIED = (
+    ("memory.max", "MemoryMax"),
+    ("memory.high", "MemoryHigh"),
+    ("memory.swap.max", "MemorySwapMax"),
+    ("pids.max", "TasksMax"),
+)
+_SECOND_US = 1_000_000
+_CONTAINER_ADVICE = (
+    "In a container, let it write its own groups: `docker run --security-opt writable-cgroups=true` (Docker 28), or "
+    "`podman run --security-opt unmask=/sys/fs/cgroup`"
+)
+
+
+def find_control_groups() -> ControlGroups:
+    """Return where groups can be made, after asking systemd for a scope if this process's group is not its own."""
+    if scope_gap():
+        log.debug("no scope of systemd's: %s", scope_gap())
+    return read_control_groups()
+
+
+def groups_advice(gap: str = "") -> str:
+    """Return the command that gets this process control groups for its sessions; `gap` is why it has no scope."""
+    own = read_own_group()
+    if own is None:
+        return "Run the server as root, or in a container that may write control groups"
+    if not _BOOTED.is_dir():
+        return _CONTAINER_ADVICE
+    service = next((name for name in reversed(own.parts) if name.endswith(".service")), "user@")
+    if gap and not service.startswith("user@"):
+        return f"Write `Delegate=yes` into its section [Service]: `sudo systemctl edit {service}`"
+    if os.geteuid() == 0:
+        return "Have a control group delegated: `systemd-run --scope -p Delegate=yes belljar serve`"
+    if gap:
+        return "Have systemd run a manager for this user: `sudo loginctl enable-linger $USER`"
+    return "Have systemd give users its controllers: `Delegate=yes` in [Service] of `sudo systemctl edit user@.service`"
+
+
+@functools.cache
+def scope_gap() -> str:
+    """Have systemd give this process a scope where it needs one; return why there is none, or nothing.
+
+    It asks once a process. Nothing is asked, and nothing is wrong, where systemd does not run, where the groups of
+    sessions are not in the v2 hierarchy, or where the present group is delegated already.
+    """
+    own = read_own_group() if _BOOTED.is_dir() else None
+    if own is None or _is_delegated(own):
+        return ""
+    if (busctl := shutil.which("busctl")) is None:
+        return "busctl, which is part of systemd, is not on the PATH"
+    unit = f"belljar-{os.getpid()}-{secrets.token_hex(4)}.scope"
+    if gap := _call(busctl, unit, own):
+        return gap
+    return _enter_leaf(unit)
+
+
+def _is_delegated(own: Path) -> bool:
+    """Return whether systemd has given this group, or one above it, to those within it."""
+    for folder in (own, *own.parents):
+        # The folder of a user's own manager is delegated to that manager, not to us.
+        if folder.name.startswith("user@"):
+            return False
+        for name in _DELEGATED:
+            with contextlib.suppress(OSError):
+                if os.getxattr(folder, name) == b"1":
+                    return True
+    return False
+
+
+def _call(busctl: str, unit: str, own: Path) -> str:
+    """Ask for the scope; return why systemd refuses, or nothing."""
+    # No question of polkit's may appear on the terminal, which is the client's where MCP is served over it.
+    command = [busctl, "--allow-interactive-authorization=no", f"--timeout={_ANSWER_S:g}"]
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    if os.geteuid() == 0:
+        command += ["--system"]
+    else:
+        # MCP clients start their servers without these variables.
+        runtime = Path("/run/user") / str(os.geteuid())
+        if not (runtime / "bus").exists():
+            return f"{runtime}/bus is not there: systemd runs no manager for this user"
+        command += ["--user"]
+        environment |= {"XDG_RUNTIME_DIR": str(runtime), "DBUS_SESSION_BUS_ADDRESS": f"unix:path={runtime}/bus"}
+    properties = [
+        ["Description", "s", "belljar and its sessions"],
+        ["Delegate", "b", "true"],
+        ["PIDs", "au", "1", str(os.getpid())],
+        ["CollectMode", "s", "inactive-or-failed"],
+        *_placement(own),
+        *_limits(own),
+    ]
+    words = [word for each in properties for word in each]
+    call = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", str(len(properties)), *words, "0"]
+    try:
+        answer = subprocess.run(
+            [*command, "call", *_MANAGER, *call],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S + 1,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"busctl does not answer: {error}"
+    if answer.returncode != 0:
+        return f"systemd refuses a scope: {' '.join(answer.stderr.split())[:300] or answer.returncode}"
+    return ""
+
+
+def _placement(own: Path) -> list[list[str]]:
+    """Return the slice that the process is in already, so that the limits of that slice go on to count."""
+    names = list(own.parts)
+    if os.geteuid() != 0:
+        manager = f"user@{os.geteuid()}.service"
+        # A login is no part of the tree of the user's manager; that has a slice for what it starts.
+        names = names[names.index(manager) + 1 :] if manager in names else []
+    slices = [name for name in names if name.endswith(".slice")]
+    return [["Slice", "s", slices[-1]]] if slices else []
+
+
+def _limits(own: Path) -> list[list[str]]:
+    limits = [[name, "t", value] for file, name in _CARRIED if (value := _number(own / file))]
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (own / "cpu.max").read_text().split()
+        if quota != "max":
+            limits.append(["CPUQuotaPerSecUSec", "t", str(int(quota) * _SECOND_US // int(period))])
+    return limits
+
+
+def _number(path: Path) -> str:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return ""
+    return text if text.isdecimal() else ""
+
+
+def _enter_leaf(unit: str) -> str:
+    """Wait until this process is in its scope, and move it into a leaf there, where its children will be as well."""
+    deadline = time.monotonic() + _ANSWER_S
+    while (own := read_own_group()) is None or own.name != unit:
+        if time.monotonic() > deadline:
+            return f"systemd did not move this process into {unit}"
+        time.sleep(_RETRY_S)
+    try:
+        (own / LEAF).mkdir(exist_ok=True)
+        (own / LEAF / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        return f"{own} cannot be written: {error.strerror}"
+    return ""
