@@ -131,7 +131,8 @@ def test_opencode_2_keeps_its_own_form(belljar: Run, place: Path) -> None:
     [
         (
             "zed",
-            '// Zed\n{\n\t"theme": "One", // dark\n\t/* servers */\n\t"context_servers": {\n\t\t"a": {} // last\n\t},\n}\n',
+            '// Zed\n{\n\t"theme": "One", // dark\n\t/* servers */\n\t"context_servers": {\n'
+            '\t\t"a": {} // last\n\t},\n}\n',
             '// Zed\n{\n\t"theme": "One", // dark\n\t/* servers */\n\t"context_servers": {\n\t\t"a": {}, // last\n'
             '\t\t"belljar": {\n\t\t\t"command": "C",\n\t\t\t"args": [\n\t\t\t\t"serve"\n\t\t\t]\n\t\t}\n\t},\n}\n',
         ),
@@ -150,8 +151,10 @@ def test_opencode_2_keeps_its_own_form(belljar: Run, place: Path) -> None:
         ),
         (
             "codex",
-            '[mcp_servers.belljar] # ours\nargs = [\n  "old", # "]\n] # all\nenv = { A = "b" }\n\n[other]\nx = """\n[no]\n"""\n',
-            '[mcp_servers.belljar] # ours\ncommand = "C"\nargs = ["serve"] # all\nenv = { A = "b" }\n\n[other]\nx = """\n[no]\n"""\n',
+            '[mcp_servers.belljar] # ours\nargs = [\n  "old", # "]\n] # all\nenv = { A = "b" }\n'
+            '\n[other]\nx = """\n[no]\n"""\n',
+            '[mcp_servers.belljar] # ours\ncommand = "C"\nargs = ["serve"] # all\nenv = { A = "b" }\n'
+            '\n[other]\nx = """\n[no]\n"""\n',
         ),
         (
             "continue",
@@ -161,13 +164,16 @@ def test_opencode_2_keeps_its_own_form(belljar: Run, place: Path) -> None:
         ),
         (
             "continue",
-            "mcpServers:\n- name: belljar # ours\n  command: old # path\n  args:\n    - x\n    - y # last\n  env: {A: b}\n",
-            'mcpServers:\n- type: "stdio"\n  name: belljar # ours\n  command: "C" # path\n  args:\n    ["serve"] # last\n  env: {A: b}\n',
+            "mcpServers:\n- name: belljar # ours\n  command: old # path\n  args:\n    - x\n    - y # last\n"
+            "  env: {A: b}\n",
+            'mcpServers:\n- type: "stdio"\n  name: belljar # ours\n  command: "C" # path\n'
+            '  args:\n    ["serve"] # last\n  env: {A: b}\n',
         ),
         (
             "continue",
             "name: Mine # mine\nmcpServers: []\nmodels: [] # none\n",
-            "name: Mine # mine\nmcpServers:\n- name: belljar\n  type: stdio\n  command: C\n  args:\n  - serve\nmodels: [] # none\n",
+            "name: Mine # mine\nmcpServers:\n- name: belljar\n  type: stdio\n  command: C\n  args:\n"
+            "  - serve\nmodels: [] # none\n",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def render(form: Format, document: Mapping[str, Any]) -> str:
         case "toml":
             return "\n".join(_toml_tables(document))
         case "yaml":
-            return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=1000)
+            return _yaml_text(dict(document))
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,10 +437,14 @@ def _edit_yaml(text: str, place: Place, entry: Mapping[str, Any]) -> str:
         raise Unreadable(f'"{key}" is not laid out as a block')
     # Before the first one, because where the last one ends is not told apart from the comments after it.
     start = holder.start_mark
-    lines = render("yaml", cast("Any", item)).splitlines()
+    lines = _yaml_text(item).splitlines()
     indented = "".join(f"{' ' * start.column}{line}\n" for line in lines)
     line_start = start.index - start.column
     return text[:line_start] + indented + text[line_start:]
+
+
+def _yaml_text(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def _yaml_child(node: Any, name: str, *, is_list: bool = False) -> Any:
