@@ -159,8 +159,8 @@ def test_opencode_2_keeps_its_own_form(belljar: Run, place: Path) -> None:
         (
             "continue",
             "# Continue\nname: Mine\nmcpServers:\n  # first\n  - name: a\n    command: x\n# models\nmodels: []\n",
-            "# Continue\nname: Mine\nmcpServers:\n  # first\n  - name: belljar\n    type: stdio\n    command: C\n    args:\n"
-            "    - serve\n  - name: a\n    command: x\n# models\nmodels: []\n",
+            "# Continue\nname: Mine\nmcpServers:\n  # first\n  - name: belljar\n    type: stdio\n    command: C\n"
+            "    args:\n    - serve\n  - name: a\n    command: x\n# models\nmodels: []\n",
         ),
         (
             "continue",

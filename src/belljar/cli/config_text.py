@@ -86,9 +86,9 @@ def merged(document: Document, place: Place, entry: Mapping[str, Any]) -> Docume
         return {**document, first: merged(_object(inner, first), deeper, entry)}
     if place.is_list:
         items = _list(inner, first)
-        number = next((number for number, item in enumerate(items) if _is_named(item, name)), len(items))
-        old = items[number] if number < len(items) else {"name": name}
-        return {**document, first: [*items[:number], {**old, **entry}, *items[number + 1 :]]}
+        if not any(_is_named(item, name) for item in items):
+            items = [{"name": name}, *items]
+        return {**document, first: [{**item, **entry} if _is_named(item, name) else item for item in items]}
     servers = _object(inner, first)
     return {**document, first: {**servers, name: {**_object(servers.get(name), name), **entry}}}
 
