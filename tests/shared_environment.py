@@ -11,6 +11,7 @@ import anyio
 import platformdirs
 
 from belljar.environments import Environment, open_environment
+from belljar.environments.managed import compile_packages
 from belljar.settings import Settings, load_settings
 
 
@@ -26,4 +27,6 @@ def shared_settings() -> Settings:
 
 @cache
 def prepared_environment() -> Environment:
-    return anyio.run(partial(open_environment, shared_settings(), "default"))
+    environment = anyio.run(partial(open_environment, shared_settings(), "default"))
+    anyio.run(compile_packages, environment.prefix)
+    return environment

@@ -2,13 +2,16 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from belljar.cli import install
+from belljar.cli.clients import CLIENTS
 from belljar.cli.install import launch_command
 
 Run = Callable[..., Any]
@@ -18,30 +21,239 @@ def servers(path: Path, key: str = "mcpServers") -> dict[str, Any]:
     return json.loads(path.read_text())[key]
 
 
+COMMAND = [*launch_command(), "serve", "--sandbox", "process"]
+PLAIN = {"command": COMMAND[0], "args": COMMAND[1:]}
+TYPED = {"type": "stdio", **PLAIN}
+GOOSE = {"enabled": True, "name": "belljar", "timeout": 300}
+URL = "https://example.com/mcp"
+HEADERS = {"Authorization": "Bearer x:y"}
+READ: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": yaml.safe_load}
+
+
+def read(path: Path) -> Any:
+    return READ.get(path.suffix, json.loads)(path.read_text())
+
+
 @pytest.mark.parametrize(
-    ("client", "file", "key", "has_type"),
+    ("client", "file", "key", "started", "reached"),
     [
-        ("claude-desktop", ".config/Claude/claude_desktop_config.json", "mcpServers", False),
-        ("claude-code", ".claude.json", "mcpServers", True),
-        ("vscode", "work/.vscode/mcp.json", "servers", True),
-        ("cursor", ".cursor/mcp.json", "mcpServers", True),
+        ("claude-desktop", ".config/Claude/claude_desktop_config.json", "mcpServers", PLAIN, None),
+        ("claude-code", ".claude.json", "mcpServers", TYPED, {"type": "http", "url": URL, "headers": HEADERS}),
+        ("vscode", "work/.vscode/mcp.json", "servers", TYPED, {"type": "http", "url": URL, "headers": HEADERS}),
+        ("cursor", ".cursor/mcp.json", "mcpServers", TYPED, {"url": URL, "headers": HEADERS}),
+        ("codex", ".codex/config.toml", "mcp_servers", PLAIN, {"url": URL, "http_headers": HEADERS}),
+        ("gemini-cli", ".gemini/settings.json", "mcpServers", PLAIN, {"httpUrl": URL, "headers": HEADERS}),
+        ("zed", ".config/zed/settings.json", "context_servers", PLAIN, {"url": URL, "headers": HEADERS}),
+        (
+            "windsurf",
+            ".codeium/windsurf/mcp_config.json",
+            "mcpServers",
+            PLAIN,
+            {"serverUrl": URL, "headers": HEADERS},
+        ),
+        (
+            "cline",
+            ".cline/data/settings/cline_mcp_settings.json",
+            "mcpServers",
+            PLAIN,
+            {"type": "streamableHttp", "url": URL, "headers": HEADERS},
+        ),
+        (
+            "continue",
+            ".continue/config.yaml",
+            "mcpServers",
+            TYPED,
+            {"type": "streamable-http", "url": URL, "requestOptions": {"headers": HEADERS}},
+        ),
+        (
+            "goose",
+            ".config/goose/config.yaml",
+            "extensions",
+            {"type": "stdio", **GOOSE, "cmd": COMMAND[0], "args": COMMAND[1:]},
+            {"type": "streamable_http", **GOOSE, "uri": URL, "headers": HEADERS},
+        ),
+        (
+            "opencode",
+            ".config/opencode/opencode.json",
+            "mcp",
+            {"type": "local", "command": COMMAND},
+            {"type": "remote", "url": URL, "headers": HEADERS},
+        ),
+        ("lm-studio", ".lmstudio/mcp.json", "mcpServers", PLAIN, {"url": URL, "headers": HEADERS}),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the folders are those of Linux")
 def test_what_is_printed_is_what_is_written_for_every_client(
-    belljar: Run, place: Path, client: str, file: str, key: str, has_type: bool
+    belljar: Run, place: Path, client: str, file: str, key: str, started: dict[str, Any], reached: dict[str, Any] | None
 ) -> None:
     printed = belljar("install", client, "--", "--sandbox", "process")
     path = place.parent / file
     assert str(path) in printed.err
     assert not path.exists()
-    command, *first = launch_command()
-    entry = {"command": command, "args": [*first, "serve", "--sandbox", "process"]}
-    assert json.loads(printed.out) == {key: {"belljar": {"type": "stdio", **entry} if has_type else entry}}
     written = belljar("install", client, "--write", "--", "--sandbox", "process")
     assert (written.code, written.out) == (0, "")
-    assert json.loads(path.read_text()) == json.loads(printed.out)
+    servers = read(path)[key]
+    assert servers == READ.get(path.suffix, json.loads)(printed.out)[key]
+    entry = servers[0] if isinstance(servers, list) else servers["belljar"]
+    entry.pop("description", None)
+    assert entry == ({"name": "belljar", **started} if isinstance(servers, list) else started)
     assert [child.name for child in path.parent.iterdir() if child.name != "work"] == [path.name]
+
+    refused = belljar("install", client, "--url", URL, "--write")
+    assert refused.code == 2
+    options = ("--name", "far", "--url", URL, "--header", "Authorization: Bearer x:y", "--write")
+    outcome = belljar("install", client, *options)
+    if reached is None:
+        assert "Connectors" in outcome.err
+        return
+    assert outcome.code == 0, outcome.err
+    servers = read(path)[key]
+    names = [server["name"] for server in servers] if isinstance(servers, list) else [*servers]
+    assert sorted(names) == ["belljar", "far"]
+    entry = servers[names.index("far")] if isinstance(servers, list) else servers["far"]
+    entry.pop("description", None)
+    wanted = {**reached, "name": "far"} if "name" in entry else reached
+    assert entry == wanted
+
+
+def test_opencode_2_keeps_its_own_form(belljar: Run, place: Path) -> None:
+    path = place.parent / ".config/opencode/opencode.jsonc"
+    path.parent.mkdir(parents=True)
+    path.write_text('{\n  // mine\n  "mcp": {"servers": {"a": {"type": "remote", "url": "x"},},},\n}\n')
+    assert belljar("install", "opencode", "--write").code == 0
+    text = path.read_text()
+    assert "  // mine\n" in text
+    assert '"servers": {"a": {"type": "remote", "url": "x"}, "belljar": {"type": "local"' in text
+
+
+@pytest.mark.parametrize(
+    ("client", "before", "after"),
+    [
+        (
+            "zed",
+            '// Zed\n{\n\t"theme": "One", // dark\n\t/* servers */\n\t"context_servers": {\n'
+            '\t\t"a": {} // last\n\t},\n}\n',
+            '// Zed\n{\n\t"theme": "One", // dark\n\t/* servers */\n\t"context_servers": {\n\t\t"a": {}, // last\n'
+            '\t\t"belljar": {\n\t\t\t"command": "C",\n\t\t\t"args": [\n\t\t\t\t"serve"\n\t\t\t]\n\t\t}\n\t},\n}\n',
+        ),
+        (
+            "zed",
+            '{\r\n  "context_servers": {\r\n    "belljar": {\r\n      // old\r\n      "command": "x", // path\r\n'
+            '      "env": {"A": "b"}\r\n    }\r\n  }\r\n}',
+            '{\r\n  "context_servers": {\r\n    "belljar": {\r\n      // old\r\n      "command": "C", // path\r\n'
+            '      "env": {"A": "b"},\r\n      "args": [\r\n        "serve"\r\n      ]\r\n    }\r\n  }\r\n}',
+        ),
+        (
+            "codex",
+            '# Codex\nmodel = "o" # best\n\n[mcp_servers.a]\ncommand = "a"\nargs = [\n  "x", # ]\n]\n# end',
+            '# Codex\nmodel = "o" # best\n\n[mcp_servers.a]\ncommand = "a"\nargs = [\n  "x", # ]\n]\n# end\n\n'
+            '[mcp_servers.belljar]\ncommand = "C"\nargs = ["serve"]\n',
+        ),
+        (
+            "codex",
+            '[mcp_servers.belljar] # ours\nargs = [\n  "old", # "]\n] # all\nenv = { A = "b" }\n'
+            '\n[other]\nx = """\n[no]\n"""\n',
+            '[mcp_servers.belljar] # ours\ncommand = "C"\nargs = ["serve"] # all\nenv = { A = "b" }\n'
+            '\n[other]\nx = """\n[no]\n"""\n',
+        ),
+        (
+            "continue",
+            "# Continue\nname: Mine\nmcpServers:\n  # first\n  - name: a\n    command: x\n# models\nmodels: []\n",
+            "# Continue\nname: Mine\nmcpServers:\n  # first\n  - name: belljar\n    type: stdio\n    command: C\n"
+            "    args:\n    - serve\n  - name: a\n    command: x\n# models\nmodels: []\n",
+        ),
+        (
+            "continue",
+            "mcpServers:\n- name: belljar # ours\n  command: old # path\n  args:\n    - x\n    - y # last\n"
+            "  env: {A: b}\n",
+            'mcpServers:\n- type: "stdio"\n  name: belljar # ours\n  command: "C" # path\n'
+            '  args:\n    ["serve"] # last\n  env: {A: b}\n',
+        ),
+        (
+            "continue",
+            "name: Mine # mine\nmcpServers: []\nmodels: [] # none\n",
+            "name: Mine # mine\nmcpServers:\n- name: belljar\n  type: stdio\n  command: C\n  args:\n"
+            "  - serve\nmodels: [] # none\n",
+        ),
+    ],
+)
+def test_comments_and_layout_stay(
+    belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch, client: str, before: str, after: str
+) -> None:
+    monkeypatch.setattr(install, "launch_command", lambda: ["C"])
+    path = place / "file"
+    path.write_bytes(before.encode())
+    outcome = belljar("install", client, "--write", "--path", "file")
+    assert outcome.code == 0, outcome.err
+    assert path.read_bytes().decode() == after
+    assert belljar("install", client, "--write", "--path", "file").code == 0
+    assert path.read_bytes().decode() == after
+
+
+@pytest.mark.parametrize(
+    ("client", "content"),
+    [
+        ("codex", 'mcp_servers = { belljar = { command = "x" } }'),
+        ("codex", "mcp_servers = 3"),
+        ("codex", "[[mcp_servers.belljar]]"),
+        ("codex", "a = 1\na = 2"),
+        ("continue", "mcpServers: {a: b}"),
+        ("continue", "mcpServers: [{name: a}]"),
+        ("continue", "{mcpServers: []}"),
+        ("goose", "extensions: &x {}\nother: *x\n"),
+        ("goose", "a: [1"),
+        ("goose", "- a"),
+    ],
+)
+def test_toml_and_yaml_that_could_not_be_kept_are_refused_untouched(
+    belljar: Run, place: Path, client: str, content: str
+) -> None:
+    (place / "file").write_text(content)
+    outcome = belljar("install", client, "--write", "--path", "file")
+    assert outcome.code == 2
+    assert "by hand" in outcome.err
+    assert "belljar" in outcome.out
+    assert (place / "file").read_text() == content
+
+
+def test_an_interpreter_in_a_cache_is_never_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached, lasting = tmp_path / "uv-cache" / "archive-v0" / "abc" / "bin", tmp_path / "bin"
+    for folder, names in {cached: ("belljar", "uv", "uvx"), lasting: ("uvx",)}.items():
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("#!/bin/sh\n")
+            (folder / name).chmod(0o755)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.setattr(sys, "executable", str(cached / "python"))
+    monkeypatch.setenv("PATH", f"{cached}:{lasting}")
+    monkeypatch.setattr(install, "_source", list)
+    assert launch_command() == [str(lasting / "uvx"), "belljar"]
+    (lasting / "uvx").rename(lasting / "uv")
+    assert launch_command() == [str(lasting / "uv"), "tool", "run", "belljar"]
+    monkeypatch.setenv("PATH", str(cached))
+    with pytest.raises(install.UsageError, match="in a cache") as refused:
+        launch_command()
+    assert "uv tool install belljar" in refused.value.hint
+
+
+def test_a_belljar_that_came_from_no_index_is_fetched_from_where_it_came() -> None:
+    # The tests' own is installed from this folder.
+    assert install._source() == ["--from", Path(__file__).parents[2].as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--url", "localhost:8000"), "is no URL"),
+        (("--url", "http://x/mcp", "--docker"), "runs already"),
+        (("--url", "http://x/mcp", "--header", "Authorization"), "is no header"),
+        (("--header", "A: b"), "is for a server at a URL"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(belljar: Run, arguments: tuple[str, ...], reason: str) -> None:
+    outcome = belljar("install", "cursor", *arguments)
+    assert outcome.code == 2
+    assert reason in outcome.err
 
 
 def test_claude_code_is_found_where_its_own_variable_says(
@@ -115,17 +327,15 @@ def test_an_empty_file_is_filled(belljar: Run, place: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b'{\n  // mine\n  "servers": {}\n}', "comments"),
-        (b'{"servers": {} /* mine */}', "comments"),
-        (b'{"servers": {},}', "not plain JSON"),
-        (b'{"url": "http://x", ', "line 1"),
+        (b'{"url": "http://x", ', "line 1: it ends too early"),
         (b'{"servers": {}, "servers": {"a": {}}}', "twice"),
         (b'{"a": NaN}', "NaN"),
-        (b'{"a": 1e999}', "written back"),
-        (b'{"a": "\\ud800"}', "written back"),
-        (b"\xff\xfe{", "not plain JSON"),
-        (b"[]", "no JSON object"),
-        (b'{"servers": []}', "no JSON object"),
+        (b'{"a": 1 "b": 2}', "line 1: , is missing"),
+        (b'{\n"a": 1}\n/', "line 3"),
+        (b"[" * 200, "too deeply"),
+        (b"\xff\xfe{", "codec"),
+        (b"[]", "no object"),
+        (b'{"servers": []}', "no object"),
         (b'{"servers": {"belljar": {"url": "https://x"}}}', "another kind"),
     ],
 )
@@ -144,7 +354,7 @@ def test_a_file_that_could_not_be_kept_whole_is_refused_untouched_with_the_snipp
 
 
 def test_slashes_inside_strings_are_no_comments(belljar: Run, place: Path) -> None:
-    (place / "mcp.json").write_text('{"a": "http://x", "b": "\\"/*"}')
+    (place / "mcp.json").write_text('{"a": "http://x", "b": "\\"/*", "c": 1e999, "d": "\\ud800"}')
     assert belljar("install", "vscode", "--write", "--path", "mcp.json").code == 0
 
 
@@ -157,7 +367,7 @@ def test_what_the_client_wrote_meanwhile_is_not_undone(place: Path, monkeypatch:
 
     monkeypatch.setattr(install.os, "fsync", client_writes_now)
     with pytest.raises(install.UsageError, match="changed by another program"):
-        install.add_server(path, "servers", "belljar", {"command": "x"})
+        install.add_server(CLIENTS["vscode"], path, "belljar", {"command": "x"})
     assert path.read_text() == '{"new": 1}'
     assert sorted(file.name for file in place.iterdir()) == ["mcp.json", "mcp.json.bak"]
 
@@ -167,7 +377,7 @@ def test_root_leaves_the_file_to_its_owner(place: Path) -> None:
     path = place / "mcp.json"
     path.write_text("{}")
     os.chown(path, 12345, 12345)
-    backup = install.add_server(path, "servers", "belljar", {"command": "x"})
+    backup = install.add_server(CLIENTS["vscode"], path, "belljar", {"command": "x"})
     assert backup is not None
     assert [(file.stat().st_uid, file.stat().st_gid) for file in (path, backup)] == [(12345, 12345)] * 2
 

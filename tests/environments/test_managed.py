@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -8,7 +9,19 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.environments.managed import DEFAULT, Recipe, folder, interpreter_path, is_ready, prepare
+from belljar.environments.build_progress import BuildProgress
+from belljar.environments.file_lock import open_lock
+from belljar.environments.managed import (
+    DEFAULT,
+    Recipe,
+    compile_packages,
+    folder,
+    interpreter_path,
+    is_compiled,
+    is_ready,
+    prepare,
+)
+from belljar.environments.uv import certificate_variables
 from belljar.errors import EnvironmentBroken
 from belljar.settings import Settings
 from shared_environment import settings_with
@@ -31,12 +44,78 @@ def run(python: Path, code: str) -> str:
     return subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-async def test_an_environment_is_made_from_its_lock_and_compiled(settings: Settings, recipe: Recipe) -> None:
+async def test_an_environment_is_made_from_its_lock_and_compiled_when_it_is_ready(
+    settings: Settings, recipe: Recipe
+) -> None:
     python = await prepare(settings, recipe)
+    root = folder(settings, recipe)
+    lines: list[str] = []
 
-    assert python == interpreter_path(folder(settings, recipe))
+    assert python == interpreter_path(root)
+    assert not list(root.glob("lib/*/site-packages/__pycache__/house.*.pyc"))
+    assert not is_compiled(root)
+    await compile_packages(root, on_progress=lines.append)
     assert run(python, "import house; print(house.floors)") == "1\n"
-    assert list(folder(settings, recipe).glob("lib/*/site-packages/__pycache__/house.*.pyc"))
+    assert list(root.glob("lib/*/site-packages/__pycache__/house.*.pyc"))
+    assert is_compiled(root)
+    assert re.fullmatch(r"compiled (\d+) of \1 files", lines[-1])
+    await compile_packages(root, on_progress=lines.append)
+    assert len([line for line in lines if line == lines[-1]]) == 1
+
+
+async def test_packages_are_compiled_by_one_server_and_a_broken_one_stops_nothing(
+    settings: Settings, recipe: Recipe
+) -> None:
+    python = await prepare(settings, recipe)
+    root = folder(settings, recipe)
+    packages = next(root.glob("lib/*/site-packages"))
+    (packages / "template.py").write_text("def {{ name }}")
+    async with open_lock(root.with_name(f".{root.name}.lock")):
+        await compile_packages(root)
+        assert not is_compiled(root)
+    await compile_packages(root)
+    assert is_compiled(root)
+    assert run(python, "import house") == ""
+
+
+def test_progress_counts_packages_and_megabytes() -> None:
+    lines: list[str] = []
+    progress = BuildProgress(lines.append)
+    for line in (
+        "Resolved 70 packages in 2.37s",
+        "Downloading numpy (16.1MiB)",
+        "Downloading pip (512.0KiB)",
+        "Downloaded pip",
+        "Downloaded numpy",
+        "Prepared 70 packages in 18s",
+        "+ numpy==2.1",
+    ):
+        progress.on_line(line)
+    assert lines == [
+        "Resolved 70 packages in 2.37s",
+        "fetching numpy, 17 MB: 0 of 17 MB of 70 packages",
+        "fetching pip, 1 MB: 0 of 17 MB of 70 packages",
+        "fetched pip: 1 of 17 MB of 70 packages",
+        "fetched numpy: 17 of 17 MB of 70 packages",
+        "Prepared 70 packages in 18s",
+        "+ numpy==2.1",
+    ]
+
+
+def test_uv_trusts_whom_the_system_trusts_unless_somebody_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tmp_path / "uv.toml"
+    chosen.write_text("")
+    monkeypatch.setattr("belljar.environments.uv._CERTIFICATE_PLACES", (str(chosen),))
+    ours = {"UV_CONFIG_FILE": str(chosen)}
+    assert certificate_variables(ours) == {"UV_SYSTEM_CERTS": "1"}
+    for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        assert certificate_variables({**ours, name: "0"}) == {}
+    chosen.write_text("native-tls = false\n")
+    assert certificate_variables(ours) == {}
+    monkeypatch.setattr("belljar.environments.uv._CERTIFICATE_PLACES", (str(tmp_path / "none"),))
+    assert sys.platform == "darwin" or certificate_variables({"UV_CONFIG_FILE": str(tmp_path / "none")}) == {}
 
 
 async def test_a_prepared_environment_needs_no_installer(

@@ -29,6 +29,7 @@ def silent() -> Iterator[socket.socket]:
 
 def serve(folder: Path, index: str) -> "subprocess.Popen[bytes]":
     chosen = {"BELLJAR_ENVIRONMENTS": ENVIRONMENTS, "UV_DEFAULT_INDEX": index, "UV_CACHE_DIR": str(folder / "cache")}
+    chosen["UV_HTTP_RETRIES"] = "0"
     return subprocess.Popen(
         [sys.executable, "-m", "belljar", "serve", "--environment", "small"],
         stdin=subprocess.PIPE,
@@ -101,3 +102,32 @@ def test_nobody_works_on_when_the_server_ends_and_the_next_one_goes_on(
     made = {path: path.stat().st_ino for path in data.rglob("pyvenv.cfg")}
     assert made == begun
     assert len(made) == 1
+
+
+def test_while_the_environment_is_made_calls_say_so_and_send_progress(tmp_path: Path, silent: socket.socket) -> None:
+    with serve(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/simple") as process:
+        try:
+            wire = Wire(process)
+            wire.ask(HELLO)
+            wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+            asked, _ = silent.accept()  # uv is at work
+            wire.send(tool_call(1, "execute_code", code="print('ran')", wait_s=2))
+            told = wire.receive()
+            assert told["method"] == "notifications/progress"
+            assert told["params"]["message"].strip()
+            answer = wire.answer_to(1)["result"]
+            text, fields = answer["content"][0]["text"], answer["structuredContent"]
+            assert text.startswith("It has not started yet: it waits for the environment of sessions, which is being")
+            assert "(no output)" not in text
+            assert fields["status"] == "running"
+            assert fields["waits_for"].startswith("the environment of sessions")
+            again = wire.ask(tool_call(2, "get_execution", execution_id=fields["execution_id"]))["result"]
+            assert again["content"][0]["text"].startswith("It has not started yet")
+            asked.close()
+            silent.close()
+            ended = wire.ask(tool_call(3, "get_execution", execution_id=fields["execution_id"], wait_s=60))["result"]
+            assert ended["structuredContent"]["waits_for"] is None
+            assert "environment" in ended["content"][0]["text"]
+            assert ended["structuredContent"]["status"] == "rejected"
+        finally:
+            process.kill()

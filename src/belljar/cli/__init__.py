@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def application() -> TyperGroup:
     """Return the group of all commands, none of which is imported yet."""
-    root = _typer()
+    root = _typer(add_completion=True)
     root.callback()(_belljar)
     group = cast("TyperGroup", typer.main.get_command(root))
     _add_commands(group, COMMANDS)
@@ -272,10 +272,10 @@ def _add_commands(group: TyperGroup, entries: Mapping[str, CommandEntry]) -> Non
         group.add_command(LazyCommand(name, entry))
 
 
-def _typer() -> typer.Typer:
+def _typer(*, add_completion: bool = False) -> typer.Typer:
     # With a markup mode, typer would import rich to draw boxes around its help and its errors.
     return typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+        add_completion=add_completion, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import typer
 from belljar.cli.progress import ProgressBar, Spinner
 from belljar.cli.streams import columns, indented, print_output
 from belljar.control import ask_servers
-from belljar.environments import known_names, list_conda, open_environment
+from belljar.environments import Environment, known_names, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.catalogue import ListedEnvironment, examine, managed_folder, managed_names, unused_folders
 from belljar.environments.conda.installs import WORK
@@ -21,6 +21,7 @@ from belljar.environments.conda.lockfile import conda_lock, is_conda
 from belljar.environments.description import size_on_disk
 from belljar.environments.file_lock import open_lock
 from belljar.environments.lockfile import lock_of
+from belljar.environments.managed import compile_packages
 from belljar.environments.selection import KERNEL_PREFIX, check_name
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.fd_walk import remove_tree
@@ -112,7 +113,7 @@ def _create(settings: Settings, names: Sequence[str]) -> int:
     for name in chosen:
         spinner = Spinner(f"preparing {name}")
         try:
-            environment = asyncio.run(open_environment(settings, name, on_progress=spinner.update))
+            environment = asyncio.run(_make(settings, name, spinner.update))
         except BelljarError as error:
             spinner.close()
             failed += 1
@@ -124,6 +125,14 @@ def _create(settings: Settings, names: Sequence[str]) -> int:
             support = f", with IPython from {environment.support}" if environment.support else ""
             print(f"{name} is ready: Python {environment.version}, {environment.python}{support}", file=sys.stderr)
     return 1 if failed else 0
+
+
+async def _make(settings: Settings, name: str, on_progress: Callable[[str], None]) -> Environment:
+    """Make an environment and compile its packages."""
+    environment = await open_environment(settings, name, on_progress=on_progress)
+    if environment.kind == "managed":
+        await compile_packages(environment.prefix, on_progress=on_progress)
+    return environment
 
 
 def create_from(settings: Settings, names: Sequence[str], file: Path) -> int:

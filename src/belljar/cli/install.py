@@ -1,88 +1,52 @@
-"""`belljar install`: tell an MCP client how to start belljar, by printing JSON or by writing it into the client's file.
+"""`belljar install`: tell an MCP client how to start or reach belljar, by printing an entry or writing it to its file.
 
-Of a client's file everything else stays as it was. A file that cannot be rewritten without loss, because it has
-comments, a key twice or text that is not JSON, is refused before anything is changed.
+Of a client's file everything else stays as it was, comments included. A file that cannot be changed without a loss is
+refused before anything is changed.
 """
 
 import json
 import os
-import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, cast
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import platformdirs
 import typer
 
+from belljar.cli.clients import CLIENTS, Client, ClientName, ServerEntry
+from belljar.cli.config_text import Unreadable, find_entry, merged, parse, render, with_entry
 from belljar.errors import UsageError
 from belljar.sandboxes.seccomp import container_profile
 from belljar.settings.kinds import checked_image
 
-ClientName = Literal["claude-desktop", "claude-code", "vscode", "cursor"]
-ServerEntry = dict[str, str | list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """An MCP client, and how it is told about a server."""
-
-    title: str
-    path: Callable[[], Path]
-    key: str
-    """The object in the client's file that maps names to servers."""
-    states_type: bool
-    """Whether an entry says that the server is started over stdio."""
-    then: str
-    """What the person has to do before the client starts the server."""
-
-
-def _claude_desktop() -> Path:
-    folder = platformdirs.user_config_path("Claude", appauthor=False, roaming=True)
-    return folder / "claude_desktop_config.json"
-
-
-def _claude_code() -> Path:
-    # The user's file rather than a project's .mcp.json, because projects are shared and the command is a local path.
-    return Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home()) / ".claude.json"
-
-
-# Where each client keeps its servers, and in what form, as the clients documented it in 2026.
-CLIENTS: dict[ClientName, Client] = {
-    "claude-desktop": Client(
-        "Claude Desktop", _claude_desktop, "mcpServers", states_type=False, then="Quit Claude Desktop and open it again"
-    ),
-    "claude-code": Client(
-        "Claude Code",
-        _claude_code,
-        "mcpServers",
-        states_type=True,
-        then="Start a new Claude Code session; /mcp shows it",
-    ),
-    "vscode": Client(
-        "VS Code", lambda: Path(".vscode/mcp.json"), "servers", states_type=True, then="Start it from MCP: List Servers"
-    ),
-    "cursor": Client(
-        "Cursor",
-        lambda: Path.home() / ".cursor" / "mcp.json",
-        "mcpServers",
-        states_type=True,
-        then="Turn it on in Cursor's MCP settings",
-    ),
-}
+_URL_KEYS = {"url", "httpUrl", "serverUrl", "uri"}
+_TOOL_HINT = "Install it first: uv tool install belljar, or pipx install belljar; then run this again"
 
 
 def command(
-    client_name: Annotated[ClientName, typer.Argument(metavar="CLIENT", help="The client to set up.")],
+    client_name: Annotated[
+        ClientName, typer.Argument(metavar="CLIENT", help=f"The client to set up: {', '.join(CLIENTS)}.")
+    ],
     serve_arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENT", help="Passed on to `belljar serve`.")
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Write it into the client's file.")] = False,
     name: Annotated[str, typer.Option(help="What the client calls the server.")] = "belljar",
     path: Annotated[Path | None, typer.Option(help="The client's file, where it is not the usual one.")] = None,
+    url: Annotated[
+        str, typer.Option(help="Reach a server that runs already, such as http://127.0.0.1:8000/mcp; starts none.")
+    ] = "",
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME: VALUE", help="With --url: a header of every request, such as Authorization: Bearer KEY."
+        ),
+    ] = None,
     docker: Annotated[
         bool, typer.Option("--docker", help="Start it in a container of docker or podman instead of here.")
     ] = False,
@@ -90,14 +54,23 @@ def command(
 ) -> None:
     """Tell an MCP client how to start belljar.
 
-    Prints the JSON for the client's configuration file; with --write, puts it there and keeps what else is in the file.
+    Prints the entry for the client's configuration file, in that file's format; with --write, puts it there and keeps
+    what else is in the file, comments included. With --url it names a server that runs already.
     """
     client = CLIENTS[client_name]
     target = (path or client.path()).expanduser().absolute()
-    if docker:
-        entry = container_entry(client, checked_image(image), serve_arguments or [], has_profile=write)
+    if url:
+        if docker or serve_arguments:
+            raise UsageError("--url names a server that runs already", hint="Leave out --docker and what is after --")
+        entry = address_entry(client, url, header or [])
+    elif header:
+        raise UsageError("--header is for a server at a URL", hint="Add --url, or leave it out")
+    elif docker:
+        entry = client.process(container_command(checked_image(image), serve_arguments or [], has_profile=write))
     else:
-        entry = server_entry(client, serve_arguments or [])
+        entry = client.process([*launch_command(), "serve", *(serve_arguments or [])])
+    if client.repeats_name:
+        entry["name"] = name
     if write:
         _write(client, target, name, entry)
         return
@@ -107,34 +80,45 @@ def command(
 
 def _write(client: Client, target: Path, name: str, entry: ServerEntry) -> None:
     try:
-        backup = add_server(target, client.key, name, entry)
+        backup = add_server(client, target, name, entry)
     except UsageError as refusal:
         _print_snippet(client, name, entry)
         raise UsageError(
             f"{refusal.message}; it was not touched",
-            hint="Add the JSON above by hand, or choose another --name or --path",
+            hint=f"Add the {client.form.upper()} above by hand, or choose another --name or --path",
         ) from refusal
-    _note(f"{client.title}: {target} starts {name} now." + (f" Backup: {backup}" if backup else ""))
+    _note(f"{client.title}: {target} has {name} now." + (f" Backup: {backup}" if backup else ""))
     _note(f"{client.then}.")
 
 
 def _print_snippet(client: Client, name: str, entry: ServerEntry) -> None:
-    print(json.dumps({client.key: {name: entry}}, indent=2, ensure_ascii=False), flush=True)
+    print(render(client.form, merged({}, client.place(name, {}), entry)), end="", flush=True)
 
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def server_entry(client: Client, arguments: Sequence[str]) -> ServerEntry:
-    """Return the entry with which the client starts belljar."""
-    command, *first = launch_command()
-    entry: ServerEntry = {"command": command, "args": [*first, "serve", *arguments]}
-    return {"type": "stdio", **entry} if client.states_type else entry
+# What the client is told
 
 
-def container_entry(client: Client, image: str, arguments: Sequence[str], *, has_profile: bool = True) -> ServerEntry:
-    """Return the entry with which the client starts belljar in a container; `has_profile` writes the engine's rules.
+def address_entry(client: Client, url: str, headers: Sequence[str]) -> ServerEntry:
+    """Return the entry with which the client reaches a server at a URL."""
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise UsageError(f"{url} is no URL", hint="Give one such as http://127.0.0.1:8000/mcp")
+    if client.address is None:
+        raise UsageError(
+            f"{client.title} has no servers by URL in its file",
+            hint="Add it in its settings under Connectors, or leave out --url to let it start belljar itself",
+        )
+    pairs = [each.partition(":") for each in headers]
+    if wrong := next((each for each, (key, colon, _) in zip(headers, pairs, strict=True) if not (key and colon)), ""):
+        raise UsageError(f"{wrong!r} is no header", hint="Write it as NAME: VALUE")
+    return client.address(url, {key.strip(): value.strip() for key, _, value in pairs})
+
+
+def container_command(image: str, arguments: Sequence[str], *, has_profile: bool = True) -> list[str]:
+    """Return the command that starts belljar in a container; `has_profile` writes the engine's rules.
 
     The container is removed when the client ends it; sessions sleep in a named volume and wake under the next one.
     """
@@ -150,8 +134,7 @@ def container_entry(client: Client, image: str, arguments: Sequence[str], *, has
         if Path("/sys/module/apparmor").exists():
             options += ["--security-opt", "apparmor=unconfined"]
     words = ["run", "-i", "--rm", *options, "-v", "belljar:/data", image]
-    entry: ServerEntry = {"command": engine, "args": [*words, *(["serve", *arguments] if arguments else [])]}
-    return {"type": "stdio", **entry} if client.states_type else entry
+    return [engine, *words, *(["serve", *arguments] if arguments else [])]
 
 
 def _find_engine() -> str:
@@ -163,29 +146,78 @@ def _find_engine() -> str:
 
 
 def launch_command() -> list[str]:
-    """Return a command that works in any folder and with any PATH, because a desktop gives its programs a short one."""
+    """Return a command that works in any folder and with any PATH, because a desktop gives its programs a short one.
+
+    An interpreter in a cache, where `uvx` and `pipx run` put it, may be gone tomorrow: then it is the command that
+    would bring it back.
+    """
     interpreter = Path(sys.executable).absolute()
+    if _is_in_cache(interpreter):
+        return _uvx_command()
     script = interpreter.with_name("belljar.exe" if os.name == "nt" else "belljar")
     return [str(script)] if os.access(script, os.X_OK) else [str(interpreter), "-P", "-m", "belljar"]
 
 
-def add_server(path: Path, key: str, name: str, entry: Mapping[str, object]) -> Path | None:
-    """Put `entry` at `key`.`name`; return the path of the backup, or None if there was no file or no change."""
+def _is_in_cache(path: Path) -> bool:
+    """Tell whether a tool that cleans up after itself put the path there."""
+    caches = [
+        Path(os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_path("uv", appauthor=False)),
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
+        platformdirs.user_cache_path(),
+        Path(os.environ.get("PIPX_HOME") or platformdirs.user_data_path("pipx", appauthor=False)) / ".cache",
+    ]
+    # uv's folders of environments, wherever its cache is.
+    is_uvs = any(part.startswith(("archive-v", "environments-v", "builds-v")) for part in path.parts)
+    return is_uvs or any(path.is_relative_to(cache.absolute()) for cache in caches)
+
+
+def _uvx_command() -> list[str]:
+    """Return the command that runs belljar from uv's cache, and fetches it again if need be."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    # uvx puts the folder of our own interpreter on the PATH, which is in the cache and has uv, too.
+    lasting = os.pathsep.join(folder for folder in folders if folder and not _is_in_cache(Path(folder).absolute()))
+    source = _source()
+    if uvx := shutil.which("uvx", path=lasting):
+        return [uvx, *source, "belljar"]
+    if uv := shutil.which("uv", path=lasting):
+        return [uv, "tool", "run", *source, "belljar"]
+    raise UsageError(f"{sys.executable} is in a cache and may be gone tomorrow", hint=_TOOL_HINT)
+
+
+def _source() -> list[str]:
+    """Return what tells uvx where this belljar came from, if that was not a package index."""
+    try:
+        text = distribution("belljar").read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    if not text:
+        return []
+    told: dict[str, Any] = json.loads(text)
+    repository = told.get("vcs_info", {}).get("vcs", "")
+    return ["--from", f"{repository}+{told['url']}" if repository else str(told["url"])]
+
+
+# The client's file
+
+
+def add_server(client: Client, path: Path, name: str, entry: Mapping[str, Any]) -> Path | None:
+    """Put `entry` into a client's file; return the path of the backup, or None if there was no file or no change."""
     # Resolve the path, so that a link into a folder of dotfiles stays a link.
     target = path.resolve()
     try:
-        return _add_server(path, target, key, name, entry)
+        return _add_server(client, path, target, name, entry)
     except OSError as error:
         raise UsageError(f"{target} cannot be changed: {error}") from error
 
 
-def _add_server(path: Path, target: Path, key: str, name: str, entry: Mapping[str, object]) -> Path | None:
+def _add_server(client: Client, path: Path, target: Path, name: str, entry: Mapping[str, Any]) -> Path | None:
     before = _read(target)
-    document = _parse(before, path)
-    changed = _with_server(document, key, name, entry, path)
-    if changed == document:
+    try:
+        after = _changed(client, before or b"", path, name, entry)
+    except (Unreadable, UnicodeError) as error:
+        raise UsageError(f"{path} cannot be changed safely: {error}") from error
+    if after == before:
         return None
-    after = _render(changed, before, path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if before is None:
         _replace(target, after, None)
@@ -195,67 +227,24 @@ def _add_server(path: Path, target: Path, key: str, name: str, entry: Mapping[st
     return backup
 
 
+def _changed(client: Client, before: bytes, path: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+    mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
+    text = before.removeprefix(mark).decode()
+    if not text.strip() and client.new_file:
+        text = render(client.form, client.new_file)
+    document = parse(client.form, text)
+    place = client.place(name, document)
+    present = find_entry(document, place)
+    if present and bool(_URL_KEYS & present.keys()) != bool(_URL_KEYS & entry.keys()):
+        raise UsageError(f'"{name}" in {path} is another kind of server')
+    return mark + with_entry(client.form, text, place, entry).encode()
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _parse(content: bytes | None, path: Path) -> dict[str, Any]:
-    if not content or not content.strip():
-        return {}
-    try:
-        text = content.decode("utf-8-sig")
-        document: Any = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise UsageError(f"{path} is not plain JSON: {_reason(content, error)}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} holds no JSON object")
-    return cast("dict[str, Any]", document)
-
-
-def _reason(content: bytes, error: ValueError) -> str:
-    outside_strings = re.sub(rb'"(?:\\.|[^"\\])*"', b'""', content)
-    if re.search(rb"//|/\*", outside_strings):
-        return "it has comments, which a rewrite would lose"
-    return str(error)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return document
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _with_server(
-    document: dict[str, Any], key: str, name: str, entry: Mapping[str, object], path: Path
-) -> dict[str, Any]:
-    servers = document.get(key, {})
-    if not isinstance(servers, dict):
-        raise UsageError(f'"{key}" in {path} is no JSON object')
-    servers = cast("dict[str, Any]", servers)
-    present = servers.get(name, {})
-    if not isinstance(present, dict) or "url" in present:
-        raise UsageError(f'"{name}" in {path} is another kind of server')
-    # Keep what the person added to our entry, such as "env".
-    return {**document, key: {**servers, name: {**cast("dict[str, Any]", present), **entry}}}
-
-
-def _render(document: dict[str, Any], before: bytes | None, path: Path) -> bytes:
-    indent = re.search(rb"^[ \t]+", before or b"", re.MULTILINE)
-    try:
-        text = json.dumps(
-            document, indent=indent.group().decode() if indent else 2, ensure_ascii=False, allow_nan=False
-        )
-        return text.encode() + b"\n"
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be written back as it was: {error}") from error
 
 
 def _back_up(target: Path, content: bytes) -> Path:

@@ -27,6 +27,16 @@ async def open_lock(path: Path, *, on_wait: Callable[[], None] | None = None) ->
         os.close(descriptor)
 
 
+@asynccontextmanager
+async def try_lock(path: Path) -> AsyncGenerator[int | None]:
+    """Hold the lock if it is free; yield None, without waiting, if somebody holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        yield descriptor if _try_lock(descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

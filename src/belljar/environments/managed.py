@@ -1,7 +1,8 @@
 """The environments that belljar makes, once for each list of requirements and Python, under the data directory.
 
-A finished environment has a marker file that is written last. One without it was left by a server that died; the next
-server goes on with the packages that are complete in it and with uv's cache. This module does not know who uses an
+An environment that can be used has a marker file that is written last. One without it was left by a server that died;
+the next server goes on with the packages that are complete in it and with uv's cache. Its packages are compiled after
+that, while it is used already, and another marker says that this is done. This module does not know who uses an
 environment.
 """
 
@@ -20,12 +21,13 @@ from anyio import to_thread
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from belljar.environments.base import inspect_interpreter
+from belljar.environments.build_progress import BuildProgress
 from belljar.environments.conda.installs import make_prefix
 from belljar.environments.conda.lockfile import conda_lock
-from belljar.environments.file_lock import open_lock
+from belljar.environments.file_lock import open_lock, try_lock
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.requirements import EnvironmentRequirements
-from belljar.environments.uv import UvAnswer, run_uv
+from belljar.environments.uv import UvAnswer, run_compiler, run_uv
 from belljar.errors import EnvironmentBroken
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing, write_file
@@ -37,6 +39,7 @@ LOCK = "requirements.lock"
 CONDA_LOCK = "environment.lock.yml"
 """The same file in an environment with packages of conda."""
 _READY = ".ready"
+_COMPILED = ".compiled"
 _STARTUP = "belljar-startup.pth"
 # `python -I` does not look at PYTHONPATH, on which sessions have the `sitecustomize` that catches `-m pip install`.
 _STARTUP_LINE = (
@@ -121,9 +124,41 @@ async def prepare(
     return interpreter_path(root)
 
 
+def is_compiled(root: Path) -> bool:
+    """Tell whether there is nothing to compile: all is compiled, or the folder is not ours to change."""
+    return (root / _COMPILED).exists() or not (root / _READY).exists() or not os.access(root, os.W_OK)
+
+
+async def compile_packages(root: Path, *, on_progress: Callable[[str], None] | None = None) -> None:
+    """Compile the packages of a finished environment, which may be in use; does nothing if another server does it.
+
+    What was compiled stays if this is cancelled or killed, and the next call goes on from there.
+    """
+    if is_compiled(root):
+        return
+    async with try_lock(root.with_name(f".{root.name}.lock")) as lock:
+        if lock is None or is_compiled(root):
+            return
+        answer = await run_compiler(
+            interpreter_path(root),
+            [str(packages) for packages in await to_thread.run_sync(_package_folders, root)],
+            directory=root.parent,
+            timeout_s=_BUILD_TIMEOUT_S,
+            on_line=on_progress,
+            pass_fds=(lock,),
+        )
+        if not answer.status:
+            with contextlib.suppress(OSError):
+                (root / _COMPILED).touch()
+
+
+def _package_folders(root: Path) -> list[Path]:
+    return [*root.glob("lib/python3*/site-packages")]
+
+
 def _add_startup_file(root: Path) -> None:
     """Write the line that `python -I` reads, unless it is there; an environment that cannot be written does without."""
-    for packages in root.glob("lib/python3*/site-packages"):
+    for packages in _package_folders(root):
         if not (packages / _STARTUP).is_file():
             with contextlib.suppress(OSError):
                 write_file(packages / _STARTUP, _STARTUP_LINE)
@@ -173,9 +208,8 @@ class _Build:
         return True
 
     async def _install(self, *options: str) -> None:
-        # Compile the packages here, because sessions see the tree read-only and cannot store what they compile:
-        # `import pandas, sklearn` took 8 s instead of 2.5 s, in every session. Compiling costs 18 s and 250 MB, once.
-        wheels = ("--only-binary", ":all:", "--compile-bytecode", *options, *self._requirements())
+        # Not compiled here: that takes as long as all the rest, and the first session need not wait for it.
+        wheels = ("--only-binary", ":all:", "--no-compile-bytecode", *options, *self._requirements())
         await self._uv("pip", "install", "--python", str(interpreter_path(self.root)), *wheels)
 
     def _python(self) -> str:
@@ -213,7 +247,7 @@ class _Build:
             directory=self.root.parent,
             timeout_s=_BUILD_TIMEOUT_S,
             show=self.show,
-            on_line=self.tell,
+            on_line=BuildProgress(self.tell).on_line,
             # uv inherits the lock, so that if this server is killed, the next one does not start while uv still writes.
             pass_fds=(self.lock,),
         )

@@ -25,7 +25,7 @@ import platformdirs
 
 from belljar.egress.rules import Rule, rule_of_url
 from belljar.environments.base import exposes_home
-from belljar.environments.uv import run_uv
+from belljar.environments.uv import certificate_variables, run_uv, uv_files
 from belljar.errors import EnvironmentBroken
 
 _PROBE_TIMEOUT_S = 15
@@ -161,13 +161,6 @@ def _pip_files(variables: Mapping[str, str]) -> Iterator[Path]:
         yield Path(chosen)
 
 
-def uv_files(variables: Mapping[str, str]) -> dict[str, Path]:
-    """Return uv's configuration files, existing or not: the one that a variable names, or system's and user's."""
-    if chosen := variables.get("UV_CONFIG_FILE"):
-        return {"chosen": Path(chosen)}
-    return {"system": Path("/etc/uv/uv.toml"), "user": platformdirs.user_config_path("uv") / "uv.toml"}
-
-
 def _uv_settings(table: Mapping[str, Any]) -> Iterator[str]:
     for settings in (table, cast("Mapping[str, Any]", table.get("pip") or {})):
         values = (settings.get(name) for name in ("index-url", "extra-index-url", "find-links"))
@@ -208,7 +201,7 @@ def read_access(hosts: Collection[str]) -> IndexAccess:
     variables = {name: value for name, value in environ.items() if name.startswith(_PASSED)}
     copied = [*_configuration(environ), *_certificates(environ), *_netrc(environ, hosts), *_store(environ, hosts)]
     return IndexAccess(
-        variables=variables,
+        variables={**certificate_variables(environ), **variables},
         files={each.path: each.content for each in copied},
         places={each.variable: each.place for each in copied},
         readable=tuple(dict.fromkeys(_readable(environ))),

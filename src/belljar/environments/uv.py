@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
+import platformdirs
 from anyio.abc import Process
 from uv import find_uv_bin
 
@@ -30,10 +32,19 @@ from belljar.inside import FOLDER
 SOLVER = FOLDER / "conda_solver.py"
 GUARD = FOLDER / "child_guard.py"
 LANDLOCK = FOLDER / "landlock.py"
+COMPILER = FOLDER / "compile_packages.py"
 SIDE = ".uv-"
 """Prefix of the names of folders that uv has beside its working folder while it runs."""
 EXTRA = "pip install 'belljar[conda]'"
 """The command that installs rattler."""
+_CERTIFICATE_CHOICES = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_CERTIFICATE_KEYS = {"system-certs", "native-tls"}
+_CERTIFICATE_PLACES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch, Gentoo
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora
+    "/etc/ssl/ca-bundle.pem",  # openSUSE
+    "/etc/ssl/cert.pem",  # Alpine
+)
 _CAPTURED_LIMIT = 1_000_000
 _COMPLAINT_LIMIT = 20_000
 _CHATTER = ("Using ", "Resolved ", "Downloading ", " Downloaded ", "Prepared ", "Audited ", "Checked ")
@@ -139,6 +150,25 @@ async def run_solver(
     )
 
 
+async def run_compiler(
+    python: Path,
+    folders: Sequence[str],
+    *,
+    directory: Path,
+    timeout_s: float,
+    on_line: Callable[[str], None] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> UvAnswer:
+    """Compile all packages in the folders with the Python that will import them; no code of theirs runs."""
+    return await _run_captured(
+        [str(python), "-I", "-S", str(COMPILER), *folders],
+        directory=directory,
+        timeout_s=timeout_s,
+        on_line=on_line,
+        pass_fds=pass_fds,
+    )
+
+
 def find_uv() -> str:
     """Return the uv binary that came with our dependency, or else one on the PATH."""
     try:
@@ -169,8 +199,34 @@ async def run_uv(
         show=show,
         on_line=on_line,
         pass_fds=pass_fds,
-        variables=variables,
+        variables={**certificate_variables(os.environ), **(variables or {})},
     )
+
+
+def uv_files(variables: Mapping[str, str]) -> dict[str, Path]:
+    """Return uv's configuration files, existing or not: the one that a variable names, or system's and user's."""
+    if chosen := variables.get("UV_CONFIG_FILE"):
+        return {"chosen": Path(chosen)}
+    return {"system": Path("/etc/uv/uv.toml"), "user": platformdirs.user_config_path("uv") / "uv.toml"}
+
+
+def certificate_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what makes uv trust the authorities that this system trusts, unless the user chose whom uv trusts.
+
+    uv brings a list of its own, which a company's authority is not in; pip, curl and git use the system's.
+    """
+    if any(variables.get(name) for name in _CERTIFICATE_CHOICES) or not _has_certificates():
+        return {}
+    for file in uv_files(variables).values():
+        with contextlib.suppress(OSError, ValueError):
+            if _CERTIFICATE_KEYS & tomllib.loads(file.read_text("utf-8")).keys():
+                return {}
+    return {"UV_SYSTEM_CERTS": "1"}
+
+
+def _has_certificates() -> bool:
+    """Tell whether the system lists any authorities; a small image may have none, and then uv's own are the ones."""
+    return sys.platform == "darwin" or any(Path(place).exists() for place in _CERTIFICATE_PLACES)
 
 
 async def _run_captured(

@@ -5,6 +5,8 @@ session is made and ended.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -95,6 +97,10 @@ class ExecutionContext(Protocol):
     @property
     def session_kernel(self) -> KernelContext:
         """Return the session's kernel."""
+        ...
+
+    def following_environment(self, on_progress: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `on_progress` with what is said about its environment, if that is being made while the block runs."""
         ...
 
     def screens(self) -> Screens:

@@ -138,6 +138,7 @@ class Execution:
         )
         self._questions = ExecutionQuestions(self._notify)
         self._progress = (0, "")
+        self._waits_for = ""
         self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
         self._stopper: Stopper | None = None
         self._is_cancelled = self._is_abandoned = False
@@ -212,6 +213,7 @@ class Execution:
             files=self._files,
             calls=self._calls,
             not_undoable=self._not_undoable,
+            waits_for=self._waits_for or None,
         )
 
     def notices(self) -> str:
@@ -296,6 +298,11 @@ class Execution:
         self._progress = (self.sequence, text)
         self._notify()
 
+    def _note_preparation(self, line: str) -> None:
+        """Note what is said about the environment that the cell has to wait for."""
+        self._waits_for = f"the environment of sessions, which is being made, once: {line}"
+        self.note_progress(line)
+
     # Running
 
     async def run(self) -> None:
@@ -338,7 +345,11 @@ class Execution:
 
     async def _run_in_turn(self) -> None:
         await self._check_policy()
-        kernel = await self._session.session_kernel.ready()
+        try:
+            with self._session.following_environment(self._note_preparation):
+                kernel = await self._session.session_kernel.ready()
+        finally:
+            self._waits_for = ""
         if self._is_cancelled:
             cause = f"interrupted {self._asked} while its kernel started; it never ran"
             self._outcome = Outcome(status="interrupted", cause=cause)

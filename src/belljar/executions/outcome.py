@@ -163,6 +163,7 @@ def make_result(
     files: list[FileReference],
     calls: Sequence[CallRecord],
     not_undoable: str | None,
+    waits_for: str | None = None,
 ) -> ExecutionResult:
     """Return the result of an execution, or as much of it as is known yet."""
     summary = transcript.summary
@@ -188,6 +189,7 @@ def make_result(
         sequence=transcript.sequence,
         calls=_reported_calls(calls, outcome),
         not_undoable=not_undoable,
+        waits_for=waits_for,
     )
 
 

@@ -1,13 +1,21 @@
-"""Environments by name, each prepared once however many sessions wait for it. Knows nothing of sandboxes."""
+"""Environments by name, each prepared once however many sessions wait for it. Knows nothing of sandboxes.
+
+Whoever waits for one that is being made can follow what is said about it. Its packages are compiled in the background
+once it can be used.
+"""
 
 import asyncio
 import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from belljar.environments import Environment, check_name, open_environment
-from belljar.environments.managed import DEFAULT, folder, is_ready
+from belljar.environments.managed import DEFAULT, compile_packages, folder, is_compiled, is_ready
 from belljar.environments.selection import KERNEL_PREFIX
-from belljar.errors import EnvironmentBroken, InvalidArgument
+from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
 
@@ -37,6 +45,10 @@ class EnvironmentCache:
         self._settings = settings
         self._plugin_kernels = plugin_kernels
         self._tasks: dict[str, asyncio.Task[Environment]] = {}
+        self._compilations: dict[Path, asyncio.Task[None]] = {}
+        self._progress: dict[str, str] = {}
+        """What was said last about each environment that is being made; nothing about those that are there."""
+        self._followers: dict[str, list[Callable[[str], None]]] = {}
 
     def check(self, name: str) -> None:
         """Refuse a name that no kernel can be started for, before a session is made for it."""
@@ -68,21 +80,60 @@ class EnvironmentCache:
 
     def _kernel_home(self) -> Path | None:
         """Return the prefix of the environment whose kernels come before Jupyter's own; None while it is unknown."""
-        name = self._settings.environment
-        name = DEFAULT.name if is_elsewhere(name) else name
+        name = self._home_name()
         task = self._tasks.get(name)
         if task is not None and task.done() and not task.cancelled() and task.exception() is None:
             return task.result().prefix
         root = folder(self._settings)
         return root if name == DEFAULT.name and is_ready(root) else None
 
+    def _home_name(self) -> str:
+        """Return the environment that sessions of Jupyter's kernels have beside their own."""
+        name = self._settings.environment
+        return DEFAULT.name if is_elsewhere(name) else name
+
     async def get(self, name: str) -> Environment:
         """Return the environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
         task = self._tasks.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            opening = open_environment(self._settings, name, on_progress=log.info)
-            task = self._tasks[name] = asyncio.get_running_loop().create_task(opening)
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._open(name))
         return await asyncio.shield(task)
+
+    async def _open(self, name: str) -> Environment:
+        try:
+            environment = await open_environment(self._settings, name, on_progress=partial(self._tell, name))
+        finally:
+            self._progress.pop(name, None)
+        root = environment.prefix
+        if environment.kind == "managed" and root not in self._compilations and not is_compiled(root):
+            compiling = asyncio.get_running_loop().create_task(_compile(root))
+            self._compilations[root] = compiling
+        return environment
+
+    def _tell(self, name: str, line: str) -> None:
+        log.info("%s", line)
+        self._progress[name] = line
+        for follower in self._followers.get(name, ()):
+            follower(line)
+
+    @contextmanager
+    def following(self, name: str, on_progress: Callable[[str], None]) -> Generator[None]:
+        """Call `on_progress` with what was said last, and is said next, while the environment is being made."""
+        name = self._home_name() if is_elsewhere(name) else name
+        followers = self._followers.setdefault(name, [])
+        followers.append(on_progress)
+        try:
+            if line := self._progress.get(name):
+                on_progress(line)
+            yield
+        finally:
+            followers.remove(on_progress)
+            if not followers:
+                self._followers.pop(name, None)
+
+    def is_being_made(self, name: str) -> bool:
+        """Return whether sessions of that name have to wait because their environment is being made."""
+        return (self._home_name() if is_elsewhere(name) else name) in self._progress
 
     async def for_packages(self, name: str) -> Environment:
         """Return the environment that a session's packages are resolved for; of a Jupyter kernel, its interpreter's."""
@@ -106,7 +157,18 @@ class EnvironmentCache:
         return environment
 
     async def aclose(self) -> None:
-        """Cancel what is being prepared."""
-        for task in self._tasks.values():
+        """Cancel what is being prepared or compiled; the next server goes on with it."""
+        tasks: list[asyncio.Task[Any]] = [*self._tasks.values(), *self._compilations.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _compile(root: Path) -> None:
+    """Compile in the background; a failure is logged only, because the environment works without."""
+    try:
+        await compile_packages(root, on_progress=lambda line: log.debug("%s: %s", root.name, line))
+    except (BelljarError, OSError) as error:
+        log.warning("the packages in %s could not be compiled: %s", root, error)
+    else:
+        log.info("the packages in %s are compiled", root)

@@ -222,6 +222,7 @@ class Registry:
             records=self.records,
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
+            follow_environment=partial(self._starter.environments.following, environment),
             guard=self._guardrails.guard(folders.session_id, principal, folders.root),
             plugins=self.plugins,
             redactor=redactor,

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -48,6 +48,8 @@ from belljar.settings.azure import AZURE
 from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.broker import Broker
 
+FollowEnvironment = Callable[[Callable[[str], None]], AbstractContextManager[None]]
+"""Calls a function with what is said about the session's environment, while that is being made and the block runs."""
 Watcher = Callable[[Execution | None], None]
 """Called with every execution when its turn has come, or when it ended without one; with None when the session ends."""
 
@@ -73,6 +75,7 @@ class Session:
         records: SessionRecords,
         admission: Admission,
         start_kernel: StartKernel,
+        follow_environment: FollowEnvironment,
         guard: Guard,
         plugins: Plugins,
         redactor: SessionRedactor,
@@ -110,6 +113,7 @@ class Session:
             tools.attach(owner=principal, guard=guard, redactor=redactor, keep=self.write_file)
         self.turn = asyncio.Lock()
         self.handover = handover
+        self._follow_environment = follow_environment
         self.session_kernel = self._make_session_kernel(start_kernel)
         self.queue = ExecutionQueue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
@@ -227,6 +231,10 @@ class Session:
         if variables != self._noted or now - self._noted_at > NOTE_S:
             self._noted, self._noted_at = variables, now
             self._records.record_use(self.id, variables)
+
+    def following_environment(self, on_progress: Callable[[str], None]) -> AbstractContextManager[None]:
+        """See `ExecutionContext`."""
+        return self._follow_environment(on_progress)
 
     def screens(self) -> Screens:
         """Return the screens (filters) that the output of a new execution passes through."""

@@ -118,6 +118,8 @@ def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoin
         cut = result.truncated
         parts.append(f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: {cut.uri}")
     body = "\n".join(part for part in parts if part)
+    if result.waits_for:
+        body = f"It has not started yet: it waits for {result.waits_for}\nIt runs as soon as that is there."
     return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
 
 

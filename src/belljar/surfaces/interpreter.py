@@ -22,7 +22,14 @@ from belljar.surfaces.content import (
     model_blocks,
     wants,
 )
-from belljar.surfaces.execution_wait import asked_execution, can_ask, follow, resume, stopping_when_cancelled
+from belljar.surfaces.execution_wait import (
+    asked_execution,
+    can_ask,
+    follow,
+    resume,
+    start_reporting,
+    stopping_when_cancelled,
+)
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.request_tracing import note_refusal
@@ -184,6 +191,7 @@ class InterpreterSurface:
     @refusals_as_results
     async def new_session(
         self,
+        ctx: Ctx,
         environment: Annotated[
             str,
             Field(description="Empty for the configured one, another's name, or kernel:NAME for a Jupyter kernel"),
@@ -195,13 +203,14 @@ class InterpreterSurface:
         await self._sessions.make_room(principal)
         session = self._sessions.create(principal, environment=environment, reason=reason)
         try:
-            await session.start()
+            waits_for = await start_reporting(session, ctx)
         except BaseException:
             await self._sessions.clear(session.id, principal)
             raise
         notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
-        return model_blocks(info, f"session_id: {info.session_id}\n{notice.instructions if notice else ''}")
+        lines = [f"session_id: {info.session_id}", waits_for, notice.instructions if notice else ""]
+        return model_blocks(info, "\n".join(filter(None, lines)))
 
     @refusals_as_results
     async def list_sessions(self) -> Answer:
