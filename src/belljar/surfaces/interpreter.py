@@ -92,7 +92,7 @@ class InterpreterSurface:
             (self.clear_session, idempotent(ENDS)),
         )
         StateTools(self._sessions).register(server)
-        FileTools(self._sessions, self._settings).register(server)
+        FileTools(self._sessions, self._settings, self._runtime.starter.host_folders).register(server)
         PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
         InterpreterResources(self._sessions).register(server)
         if self._settings.has_workflows:
