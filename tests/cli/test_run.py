@@ -172,7 +172,7 @@ def test_what_follows_the_file_is_the_codes_own(belljar_run: Run, place: Path) -
 def test_a_script_reads_what_is_piped_in(shell_run: Run) -> None:
     code = "import sys\nfirst = input()\nrest = sys.stdin.read()\nprint(first, len(rest), rest[-4:], sys.stdin.read())"
     answer = shell_run("-c", code, stdin="head\n" + "x" * 300_000 + "ü\nz\n")
-    assert answer.stdout == "head 300004 xü\nz\n \n", answer.stderr
+    assert answer.stdout == "head 300004 ü\nz\n \n", answer.stderr
     answer = shell_run("-c", "import sys\nprint([line for line in sys.stdin], sys.stdin.buffer.read())", stdin="1\n2")
     assert answer.stdout == "['1\\n', '2'] b''\n"
 

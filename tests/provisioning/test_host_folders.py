@@ -10,7 +10,7 @@ import pytest
 from belljar.errors import BelljarError, FileMissing, InvalidPath, SandboxUnavailable, SettingsError, TooLarge
 from belljar.files.host_folders import open_host_folder, read_host_file
 from belljar.provisioning.host_folders import HostFolders, open_host_folders, revoked
-from belljar.sandboxes.base import SharedFolder
+from belljar.sandboxes.base import HostFolder
 from belljar.sandboxes.microvm import MicroVMProvider
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import Settings, load_settings
@@ -33,8 +33,8 @@ def settings(tmp_path: Path, **folders: Any) -> Settings:
 def test_a_folder_is_a_path_or_a_table(tmp_path: Path, sales: Path):
     chosen = settings(tmp_path, sales=str(sales), out={"path": str(tmp_path), "writable": True, "owners": ["ann"]})
     folders = HostFolders(chosen)
-    assert folders.of("") == folders.of("local") == (SharedFolder("sales", str(sales)),)
-    assert folders.of("key:ann") == (SharedFolder("out", str(tmp_path), True), SharedFolder("sales", str(sales)))
+    assert folders.of("") == folders.of("local") == (HostFolder("sales", str(sales)),)
+    assert folders.of("key:ann") == (HostFolder("out", str(tmp_path), True), HostFolder("sales", str(sales)))
     assert [folder.inside for folder in folders.all()] == ["/mnt/sales", "/mnt/out"]
 
 
@@ -145,8 +145,8 @@ def test_nothing_but_a_regular_file_within_the_folder_is_read(tmp_path: Path, sa
 
 
 def test_what_the_settings_take_away_is_told_from_what_they_add():
-    shown, more = SharedFolder("a", "/a"), SharedFolder("a", "/a", True)
-    assert revoked([shown], [shown, SharedFolder("b", "/b")]) == []
+    shown, more = HostFolder("a", "/a"), HostFolder("a", "/a", True)
+    assert revoked([shown], [shown, HostFolder("b", "/b")]) == []
     assert revoked([shown], [more]) == []
     assert revoked([more], [shown]) == ["a"]
-    assert revoked([shown], []) == revoked([shown], [SharedFolder("a", "/b")]) == ["a"]
+    assert revoked([shown], []) == revoked([shown], [HostFolder("a", "/b")]) == ["a"]

@@ -22,7 +22,8 @@ def refused(action):
     except OSError as error: return error.strerror
     return 'done'
 str([open('/mnt/sales/q1.csv').read(), refused(lambda: open('/mnt/sales/new', 'w')),
- refused(lambda: os.chmod('/mnt/sales/q1.csv', 0o777)), refused(lambda: open('/mnt/out/' + os.urandom(8).hex(), 'x').write('x')),
+ refused(lambda: os.chmod('/mnt/sales/q1.csv', 0o777)),
+ refused(lambda: open('/mnt/out/' + os.urandom(8).hex(), 'x').write('x')),
  sorted(os.listdir('/mnt'))])
 """
 SEEN = repr("['a,b\\n1,2\\n', 'Read-only file system', 'Read-only file system', 'done', ['data', 'out', 'sales']]")

@@ -73,7 +73,8 @@ def command(
 ) -> None:
     """Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.
 
-    Options stand before the file; what follows it is the code's own, and so is what is piped in. The exit status is the code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
+    Options stand before the file; what follows it is the code's own, and so is what is piped in. The exit status is the
+    code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
     """
     flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
     if code is not None and file is not None:  # as with Python's own -c

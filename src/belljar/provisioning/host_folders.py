@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from belljar.errors import FileMissing, SandboxUnavailable, SettingsError
 from belljar.files.host_folders import open_host_folder, read_host_file
 from belljar.files.names import shown
-from belljar.sandboxes.base import FolderProvider, Provider, SharedFolder
+from belljar.sandboxes.base import FolderProvider, HostFolder, Provider
 from belljar.sandboxes.host_users import closed_to_others
 from belljar.settings import Settings
 from belljar.settings.trust import user_folder
@@ -29,19 +29,19 @@ class HostFolders:
         self._entries = settings.folders
         self._are_mounted = are_mounted
 
-    def of(self, principal: str) -> tuple[SharedFolder, ...]:
+    def of(self, principal: str) -> tuple[HostFolder, ...]:
         """Return the folders that a principal's sessions see, by name; of nobody (""), those that everybody sees."""
         return tuple(
-            SharedFolder(name, entry.path, entry.writable)
+            HostFolder(name, entry.path, entry.writable)
             for name, entry in sorted(self._entries.items())
             if entry.is_for(principal)
         )
 
-    def all(self) -> tuple[SharedFolder, ...]:
+    def all(self) -> tuple[HostFolder, ...]:
         """Return every folder that some session sees."""
-        return tuple(SharedFolder(name, entry.path, entry.writable) for name, entry in self._entries.items())
+        return tuple(HostFolder(name, entry.path, entry.writable) for name, entry in self._entries.items())
 
-    def place(self, folder: SharedFolder) -> str:
+    def place(self, folder: HostFolder) -> str:
         """Return the path that code in a session uses for a folder."""
         return folder.inside if self._are_mounted else folder.path
 
@@ -59,7 +59,7 @@ class HostFolders:
         )
 
 
-def revoked(earlier: Sequence[SharedFolder], now: Sequence[SharedFolder]) -> list[str]:
+def revoked(earlier: Sequence[HostFolder], now: Sequence[HostFolder]) -> list[str]:
     """Return the names of folders that a running sandbox shows and a new one would not, or not as writable."""
     allowed = {(folder.name, folder.path): folder.is_writable for folder in now}
     return [
@@ -93,7 +93,7 @@ def open_host_folders(settings: Settings, provider: Provider) -> HostFolders:
     return found
 
 
-def _check(folder: SharedFolder, settings: Settings) -> None:
+def _check(folder: HostFolder, settings: Settings) -> None:
     try:
         descriptor = open_host_folder(folder.path)
     except SandboxUnavailable as error:
@@ -136,7 +136,7 @@ def _sockets(folder: Path) -> list[str]:
     return found
 
 
-def _read(folder: SharedFolder, name: str, limit_bytes: int) -> bytes:
+def _read(folder: HostFolder, name: str, limit_bytes: int) -> bytes:
     descriptor = open_host_folder(folder.path)
     try:
         return read_host_file(descriptor, name, limit_bytes)

@@ -64,7 +64,7 @@ FOLDERS = "/mnt"
 
 
 @dataclass(frozen=True, slots=True)
-class SharedFolder:
+class HostFolder:
     """A folder of the host's that the operator shows to a session."""
 
     name: str
@@ -97,7 +97,7 @@ class SandboxSpec:
     branches_folder: Path | None = None
     """For a trunk: the folder that contains the folders of all its branches. Like theirs, it must let others pass
     through it (`o+x`). None means the folder two levels above the workspace."""
-    folders: Sequence[SharedFolder] = ()
+    folders: Sequence[HostFolder] = ()
     """The user's folders, which a provider with `shows_folders` shows at their `inside`."""
 
 

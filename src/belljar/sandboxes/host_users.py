@@ -17,7 +17,7 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.files.private import make_missing
-from belljar.sandboxes.base import Identity, SandboxSpec, SharedFolder
+from belljar.sandboxes.base import HostFolder, Identity, SandboxSpec
 
 # https://systemd.io/UIDS-GIDS: above what containers get, below the numbers that some programs read as negative.
 _FREE = range(0x70000000, 0x7FFFFFFF)
@@ -92,7 +92,7 @@ def hand_over(spec: SandboxSpec, identity: Identity) -> None:
         os.chown(folder, identity.uid, identity.gid, follow_symlinks=False)
 
 
-def closed_to_others(folder: SharedFolder) -> str:
+def closed_to_others(folder: HostFolder) -> str:
     """Say why a session that has a user of its own cannot use a folder; empty when it can."""
     mode = os.stat(folder.path).st_mode if os.path.isdir(folder.path) else 0o777  # noqa: PTH112, PTH116 - a host path
     needed = stat.S_IROTH | stat.S_IXOTH | (stat.S_IWOTH if folder.is_writable else 0)

@@ -70,10 +70,10 @@ class FileTools:
     async def list_session_files(
         self,
         session_id: SessionId,
-        path: Annotated[str, Field(description="Folder to list; empty for all")] = "",
-        after: Annotated[str, Field(description="Name to go on after; empty for the first")] = "",
+        path: Annotated[str, Field(description="Folder to list")] = "",
+        after: Annotated[str, Field(description="Name to go on after")] = "",
     ) -> Answer:
-        """Files in the session folder by name, sub-folders included. None listed: the folder is empty."""
+        """Files in the session folder, sub-folders included."""
         try:
             folders, _ = self._sessions.look(session_id, current_principal())
         except SessionNotFound as error:
@@ -104,9 +104,9 @@ class FileTools:
         text: str | None = None,
         base64: str | None = None,
         url: Annotated[str | None, Field(description="data: or https: URL")] = None,
-        path: Annotated[str | None, Field(description="File in a folder of the user, such as /mnt/NAME/file")] = None,
+        path: Annotated[str | None, Field(description="In a folder of the user, such as /mnt/NAME/file")] = None,
     ) -> Answer:
-        """Put a file into the session folder. Give exactly one of text, base64, url, path."""
+        """Put a file into the session folder, from exactly one of text, base64, url and path."""
         principal = current_principal()
         session = await self._sessions.reach(session_id, principal)
         session.workspace.check_name(name)
@@ -127,7 +127,7 @@ class FileTools:
         self,
         session_id: SessionId,
         name: FileName,
-        save: Annotated[bool, Field(description="Also save it on the server's side, for the person")] = False,
+        save: Annotated[bool, Field(description="Also save it for the person")] = False,
     ) -> Answer:
         """Get a file from the session folder."""
         session = await self._sessions.reach(session_id, current_principal())

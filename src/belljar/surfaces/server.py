@@ -40,7 +40,7 @@ from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spa
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
-from belljar.surfaces.tool_listing import Surroundings
+from belljar.surfaces.tool_listing import Surroundings, small_schema
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 NAME_LIMIT_CHARS = 200
@@ -114,13 +114,13 @@ class BelljarServer(MCPServer[Any]):
             raise wrong_arguments(name, tool.parameters, arguments, error.__cause__) from error
 
     async def list_tools(self) -> list[Tool]:
-        """List the tools as the SDK does, with the caller's surroundings in the description of `execute_code`."""
+        """List the tools as the SDK does, in fewer words, and with the caller's surroundings in `execute_code`'s."""
         tools = await super().list_tools()
-        if self.surroundings is not None:
-            for tool in tools:
-                if tool.name == "execute_code":
-                    about = await self.surroundings.text(current_principal())
-                    tool.description = f"{tool.description}\n{about}".rstrip()
+        for tool in tools:
+            tool.input_schema = small_schema(tool.input_schema)
+            if tool.name == "execute_code" and self.surroundings is not None:
+                about = await self.surroundings.text(current_principal())
+                tool.description = f"{tool.description}\n{about}".rstrip()
         return tools
 
     async def list_prompts(self) -> list[Prompt]:

@@ -26,10 +26,16 @@ NOTABLE = (
 _OF_DEFAULT = NOTABLE[:13]
 _MOST_NAMED = 16
 _PATIENCE_S = 1.0
+_UNNEEDED = ("title", "maxLength", "minItems", "maxItems")
+_EMPTY: dict[str, tuple[object, ...]] = {"default": ("", None, False), "minimum": (0,), "exclusiveMinimum": (0,)}
 
 
 def small_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments without titles, empty defaults, and null beside another type."""
+    """Return the schema of a tool's arguments without what a model does not need to call it.
+
+    That are titles, empty defaults, null beside another type, and bounds that nobody would exceed; the server knows the
+    whole schema and tells what an argument must be.
+    """
     return {key: _small(value, is_properties=key == "properties") for key, value in schema.items() if key != "title"}
 
 
@@ -44,7 +50,7 @@ def _small(value: Any, *, is_properties: bool = False) -> Any:
     kept = {
         key: _small(entry, is_properties=key == "properties")
         for key, entry in entries.items()
-        if key != "title" and not (key == "default" and entry in ("", None))
+        if key not in _UNNEEDED and not any(entry is empty for empty in _EMPTY.get(key, ()))
     }
     choices = [choice for choice in kept.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:

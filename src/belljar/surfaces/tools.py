@@ -16,10 +16,9 @@ from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import error_blocks
 from belljar.surfaces.request_tracing import note_refusal
-from belljar.surfaces.tool_listing import small_schema
 
-SessionId = Annotated[str, Field(description="Session to use")]
-OptionalSession = Annotated[str, Field(description="Session to go on with; empty starts a new one")]
+SessionId = str
+OptionalSession = Annotated[str, Field(description="Empty starts a new one")]
 FileName = Annotated[str, Field(description="Path in the session folder")]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -40,9 +39,6 @@ def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> N
     for tool, annotations in tools:
         description = inspect.cleandoc(tool.__doc__ or "")  # the indentation of our source costs tokens
         server.add_tool(tool, description=description, annotations=annotations, structured_output=False)
-        made = server._tool_manager.get_tool(tool.__name__)  # pyright: ignore[reportPrivateUsage]
-        if made is not None:
-            made.parameters = small_schema(made.parameters)
 
 
 def idempotent(hints: ToolAnnotations) -> ToolAnnotations:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from belljar.files.host_folders import open_host_folder
-from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec, SharedFolder
+from belljar.sandboxes.base import WORKSPACE, HostFolder, Incident, SandboxProcess, SandboxSpec
 from belljar.sandboxes.container.engines import LABEL, ContainerEngine
 from belljar.sandboxes.container.handshake import StartOrder
 from belljar.sandboxes.container.process import ContainerProcess
@@ -96,7 +96,7 @@ class ContainerSandbox(SandboxBase):
         self._on_close()
 
 
-def _numbers_of(folders: Sequence[SharedFolder]) -> dict[str, tuple[int, int]]:
+def _numbers_of(folders: Sequence[HostFolder]) -> dict[str, tuple[int, int]]:
     """Return device and inode of each folder by its path inside; SandboxUnavailable for one that cannot be shown."""
     numbers: dict[str, tuple[int, int]] = {}
     for folder in folders:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
 from belljar.files.host_folders import open_host_folder
-from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec, SharedFolder
+from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.machine_files import ETC, machine_files
 
@@ -213,7 +213,7 @@ def _view(spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int]
     ]
 
 
-def real_path(folder: SharedFolder) -> Path:
+def real_path(folder: HostFolder) -> Path:
     """Return where on the host a folder of the user's lies, without symlinks."""
     return Path(os.path.realpath(folder.path))
 
