@@ -18,6 +18,7 @@ from bench import (
     lines,
     mcp_calls,
     memory,
+    model_tokens,
     neighbours,
     one_plus_one,
     sandboxes,
@@ -48,8 +49,9 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "search": search.measure,
     "workflows": workflows.measure,
     "skills": skills.measure,
+    "model-tokens": model_tokens.measure,
 }
-ON_DEMAND = ("toolbox", "search", "skills")
+ON_DEMAND = ("toolbox", "search", "skills", "model-tokens")
 """Measured when they are named: they install what they are compared with."""
 FULL_S = 240.0
 QUICK_S = 90.0

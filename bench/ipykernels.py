@@ -18,6 +18,7 @@ PATIENCE_S = 60.0
 SILENCE_S = 2.0
 
 OnText = Callable[[str], object]
+OnMessage = Callable[[dict[str, Any]], object]
 
 
 class _OneSpec(KernelSpecManager):
@@ -36,13 +37,14 @@ class IPyKernel:
     def __init__(self, client: AsyncKernelClient) -> None:
         self._client = client
 
-    async def execute(self, code: str, on_text: OnText = len) -> None:
+    async def execute(self, code: str, on_text: OnText = len, on_message: OnMessage = len) -> None:
         """Run a cell until it is idle and has replied, which is when its output is complete."""
         message_id = self._client.execute(code)
         while True:
             message = await self._client.get_iopub_msg(timeout=PATIENCE_S)
             if message["parent_header"].get("msg_id") != message_id:
                 continue
+            on_message(message)
             if message["msg_type"] == "stream":
                 on_text(message["content"]["text"])
             elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":

@@ -32,6 +32,7 @@ from belljar.privacy.rules import PrivacyRules
 from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.form_targets import OwnTargets
 from belljar.provisioning.handover import Handover, NoHandover
+from belljar.provisioning.host_folders import open_host_folders
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import OwnProviders, open_provider
@@ -106,6 +107,7 @@ async def open_runtime(
     provider = open_provider(settings, plugins)
     if provider.warning:
         log.warning("%s", provider.warning)
+    host_folders = open_host_folders(settings, provider)
     open_data_directory(settings.data_directory)
     sessions = settings.data_directory / "sessions"
     with (
@@ -132,6 +134,7 @@ async def open_runtime(
                     outlives_server=outlives_server,
                     plugins=plugins,
                     skills=shown_skills(library),
+                    host_folders=host_folders,
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),

@@ -163,11 +163,35 @@ def test_input_reads_a_file_that_is_stdin(place: Path, default_environment: Envi
     assert answer.stdout == "'one'\n"
 
 
+def test_what_follows_the_file_is_the_codes_own(belljar_run: Run, place: Path) -> None:
+    (place / "script.py").write_text("import sys\nprint(sys.argv)\n")
+    assert belljar_run("script.py", "a b", "--json", "-x").out == "['script.py', 'a b', '--json', '-x']\n"
+    assert belljar_run("-c", "import sys; print(sys.argv, 'scope' in dir())", "a").out == "['-c', 'a'] False\n"
+
+
+def test_a_script_reads_what_is_piped_in(shell_run: Run) -> None:
+    code = "import sys\nfirst = input()\nrest = sys.stdin.read()\nprint(first, len(rest), rest[-4:], sys.stdin.read())"
+    answer = shell_run("-c", code, stdin="head\n" + "x" * 300_000 + "ü\nz\n")
+    assert answer.stdout == "head 300004 ü\nz\n \n", answer.stderr
+    answer = shell_run("-c", "import sys\nprint([line for line in sys.stdin], sys.stdin.buffer.read())", stdin="1\n2")
+    assert answer.stdout == "['1\\n', '2'] b''\n"
+
+
+def test_files_are_copied_in_and_only_what_the_code_changed_comes_out(belljar_run: Run, place: Path) -> None:
+    (place / "in.csv").write_bytes(b"\xff1\n")
+    (place / "other.csv").write_text("2\n")
+    code = "print(open('in.csv', 'rb').read(), open('other.csv').read())\nopen('new.txt', 'w').write('x');"
+    answer = belljar_run("--file", "in.csv", "--file", str(place / "other.csv"), "--out", "found", "-c", code)
+    assert answer.out == "b'\\xff1\\n' 2\n\n"
+    assert _names(place / "found") == ["new.txt"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ((), "either a file or -c"),
-        (("a.py", "-c", "1"), "either a file or -c"),
+        (("--file", "missing.csv", "-c", "1"), "--file missing.csv cannot be read"),
+        (("--file", ".", "-c", "1"), "Show whole folders with the setting"),
         (("missing.py",), "missing.py cannot be read"),
         (("binary.py",), "binary.py is not UTF-8"),
         (("-c", "1", "--sandbox", "glass"), "glass"),

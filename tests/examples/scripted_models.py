@@ -17,7 +17,7 @@ def next_step(results: list[str]) -> dict[str, Any] | str:
     """The arguments of the next call of execute_code, or the final answer."""
     if not results:
         return FIRST
-    found = re.search(r"session_id\W+([0-9a-f]{32})", results[-1])
+    found = re.search(r"session_id\W+([a-z]{17})", results[-1])
     assert found, f"no session in {results[-1]!r}"
     if len(results) == 1:
         return {"code": "total * 2", "session_id": found[1]}

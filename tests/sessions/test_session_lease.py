@@ -8,7 +8,10 @@ def test_the_first_caller_is_told_how_long_it_stays_and_nobody_else_is() -> None
     notice = lease.notice()
     assert notice is not None
     assert notice.session_id == "a session"
-    assert "after 1.5 minutes without use" in notice.instructions
+    assert notice.instructions.endswith("It ends after 1.5 idle minutes.")
+    sleeper = Lease("a session", idle_s=1800, is_in_use=lambda: False, sleeps=True).notice()
+    assert sleeper is not None
+    assert sleeper.instructions.endswith("It sleeps after 30 idle minutes and wakes with the next call.")
     assert lease.notice() is None
 
 

@@ -187,6 +187,6 @@ def links(answer: CallToolResult) -> list[ResourceLink]:
 
 def session_in(answer: CallToolResult) -> str:
     """The session id as a model reads it, from the text."""
-    found = re.search(r"session_id: ([0-9a-f]{32})", text_of(answer))
+    found = re.search(r"session_id: ([a-z]{17})", text_of(answer))
     assert found is not None
     return found[1]

@@ -58,7 +58,7 @@ async def say(client: Client, tool: str, **arguments: Any) -> str:
 
 
 def session_of(text: str) -> str:
-    found = re.search(r"[0-9a-f]{32}", text)
+    found = re.search(r"\b[a-z]{17}\b", text)
     assert found is not None
     return found[0]
 

@@ -22,7 +22,7 @@ from waiting import until
 pytestmark = pytest.mark.anyio
 TOOLS = {
     "execute_code": ["code", "session_id", "filename", "timeout_s", "wait_s", "idempotency_key"],
-    "get_execution": ["execution_id", "since", "wait_s"],
+    "get_execution": ["execution_id", "since", "wait_s", "offset"],
     "interrupt_execution": ["execution_id", "session_id"],
     "new_session": ["environment", "reason"],
     "list_sessions": [],
@@ -30,7 +30,7 @@ TOOLS = {
     "fork_session": ["session_id", "at", "reseed"],
     "rewind_session": ["session_id", "to"],
     "list_session_files": ["session_id", "path", "after"],
-    "upload_file": ["session_id", "name", "text", "base64", "url"],
+    "upload_file": ["session_id", "name", "text", "base64", "url", "path"],
     "download_file": ["session_id", "name", "save"],
     "install_dependencies": ["packages", "session_id"],
     "check_installed_packages": ["packages", "session_id"],
@@ -53,11 +53,11 @@ async def test_the_tools_have_the_arguments_of_the_contract(runtime: Runtime, er
 async def test_the_defaults_are_those_of_the_contract(caller: Caller):
     tools = {tool.name: tool.input_schema for tool in (await caller.client.list_tools()).tools}
     execute = {name: entry.get("default") for name, entry in tools["execute_code"]["properties"].items()}
-    chosen = {"session_id": "", "filename": "", "timeout_s": None, "wait_s": 45, "idempotency_key": ""}
+    chosen = {"session_id": None, "filename": None, "timeout_s": None, "wait_s": 45, "idempotency_key": None}
     assert execute == {"code": None, **chosen}
     assert tools["execute_code"]["required"] == ["code"]
     look = {name: entry.get("default") for name, entry in tools["get_execution"]["properties"].items()}
-    assert look == {"execution_id": None, "since": 0, "wait_s": 0}
+    assert look == {"execution_id": None, "since": 0, "wait_s": 0, "offset": None}
 
 
 @pytest.mark.parametrize("era", ERAS)

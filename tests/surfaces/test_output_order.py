@@ -47,7 +47,7 @@ async def lines_of(caller: Caller, code: str, session_id: str) -> list[str]:
 
 def read(answer: CallToolResult) -> list[str]:
     """The text without its footer, and without addresses."""
-    body = text_of(answer).partition("\n\n[status")[0]
+    body = text_of(answer).partition("\n\n[")[0]
     return re.sub(r"execution://\S+?(?=\]|\s)", "URI", body).splitlines()
 
 

@@ -88,7 +88,7 @@ async def test_the_text_block_says_all_a_model_needs(caller: Caller, shared_sess
         "seen",
         "ValueError: no good",
         f"created deep.txt (text/plain, 1 bytes) kernel://{shared_session}/deep.txt",
-        "status: error",
+        "[error | ",
         f"session_id: {shared_session}",
         f"execution_id: {answer.structured_content['execution_id']}",
     ):

@@ -30,6 +30,8 @@ class CommandEntry:
     help: str
     """The line that lists of commands show: the first paragraph of the function's docstring."""
     is_hidden: bool = False
+    takes_rest: bool = False
+    """Whether everything after its first argument is the arguments of something else, options included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "run": CommandEntry(
         "run:command",
         "Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.",
+        takes_rest=True,
     ),
     "sessions": CommandEntry("sessions:command", "List the sessions of all running servers of this data directory."),
     "top": CommandEntry(
@@ -263,7 +266,8 @@ class LazyCommand(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return a context of the imported command, which the group then invokes instead of this one."""
         table = _typer()
-        table.command(self.name)(load_command(self._entry))
+        settings = {"allow_interspersed_args": False} if self._entry.takes_rest else None
+        table.command(self.name, context_settings=settings)(load_command(self._entry))
         return typer.main.get_command(table).make_context(info_name, args, parent, **extra)
 
 

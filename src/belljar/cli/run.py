@@ -19,11 +19,12 @@ import typer
 from belljar.api import open_session
 from belljar.cli.saved_outputs import OutputSaver, check_folder
 from belljar.cli.streams import BROKEN_PIPE, discard_stdout, log_to_stderr
-from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status
+from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status, is_input_piped
 from belljar.environments import prepare
 from belljar.errors import InvalidArgument
 from belljar.files.transfer import download_folder
 from belljar.handles import SessionHandle
+from belljar.inside import FOLDER
 from belljar.settings import Settings, load_settings
 
 # These prepare later sessions or earlier states, and a command has one session that only goes forward.
@@ -39,16 +40,28 @@ class RunRequest:
     """The folder for files; None for a new folder of the session below `download_directory`."""
     as_json: bool
     is_stdin_free: bool
+    arguments: tuple[str, ...] = ("",)
+    """What the code finds as `sys.argv`."""
+    files: tuple[Path, ...] = ()
+    """Files to copy into the session folder first."""
 
 
 def command(
     file: Annotated[str | None, typer.Argument(help="Python file to run; - reads the code from stdin.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[arg]...", help="Arguments of the code, as it finds them in sys.argv."),
+    ] = None,
     code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="New or empty folder for figures and files of the code; without it, a new one in download_directory."
         ),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", metavar="PATH", help="Copy this file into the session folder first; repeatable."),
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Interrupt the code after this many seconds.")] = None,
     sandbox: Annotated[
@@ -60,19 +73,29 @@ def command(
 ) -> None:
     """Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.
 
-    The exit status is the code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
+    Options stand before the file; what follows it is the code's own, and so is what is piped in. The exit status is the
+    code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
     """
     flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
-    request = RunRequest(_read_code(file, code), out=out, as_json=as_json, is_stdin_free=file != "-")
+    if code is not None and file is not None:  # as with Python's own -c
+        arguments, file = [file, *(arguments or [])], None
+    request = RunRequest(
+        _read_code(file, code),
+        out=out,
+        as_json=as_json,
+        is_stdin_free=file != "-",
+        arguments=("-c" if code is not None else file or "", *(arguments or [])),
+        files=tuple(files or ()),
+    )
     raise typer.Exit(run(single_session_settings(load_settings(flags)), request))
 
 
 def _read_code(file: str | None, code: str | None) -> str:
     """Return the code from `-c`, from a file or from stdin; refuse none or two of them."""
-    if (file is None) == (code is None):
-        raise InvalidArgument("belljar run takes either a file or -c CODE", hint="Use - to read the code from stdin")
     if code is not None:
         return code
+    if file is None:
+        raise InvalidArgument("belljar run takes either a file or -c CODE", hint="Use - to read the code from stdin")
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file or "").read_bytes()
     except OSError as error:
@@ -107,8 +130,14 @@ def run(settings: Settings, request: RunRequest) -> int:
 async def _run(settings: Settings, request: RunRequest) -> int:
     # Check the folder first, so that a wrong one is refused before the code runs.
     out = check_folder(request.out) if request.out is not None else None
+    copies = [_read_file(path, settings.max_upload_bytes) for path in request.files]
     await prepare_environment(settings)
     async with open_session(settings=settings) as session:
+        for name, content in copies:
+            await session.upload(name, content)
+        is_piped = request.is_stdin_free and is_input_piped()
+        if is_piped or request.arguments != RunRequest.arguments:
+            await _set_up(session, request.arguments, is_piped=is_piped)
         printer = OutputPrinter(session, is_quiet=request.as_json)
         saver = OutputSaver(session, out or download_folder(settings.download_directory, session.id))
         stream = session.stream(request.code, on_input=StandardInput().answer if request.is_stdin_free else None)
@@ -121,6 +150,34 @@ async def _run(settings: Settings, request: RunRequest) -> int:
             print(json.dumps(stream.result.model_dump(mode="json"), indent=2), flush=True)
         await saver.save(stream.result.files)
         return exit_status(stream.result)
+
+
+async def _set_up(session: SessionHandle, arguments: tuple[str, ...], *, is_piped: bool) -> None:
+    """Give the session its `sys.argv` and `sys.stdin`, in a cell that leaves no names behind."""
+    source = (FOLDER / "script_input.py").read_text()
+    call = f"scope['install']({[*arguments]!r}, is_piped={is_piped})"
+    code = f"(lambda scope: (exec({source!r}, scope), {call}))({{'__name__': 'belljar_script'}});"
+    result = await session.execute(code)
+    if not result.success:
+        raise InvalidArgument(
+            f"the session cannot be given arguments and input: {result.error}", hint="Call it without them"
+        )
+
+
+def _read_file(path: Path, limit_bytes: int) -> tuple[str, bytes]:
+    """Return the name and the content of a file that is to be copied in."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit_bytes + 1)
+    except OSError as error:
+        hint = "Show whole folders with the setting `folders`" if isinstance(error, IsADirectoryError) else ""
+        raise InvalidArgument(f"--file {path} cannot be read: {error.strerror}", hint=hint) from error
+    if len(content) > limit_bytes:
+        raise InvalidArgument(
+            f"--file {path} has more than {limit_bytes:,} bytes",
+            hint="Raise max_upload_bytes, or show its folder with the setting `folders`",
+        )
+    return path.resolve().name, content
 
 
 async def prepare_environment(settings: Settings) -> None:

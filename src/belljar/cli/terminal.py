@@ -1,7 +1,9 @@
 """A cell at a terminal: its output as it comes, lines typed or piped in for its `input()`, and how it ended."""
 
 import asyncio
+import base64
 import os
+import stat
 import sys
 from typing import TextIO
 
@@ -16,6 +18,8 @@ INTERRUPTED = 130
 """The exit status that a shell gives a process that Ctrl-C ended."""
 
 _EXIT_STATUSES = {"ok": 0, "error": 1, "timeout": 124, "interrupted": INTERRUPTED, "died": 137, "out_of_memory": 137}
+STDIN_QUESTION = "belljar:stdin:"
+"""How the questions of `inside/script_input.py` begin; then comes how many bytes it takes at most."""
 _SYSTEM_EXIT = "SystemExit"
 _STDIN = 0
 
@@ -38,6 +42,8 @@ class OutputPrinter:
                 await self._print(event.text)
             case "stderr" | "notice":
                 await write(sys.stderr, event.text)
+            case "input" if event.text.startswith(STDIN_QUESTION):
+                pass
             case "input":
                 await (write(sys.stderr, event.text) if self._is_quiet else self._print(event.text))
                 if os.isatty(_STDIN):
@@ -85,6 +91,9 @@ class StandardInput:
 
     async def answer(self, prompt: str) -> str | None:
         """Return the next line, or None at the end of the input; of the prompt, the caller has printed the question."""
+        if prompt.startswith(STDIN_QUESTION):
+            content = await self._read(int(prompt.removeprefix(STDIN_QUESTION)))
+            return base64.b64encode(content).decode() if content else None
         _, hint, fields = prompt.partition(JSON_HINT)
         if hint:
             await write(sys.stderr, f"{hint}{fields}")
@@ -96,6 +105,23 @@ class StandardInput:
             self._buffer += chunk
         line, end, self._buffer = self._buffer.partition(b"\n")
         return line.decode(errors="replace").removesuffix("\r") if line or end else None
+
+    async def _read(self, most: int) -> bytes:
+        """Return the next bytes, as many as there are at once; none at the end of the input."""
+        if not self._buffer:
+            await _until_readable(_STDIN)
+            self._buffer = os.read(_STDIN, 65_536)
+        content, self._buffer = self._buffer[:most], self._buffer[most:]
+        return content
+
+
+def is_input_piped() -> bool:
+    """Tell whether something is piped into this process: a file, a pipe or a socket, no terminal and not /dev/null."""
+    try:
+        mode = os.fstat(_STDIN).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
 async def _until_readable(descriptor: int) -> None:

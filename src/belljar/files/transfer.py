@@ -8,6 +8,7 @@ import binascii
 import re
 import ssl
 from base64 import b64decode
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
@@ -32,15 +33,20 @@ async def decode_upload(
     max_bytes: int,
     reach: "Reach | None" = None,
     ssl_context: ssl.SSLContext | None = None,
+    given: Mapping[str, str | None] | None = None,
 ) -> bytes:
     """Return the bytes of an upload, given in exactly one of three ways; an empty `text` is an empty file.
 
-    `reach` says which hosts a URL may name; without it, any public one.
+    `reach` says which hosts a URL may name; without it, any public one. `given` are all the ways that the caller has,
+    where there are more.
     """
-    given = [name for name, value in (("text", text), ("base64", base64), ("url", url)) if value is not None]
-    if len(given) != 1:
+    ways = given or {"text": text, "base64": base64, "url": url}
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) != 1:
+        *others, last = ways
         raise InvalidArgument(
-            f"exactly one of text, base64 and url is taken, and the call has {', '.join(given) or 'none of them'}",
+            f"exactly one of {', '.join(others)} and {last} is taken, and the call has "
+            f"{', '.join(chosen) or 'none of them'}",
             hint="Give the content once",
         )
     if text is not None:

@@ -93,6 +93,8 @@ def _execute(order: "dict[str, Any]", descriptors: "list[int]") -> None:
         signal.set_wakeup_fd(-1)
         os.setsid()
         _place(descriptors, order["descriptors"])
+        for path, numbers in order.get("shown", {}).items():
+            _check_folder(path, numbers)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(order["folder"])
@@ -105,6 +107,15 @@ def _execute(order: "dict[str, Any]", descriptors: "list[int]") -> None:
         _fail(f"{command[0]}: {error.strerror}", _NOT_FOUND)
     except Exception as error:
         _fail(f"{command[0]}: {error}", _CANNOT_EXECUTE)
+
+
+def _check_folder(path: str, numbers: "list[int]") -> None:
+    """Refuse a folder of the user's that somebody exchanged after the server had looked at it."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(folder)
+    os.close(folder)
+    if [status.st_dev, status.st_ino] != numbers:
+        raise PermissionError(0, f"{path} is not the folder that the settings name")
 
 
 def _place(descriptors: "list[int]", numbers: "list[int]") -> None:

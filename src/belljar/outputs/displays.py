@@ -50,7 +50,7 @@ _EXTENSIONS = {
 _BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
 
 
-_URI = re.compile(r"execution://(?P<execution_id>[0-9a-f]{32})/displays/(?P<name>\d{1,9}\.\w{1,16})")
+_URI = re.compile(r"execution://(?P<execution_id>[0-9a-z]{16,64})/displays/(?P<name>\d{1,9}\.\w{1,16})")
 
 
 def display_uri(execution_id: str, name: str) -> str:

@@ -15,6 +15,11 @@ class KernelFolders(Protocol):
         ...
 
     @property
+    def principal(self) -> str:
+        """Return whose session it is; empty while it is nobody's yet."""
+        ...
+
+    @property
     def workspace(self) -> Path:
         """Return the working directory of its code."""
         ...

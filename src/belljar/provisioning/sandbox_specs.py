@@ -18,6 +18,7 @@ from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import ShownTargets
+from belljar.provisioning.host_folders import HostFolders
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
@@ -36,6 +37,7 @@ class SpecBuilder:
         toolbox: Toolbox | None,
         skills: ShownSkills | None = None,
         targets: ShownTargets | None = None,
+        host_folders: HostFolders | None = None,
     ) -> None:
         self._settings = settings
         self._provider = provider
@@ -43,6 +45,7 @@ class SpecBuilder:
         self._toolbox = toolbox
         self._skills = skills
         self._targets = targets
+        self._host_folders = host_folders or HostFolders(settings)
 
     def spec(self, folders: KernelFolders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
         """Return the spec of a session's sandbox."""
@@ -60,6 +63,7 @@ class SpecBuilder:
             scratch=folders.scratch,
             home=folders.home,
             readable=readable,
+            folders=self._host_folders.of(folders.principal),
             limits=limits_of(self._settings),
             identity=folders.identity,
         )
@@ -73,6 +77,7 @@ class SpecBuilder:
             home=folder / "home",
             # A branch can show only what its trunk shows.
             readable=(*environment.readable, FOLDER, *self._shown()),
+            folders=self._host_folders.all(),
             limits=limits_of(self._settings),
         )
 

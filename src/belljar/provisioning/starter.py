@@ -27,10 +27,12 @@ from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.environments import EnvironmentCache, is_elsewhere
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import shown_targets
+from belljar.provisioning.host_folders import HostFolders, revoked
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.defaults import SandboxBase
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.session_view import ShownSkills
@@ -85,6 +87,7 @@ class KernelStarter:
         outlives_server: bool = False,
         plugins: Plugins | None = None,
         skills: ShownSkills | None = None,
+        host_folders: HostFolders | None = None,
     ) -> None:
         self._settings = settings
         self._plugin_kernels: dict[str, StartKernel] = plugins.named("kernels") if plugins is not None else {}
@@ -93,8 +96,11 @@ class KernelStarter:
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
         self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
+        self.host_folders = host_folders or HostFolders(settings)
         targets = shown_targets(plugins, settings.data_directory) if plugins is not None else None
-        self._spec_builder = SpecBuilder(settings, provider, self.uv_sandbox, toolbox, skills, targets)
+        self._spec_builder = SpecBuilder(
+            settings, provider, self.uv_sandbox, toolbox, skills, targets, self.host_folders
+        )
         self.zygotes = Zygotes(
             settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
         )
@@ -113,7 +119,10 @@ class KernelStarter:
     async def restore_services(
         self, sandbox: Sandbox, folders: KernelFolders, environment: Environment, sockets: Mapping[str, SessionSocket]
     ) -> ServicedSandbox:
-        """Serve the sockets of a sandbox that an earlier server opened."""
+        """Serve the sockets of a sandbox that an earlier server opened, if it shows no folder that it should not."""
+        shown = sandbox.spec.folders if isinstance(sandbox, SandboxBase) else ()
+        if names := revoked(shown, self.host_folders.of(folders.principal)):
+            raise SandboxUnavailable(f"it shows folders that the settings do not show it any more: {', '.join(names)}")
         return await self._spec_builder.with_services(sandbox, folders, environment.python, environment, sockets)
 
     async def start(self, name: str, folders: KernelFolders, *, is_ahead: bool = False) -> Kernel:

@@ -59,6 +59,25 @@ class Identity:
     gid: int
 
 
+FOLDERS = "/mnt"
+"""The folder inside, below which a provider that can shows the user's folders, each under its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFolder:
+    """A folder of the host's that the operator shows to a session."""
+
+    name: str
+    path: str
+    """On the host. Whoever mounts it opens it with `open_host_folder`, each time: what is there may have changed."""
+    is_writable: bool = False
+
+    @property
+    def inside(self) -> str:
+        """The path of the folder inside a sandbox that has its own view of the file system."""
+        return f"{FOLDERS}/{self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What a session's sandbox is made of. Paths are the host's."""
@@ -78,6 +97,8 @@ class SandboxSpec:
     branches_folder: Path | None = None
     """For a trunk: the folder that contains the folders of all its branches. Like theirs, it must let others pass
     through it (`o+x`). None means the folder two levels above the workspace."""
+    folders: Sequence[HostFolder] = ()
+    """The user's folders, which a provider with `shows_folders` shows at their `inside`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +289,15 @@ class Provider(Protocol):
         raises SandboxUnavailable, it has left nothing behind.
         """
         ...
+
+
+@runtime_checkable
+class FolderProvider(Protocol):
+    """A provider whose sandboxes can show the user's folders. With another one, the setting `folders` is refused."""
+
+    shows_folders: Literal["mounted", "as they are"]
+    """Whether they are at their paths inside, read-only where they should be; or, where nothing is isolated, at the
+    host's paths, and nothing keeps code from writing what the server's user can write."""
 
 
 class InstalledProvider(Provider, Protocol):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.files.private import make_missing
-from belljar.sandboxes.base import Identity, SandboxSpec
+from belljar.sandboxes.base import HostFolder, Identity, SandboxSpec
 
 # https://systemd.io/UIDS-GIDS: above what containers get, below the numbers that some programs read as negative.
 _FREE = range(0x70000000, 0x7FFFFFFF)
@@ -85,8 +85,21 @@ def hand_over(spec: SandboxSpec, identity: Identity) -> None:
     for path in spec.readable:
         if not _is_open_to(path.stat(), identity):
             raise SandboxUnavailable(f"Tree is closed to the session's user: {path}", hint=f"chmod -R o+rX {path}")
+    for shared in spec.folders:
+        if why := closed_to_others(shared):
+            raise SandboxUnavailable(f"folder {shared.path} cannot be shown: {why}", hint=f"chmod o+rx {shared.path}")
     for folder in (spec.workspace, spec.scratch, spec.home):
         os.chown(folder, identity.uid, identity.gid, follow_symlinks=False)
+
+
+def closed_to_others(folder: HostFolder) -> str:
+    """Say why a session that has a user of its own cannot use a folder; empty when it can."""
+    mode = os.stat(folder.path).st_mode if os.path.isdir(folder.path) else 0o777  # noqa: PTH112, PTH116 - a host path
+    needed = stat.S_IROTH | stat.S_IXOTH | (stat.S_IWOTH if folder.is_writable else 0)
+    if mode & needed == needed:
+        return ""
+    lacking = "write" if mode & 0o005 == 0o005 else "read"
+    return f"others may not {lacking} it, and each session of a server that root runs has a user of its own"
 
 
 def _is_open_to(status: os.stat_result, identity: Identity) -> bool:

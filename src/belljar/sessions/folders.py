@@ -17,6 +17,8 @@ class SessionFolders:
     root: Path
     identity: Identity | None = None
     """The user that owns them, where the session has a user of its own."""
+    principal: str = ""
+    """Whose session it is; empty while it is nobody's yet."""
 
     @property
     def workspace(self) -> Path:

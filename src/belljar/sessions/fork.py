@@ -34,7 +34,7 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
     kernel = await origin.session_kernel.ready()
     checkpoint = origin.session_kernel.checkpoints.find(at) if at else None
     session_id = new_session_id()
-    folders = SessionFolders(session_id, root / session_id, origin.folders.identity)
+    folders = SessionFolders(session_id, root / session_id, origin.folders.identity, origin.principal)
     folders.make()
     try:
         lost = await asyncio.to_thread(_copy_files, origin, folders)

@@ -7,7 +7,6 @@ for the configured environment, as long as the machine has memory to spare.
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from contextvars import Context
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from belljar.journal.session_records import SessionRecords
 from belljar.kernels.base import Kernel, RehearsableKernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
+from belljar.sessions.ids import new_id
 
 # The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1
@@ -161,7 +161,7 @@ class Pool:
 
 def new_session_id() -> str:
     """Return a session id that nobody can guess."""
-    return secrets.token_hex(16)
+    return new_id()
 
 
 def new_folders(folder: Path, starter: KernelStarter) -> SessionFolders:

@@ -49,6 +49,7 @@ class ProgramFolders:
     home: Path
     layer: Path
     identity: Identity | None
+    principal: str
 
     @property
     def skills(self) -> Path:
@@ -122,6 +123,7 @@ class ProgramRunner:
             home=self._root / "home",
             layer=self.layer(environment),
             identity=self._identity,
+            principal=self._principal,
         )
         folders.make()
         return folders

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -101,8 +102,11 @@ class Registry:
         name = environment or self.settings.environment
         self._starter.environments.check(name)
         asked_at = time.perf_counter()
-        pooled = self.pool.take(name)
-        folders = pooled.folders if pooled else self._new_folders(name)
+        # What waits in the pool shows the folders that everybody sees, and its mounts cannot change any more.
+        seen = self._starter.host_folders
+        is_pooled = seen.of(principal) == seen.of("")
+        pooled = self.pool.take(name) if is_pooled else None
+        folders = pooled.folders if pooled else self._new_folders(name, is_pooled=is_pooled)
         session = self._open(folders, principal, name, reason)
         self._record_new(session)
         if pooled is not None:
@@ -111,8 +115,9 @@ class Registry:
         measures.sessions_opened.add("new")
         return session
 
-    def _new_folders(self, environment: str) -> SessionFolders:
-        return self.pool.take_prepared(environment) or new_folders(self._folder, self._starter)
+    def _new_folders(self, environment: str, *, is_pooled: bool) -> SessionFolders:
+        prepared = self.pool.take_prepared(environment) if is_pooled else None
+        return prepared or new_folders(self._folder, self._starter)
 
     async def fork(
         self, session_id: str, principal: str, *, at: str = "", reseed: bool = False
@@ -208,6 +213,7 @@ class Registry:
         *,
         token_log: TokenLog | None = None,
     ) -> Session:
+        folders = replace(folders, principal=principal)
         tools = self._starter.broker(folders.session_id)
         redactor = redactor or self._redactors.new_redactor(folders.tokens)
         if self._handover.is_on and self._redactors.are_in_use:

@@ -5,7 +5,6 @@ and ends sessions.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,11 +35,13 @@ from belljar.policy.rules import OutputRule
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import RedactionScreen
 from belljar.privacy.signatures import HIDDEN, KnownSignatures, signatures_in, without_signatures
+from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
+from belljar.sessions.ids import new_id
 from belljar.sessions.queue import ExecutionQueue
 from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import Settings
@@ -125,6 +126,7 @@ class Session:
         self.lease = Lease(
             self.id,
             idle_s=settings.session_idle_s,
+            sleeps=settings.hibernate and not is_elsewhere(environment),
             is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
         )
         self._holds = 0
@@ -169,7 +171,7 @@ class Session:
         self.queue.check_room()
         self.count += 1
         self.signatures.learn(signatures_in(cell.code))
-        execution = Execution(secrets.token_hex(16), self, cell, self.count)
+        execution = Execution(new_id(), self, cell, self.count)
         code = without_signatures(cell.code)
         self.journal.submit(ExecutionRecord(execution.id, self.id, self.principal, code, None), time.time(), key)
         self.queue.add(execution)
@@ -402,17 +404,17 @@ def _ignore_exception(task: asyncio.Task[Any]) -> None:
 
 # The lease of a session
 
-INSTRUCTIONS = (
-    "Pass this session_id in the next calls: variables, imports and files stay. "
-    "It ends after {minutes:g} minutes without use."
-)
+INSTRUCTIONS = "Pass this session_id in the next calls: variables, imports and files stay."
+SLEEPS = "It sleeps after {minutes:g} idle minutes and wakes with the next call."
+ENDS = "It ends after {minutes:g} idle minutes."
 
 
 class Lease:
     """How long a session may stay: `idle_s` from its last use on, and without limit while it is in use."""
 
-    def __init__(self, session_id: str, *, idle_s: float, is_in_use: Callable[[], bool]) -> None:
+    def __init__(self, session_id: str, *, idle_s: float, is_in_use: Callable[[], bool], sleeps: bool = False) -> None:
         self._session_id = session_id
+        self._sleeps = sleeps
         self._idle_s = idle_s
         self._is_in_use = is_in_use
         self.created_at = time.time()
@@ -446,7 +448,8 @@ class Lease:
         if self._is_noticed:
             return None
         self._is_noticed = True
-        instructions = INSTRUCTIONS.format(minutes=self._idle_s / 60)
+        end = (SLEEPS if self._sleeps else ENDS).format(minutes=self._idle_s / 60)
+        instructions = f"{INSTRUCTIONS} {end}"
         return SessionNotice(session_id=self._session_id, instructions=instructions, expires_at=iso(self.expires_at))
 
 

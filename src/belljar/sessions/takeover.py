@@ -64,7 +64,7 @@ class Takeover:
 
     async def _take(self, registry: Registry, entry: SessionRecord) -> None:
         identity = self._handover.identity_of(entry.id)
-        folders = SessionFolders(entry.id, self._folder / entry.id, identity)
+        folders = SessionFolders(entry.id, self._folder / entry.id, identity, entry.principal)
         environment = await self._starter.environments.get(entry.environment)
         restored = await self._handover.restore(entry.id, folders, environment, self._starter.restore_services)
         store = await asyncio.to_thread(_set_aside, folders.snapshots)

@@ -6,6 +6,7 @@ the settings or the caller ask for it.
 """
 
 import base64
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -17,6 +18,7 @@ from pydantic import JsonValue
 from belljar.errors import EXPIRED, BelljarError, SessionNotFound
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
 from belljar.outputs.displays import fitted
+from belljar.surfaces.tracebacks import short_traceback, short_warnings, without_cell_file
 
 Structured = Literal["auto", "always", "never"]
 ReadDisplay = Callable[[str], bytes | None]
@@ -28,6 +30,8 @@ MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
 SHOWN_TRACEBACK_LINES = 60
+MOST_PRINTED_ALONE = 4
+LINE_CHARS = 120
 DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
 """How the names of clients begin that drop pictures where there is structured content."""
 _CALL_STATES = {
@@ -47,10 +51,12 @@ def execution_blocks(
     structured: Structured,
     failures_are_errors: bool = True,
     has_checkpoint: bool = False,
+    advice: str = "",
 ) -> CallToolResult:
     """Return the answer of `execute_code` and `get_execution`.
 
-    `has_checkpoint` says whether the session can be rewound to the state before the execution.
+    `has_checkpoint` says whether the session can be rewound to the state before the execution, `advice` which call
+    comes next.
     """
     media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
@@ -62,7 +68,7 @@ def execution_blocks(
     is_structured = structured == "always" or (structured == "auto" and not media)
     return CallToolResult(
         content=[
-            TextContent(type="text", text=text_of(result, [*media], has_checkpoint=has_checkpoint)),
+            TextContent(type="text", text=text_of(result, [*media], has_checkpoint=has_checkpoint, advice=advice)),
             *media.values(),
             *links,
         ],
@@ -97,30 +103,49 @@ def _named(error: BelljarError) -> str:
     return EXPIRED if type(error) is SessionNotFound else ""
 
 
-def text_of(result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False) -> str:
+def text_of(
+    result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False, advice: str = ""
+) -> str:
     """Return everything that a model needs as text, in the order it happened.
 
     `media` has the URIs of the pictures and sounds that follow the text as blocks.
     """
-    parts = [_shown_in_order(result, media)]
+    parts = [short_warnings(_shown_in_order(result, media))]
     if result.result is not None:
-        parts.append(f"Out[{result.execution_count}]: {result.result}")
+        parts.append(_result_text(result.execution_count, result.result))
     parts += [_display_line(display, media, result.result) for display in result.displays if display.at is None]
-    traceback = "\n".join(_shown(result.traceback))
+    traceback = "\n".join(_shown(short_traceback(result.traceback)))
     parts.append(traceback)
-    if result.error is not None and result.error not in traceback:
-        parts.append(f"Error: {result.error}")
+    if result.error is not None and (error := without_cell_file(result.error)) not in traceback:
+        parts.append(f"Error: {error}")
     if result.calls:
         parts.append(_calls_line(result.calls, text_before="\n".join(parts)))
     if result.files:
         parts.append("\n".join(["Files:", *_file_lines(result)]))
     if result.truncated is not None:
         cut = result.truncated
-        parts.append(f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: {cut.uri}")
-    body = "\n".join(part for part in parts if part)
+        parts.append(
+            f"Shown {cut.shown_bytes:,} of {cut.total_bytes:,} bytes of output; all of it: "
+            f'get_execution(execution_id="{result.execution_id}", offset=0), or {cut.uri}'
+        )
+    body = "\n".join(part for part in (*parts, advice) if part)
     if result.waits_for:
         body = f"It has not started yet: it waits for {result.waits_for}\nIt runs as soon as that is there."
     return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
+
+
+def _result_text(count: int, text: str) -> str:
+    """Return the value of a cell. One of several lines starts on its own, so that a table's columns stay aligned."""
+    text = _reflowed(text)
+    return f"Out[{count}]:\n{text}" if "\n" in text else f"Out[{count}]: {text}"
+
+
+def _reflowed(text: str) -> str:
+    """Return a list of plain values, which IPython prints one a line, on as few lines as it takes."""
+    lines = text.split("\n")
+    if len(lines) < MOST_PRINTED_ALONE or text[0] not in "[({" or any(mark in text[1:-1] for mark in "[](){}\"'\\"):
+        return text
+    return textwrap.fill(" ".join(line.strip() for line in lines), LINE_CHARS, break_long_words=False)
 
 
 def _shown_in_order(result: ExecutionResult, media: Sequence[str]) -> str:
@@ -161,7 +186,8 @@ def _calls_line(calls: Sequence[ToolCall], text_before: str) -> str:
 
 
 def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
-    lines = [f"[status: {result.status} | session_id: {result.session_id} | execution_id: {result.execution_id}]"]
+    ids = [f"session_id: {result.session_id}", f"execution_id: {result.execution_id}"]
+    lines = [f"[{' | '.join([result.status, *(part for part in ids if not part.endswith(': '))])}]"]
     if result.status == "running":
         lines.append(
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
@@ -194,7 +220,11 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
         return f"[{display.mime}{where}]"
     if display.mime in ("text/html", WIDGET) and display.plain:
         plain = "" if display.plain == result_text else display.plain
-        return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if places else ""]))
+        # A table says as text what its page says; the page of something that has no text of its own is worth a link.
+        has_link = places and (display.mime == WIDGET or display.plain.startswith("<"))
+        return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if has_link else ""]))
+    if display.mime == "text/latex" and result_text is not None:
+        return ""  # the value stands above, in the form that code can use
     if display.text is not None:
         return display.text
     return f"[{display.mime}, {display.size:,} bytes{where}]"

@@ -14,6 +14,7 @@ from belljar.files.file_types import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
+from belljar.provisioning.host_folders import HostFolders
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
@@ -51,8 +52,9 @@ class SessionFiles(Model):
 class FileTools:
     """The file tools, over the caller's sessions."""
 
-    def __init__(self, sessions: Registry, settings: Settings) -> None:
+    def __init__(self, sessions: Registry, settings: Settings, host_folders: HostFolders) -> None:
         self._sessions = sessions
+        self._host_folders = host_folders
         self._settings = settings
 
     def register(self, server: MCPServer[Any]) -> None:
@@ -68,10 +70,10 @@ class FileTools:
     async def list_session_files(
         self,
         session_id: SessionId,
-        path: Annotated[str, Field(description="Folder to list; empty for all")] = "",
-        after: Annotated[str, Field(description="Name to go on after; empty for the first")] = "",
+        path: Annotated[str, Field(description="Folder to list")] = "",
+        after: Annotated[str, Field(description="Name to go on after")] = "",
     ) -> Answer:
-        """Files in the session folder by name, sub-folders included. None listed: the folder is empty."""
+        """Files in the session folder, sub-folders included."""
         try:
             folders, _ = self._sessions.look(session_id, current_principal())
         except SessionNotFound as error:
@@ -102,12 +104,19 @@ class FileTools:
         text: str | None = None,
         base64: str | None = None,
         url: Annotated[str | None, Field(description="data: or https: URL")] = None,
+        path: Annotated[str | None, Field(description="In a folder of the user, such as /mnt/NAME/file")] = None,
     ) -> Answer:
-        """Put a file into the session folder. Give exactly one of text, base64, url."""
-        session = await self._sessions.reach(session_id, current_principal())
+        """Put a file into the session folder, from exactly one of text, base64, url and path."""
+        principal = current_principal()
+        session = await self._sessions.reach(session_id, principal)
         session.workspace.check_name(name)
+        limit = self._settings.max_upload_bytes
         with session.held():
-            content = await decode_upload(text, base64, url, max_bytes=self._settings.max_upload_bytes)
+            if path is not None and text is base64 is url is None:
+                content = await asyncio.to_thread(self._host_folders.read, principal, path, limit)
+            else:
+                given = {"text": text, "base64": base64, "url": url, "path": path}
+                content = await decode_upload(text, base64, url, max_bytes=limit, given=given)
             await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
         file = file_reference(session.id, shown, len(content))
@@ -118,7 +127,7 @@ class FileTools:
         self,
         session_id: SessionId,
         name: FileName,
-        save: Annotated[bool, Field(description="Also save it on the server's side, for the person")] = False,
+        save: Annotated[bool, Field(description="Also save it for the person")] = False,
     ) -> Answer:
         """Get a file from the session folder."""
         session = await self._sessions.reach(session_id, current_principal())

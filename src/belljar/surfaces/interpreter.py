@@ -8,6 +8,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult
 from pydantic import Field
 
+from belljar.egress.rules import PACKAGES
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
 from belljar.executions.execution import Execution, interrupt_all, make_cell
 from belljar.models import ExecutionResult, Model, SessionInfo
@@ -31,6 +32,7 @@ from belljar.surfaces.execution_wait import (
     stopping_when_cancelled,
 )
 from belljar.surfaces.file_tools import FileTools
+from belljar.surfaces.next_calls import next_call
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.resources import InterpreterResources
@@ -52,11 +54,9 @@ from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
-Code = Annotated[str, Field(description="Python; IPython magics, !shell and top-level await work")]
-Wait = Annotated[
-    float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Most seconds to wait for the result")
-]
-Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt the cell after this long")]
+Code = Annotated[str, Field(description="Python; magics, !shell and await work")]
+Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for the result")]
+Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt it then")]
 
 
 class Sessions(Model):
@@ -79,6 +79,16 @@ class Interrupted(Model):
     message: str
 
 
+class OutputPage(Model):
+    """Answer of `get_execution` with an offset: a part of all that was printed."""
+
+    execution_id: str
+    offset: int
+    text: str
+    is_last: bool
+    next_offset: int | None = None
+
+
 class InterpreterSurface:
     """The tools and resources of the surface, over one runtime."""
 
@@ -99,7 +109,7 @@ class InterpreterSurface:
             (self.clear_session, idempotent(ENDS)),
         )
         StateTools(self._sessions).register(server)
-        FileTools(self._sessions, self._settings).register(server)
+        FileTools(self._sessions, self._settings, self._runtime.starter.host_folders).register(server)
         PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
         InterpreterResources(self._sessions).register(server)
         if self._settings.has_workflows:
@@ -113,15 +123,15 @@ class InterpreterSurface:
         ctx: Ctx,
         code: Code,
         session_id: OptionalSession = "",
-        filename: Annotated[str, Field(description="Also keep the code under this name in the session folder")] = "",
+        filename: Annotated[str, Field(description="Also keep the code as this file")] = "",
         timeout_s: Timeout = None,
         wait_s: Wait = 45,
-        idempotency_key: Annotated[str, Field(description="Calls with the same key run once and answer alike")] = "",
+        idempotency_key: Annotated[str, Field(description="Calls with the same key run once")] = "",
     ) -> Answer:
-        """Run Python in a session. Variables, imports and files stay for the next call with the same session_id.
+        """Run Python in a session; variables, imports and files stay for later calls with its session_id.
 
-        Figures are captured without saving. The working directory is the session folder, also /mnt/data; there is no
-        network. A cell that takes longer than wait_s goes on in the background: get_execution returns the rest.
+        Figures are captured. Files are in the working directory, /mnt/data. A cell that outlasts wait_s goes on:
+        get_execution has the rest.
         """
         if ctx.request_state is not None:
             execution = self._sessions.executions.find(asked_execution(ctx), current_principal())
@@ -151,10 +161,13 @@ class InterpreterSurface:
         self,
         ctx: Ctx,
         execution_id: str,
-        since: Annotated[int, Field(ge=0, description="Leave out output up to this sequence number")] = 0,
+        since: Annotated[int, Field(ge=0, description="Skip output up to this sequence number")] = 0,
         wait_s: Wait = 0,
+        offset: Annotated[int | None, Field(ge=0, description="Instead: all its output from this character on")] = None,
     ) -> Answer:
-        """The result of an execution, or what there is of it so far: status is `running` until it has ended."""
+        """The result of an execution, or what there is while it runs."""
+        if offset is not None:
+            return await self._whole_output(execution_id, offset)
         execution = self._sessions.executions.find(execution_id, current_principal())
         if execution is not None:
             execution.span.link()
@@ -168,7 +181,7 @@ class InterpreterSurface:
 
     @refusals_as_results
     async def interrupt_execution(self, execution_id: str = "", session_id: str = "") -> Answer:
-        """Stop one execution, or all of a session. Variables survive unless the code ignores the interrupt."""
+        """Stop one execution, or all of a session. Variables survive unless code ignores the interrupt."""
         if bool(execution_id) == bool(session_id):
             raise InvalidArgument(
                 "interrupt_execution takes either execution_id or session_id", hint="Pass one of them"
@@ -194,11 +207,11 @@ class InterpreterSurface:
         ctx: Ctx,
         environment: Annotated[
             str,
-            Field(description="Empty for the configured one, another's name, or kernel:NAME for a Jupyter kernel"),
+            Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
         ] = "",
-        reason: Annotated[str, Field(max_length=200, description="What it is for, shown in lists")] = "",
+        reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
     ) -> Answer:
-        """Start a session. execute_code starts one by itself when called without a session_id."""
+        """Start a session, as execute_code does by itself without a session_id."""
         principal = current_principal()
         await self._sessions.make_room(principal)
         session = self._sessions.create(principal, environment=environment, reason=reason)
@@ -214,7 +227,7 @@ class InterpreterSurface:
 
     @refusals_as_results
     async def list_sessions(self) -> Answer:
-        """Your sessions with state, age, memory and expiry. None listed: none is open."""
+        """Your sessions with state, memory and expiry."""
         infos = [await asyncio.to_thread(session.info) for session in self._sessions.of(current_principal())]
         infos += self._sessions.asleep(current_principal())
         lines = [
@@ -236,6 +249,19 @@ class InterpreterSurface:
         return model_blocks(Cleared(success=True, message=message), message)
 
     # Steps the tools share
+
+    async def _whole_output(self, execution_id: str, offset: int) -> Answer:
+        """Return a page of all that an execution printed, and where the next one begins."""
+        page = self._settings.output_budget_chars
+        executions, principal = self._sessions.executions, current_principal()
+        text = await executions.whole_output(execution_id, principal, offset, page + 1)
+        is_last = len(text) <= page
+        report = OutputPage(execution_id=execution_id, offset=offset, text=text[:page], is_last=is_last)
+        if not is_last:
+            report.next_offset = offset + page
+        rest = f'get_execution(execution_id="{execution_id}", offset={report.next_offset})'
+        end = "[the end]" if is_last else f"[not the end: {rest} goes on]"
+        return model_blocks(report, f"{report.text.rstrip()}\n\n{end}".lstrip())
 
     async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:
         """Answer a call that repeats an idempotency key: its execution runs or has ended, and is not run again."""
@@ -279,12 +305,22 @@ class InterpreterSurface:
             structured=asked_structure(ctx, self._settings.structured),
             failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
+            advice=self._advice(result, principal),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:
             events = list(islice(self._sessions.journal.events(result.execution_id, since), MAX_EVENTS))
             answer.structured_content["events"] = [event.model_dump(mode="json") for event in events]
             answer.structured_content["sequence"] = events[-1].sequence if events else since
         return answer
+
+    def _advice(self, result: ExecutionResult, principal: str) -> str:
+        seen = self._runtime.starter.host_folders
+        return next_call(
+            result,
+            hosts=[rule for rule in self._settings.egress if rule != PACKAGES],
+            isolates=self._runtime.provider.isolates,
+            folders=[seen.place(folder) for folder in seen.of(principal)],
+        )
 
 
 def _interruption(running: list[Execution]) -> str:

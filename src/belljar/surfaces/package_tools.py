@@ -53,10 +53,10 @@ class PackageTools:
     async def install_dependencies(
         self,
         ctx: Ctx,
-        packages: Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2, humanize")],
+        packages: Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2")],
         session_id: OptionalSession = "",
     ) -> Answer:
-        """Install packages for one session: answers each one's version and import, or the resolver's words."""
+        """Install packages for a session; tells each one's version, or why not."""
         check_requirements(packages)  # before a session is made for them
         session = await chosen_session(self._sessions, session_id)
         try:
@@ -83,12 +83,10 @@ class PackageTools:
     @refusals_as_results
     async def check_installed_packages(
         self,
-        packages: Annotated[
-            list[str], Field(min_length=1, max_length=200, description="Such as scikit-learn, sklearn, pandas>=2")
-        ],
-        session_id: Annotated[str, Field(description="Session to look in; empty for a new one's packages")] = "",
+        packages: Annotated[list[str], Field(min_length=1, max_length=200, description="Such as sklearn, pandas>=2")],
+        session_id: Annotated[str, Field(description="Empty for a new one's")] = "",
     ) -> Answer:
-        """Which packages there are, by distribution or import name or with a version, and where; imports nothing."""
+        """Whether packages are installed, by distribution or import name; imports nothing."""
         is_chosen, layer, name = session_id not in ("", "0"), None, self._settings.environment
         if is_chosen:
             folders, name = self._sessions.look(session_id, current_principal())

@@ -10,7 +10,15 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_PARAMS, CallToolResult, GetPromptResult, InputRequiredResult, Prompt, ResourceTemplate
+from mcp.types import (
+    INVALID_PARAMS,
+    CallToolResult,
+    GetPromptResult,
+    InputRequiredResult,
+    Prompt,
+    ResourceTemplate,
+    Tool,
+)
 from pydantic import AnyUrl, ValidationError
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
@@ -20,6 +28,7 @@ from belljar.hooks import hookimpl
 from belljar.plugins import Plugins
 from belljar.runtime import Runtime
 from belljar.surfaces.arguments import known_arguments, wrong_arguments
+from belljar.surfaces.auth import current_principal
 from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
@@ -31,6 +40,7 @@ from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spa
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
+from belljar.surfaces.tool_listing import Surroundings, small_schema
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 NAME_LIMIT_CHARS = 200
@@ -49,6 +59,8 @@ class BelljarServer(MCPServer[Any]):
     structured: Structured = "auto"
     own_refusal: Callable[[BelljarError], CallToolResult] | None = None
     """How a surface reports wrong arguments, if its clients parse every answer; None for our usual form."""
+    surroundings: Surroundings | None = None
+    """Says what code finds where it runs; None where no tool runs code in sessions of ours."""
     skills: SkillTools | None = None
     """Has a prompt for each skill of the caller; None where there are no skills."""
 
@@ -100,6 +112,16 @@ class BelljarServer(MCPServer[Any]):
             if tool is None or is_crash or not isinstance(error.__cause__, ValidationError):
                 raise
             raise wrong_arguments(name, tool.parameters, arguments, error.__cause__) from error
+
+    async def list_tools(self) -> list[Tool]:
+        """List the tools as the SDK does, in fewer words, and with the caller's surroundings in `execute_code`'s."""
+        tools = await super().list_tools()
+        for tool in tools:
+            tool.input_schema = small_schema(tool.input_schema)
+            if tool.name == "execute_code" and self.surroundings is not None:
+                about = await self.surroundings.text(current_principal())
+                tool.description = f"{tool.description}\n{about}".rstrip()
+        return tools
 
     async def list_prompts(self) -> list[Prompt]:
         """List the prompts as the SDK does, and one for each skill of the caller."""
@@ -183,6 +205,7 @@ class OwnSurfaces:
         """Add the tools and resources of each surface."""
         if "interpreter" in surfaces:
             InterpreterSurface(runtime).register(server)
+            server.surroundings = Surroundings(runtime)
         if "executor" in surfaces:
             ExecutorSurface(runtime).register(server)
             server.own_refusal = refusal_as_json

@@ -14,7 +14,7 @@ from belljar.surfaces.tools import CHANGES, ENDS, Answer, SessionId, add_tools, 
 SHOWN_NAMES = 100
 To = Annotated[
     StrictInt | Annotated[str, Field(max_length=64)],
-    Field(description="execution_id of the first execution to undo, or how many of the last to undo"),
+    Field(description="execution_id of the first to undo, or how many"),
 ]
 
 
@@ -32,15 +32,12 @@ class StateTools:
     async def fork_session(
         self,
         session_id: SessionId,
-        at: Annotated[
-            str, Field(max_length=64, description="execution_id to fork from the state before it; empty for now")
-        ] = "",
+        at: Annotated[str, Field(max_length=64, description="execution_id: the state before it; else now")] = "",
         reseed: Annotated[bool, Field(description="Other random numbers than the original's")] = False,
     ) -> Answer:
-        """Copy a session into a new one with the same variables, imports and files; each then goes its own way.
+        """Copy a session in milliseconds, variables, imports and files, to try two ways from one state.
 
-        Use it to try two ways from one state. Takes milliseconds, whatever the data. Threads, processes and sockets
-        do not come along: the answer names them.
+        Threads, processes and sockets do not come along.
         """
         session, fork = await self._sessions.fork(session_id, current_principal(), at=at, reseed=reseed)
         fork.session_info = session.lease.notice()
@@ -48,11 +45,7 @@ class StateTools:
 
     @refusals_as_results
     async def rewind_session(self, session_id: SessionId, to: To) -> Answer:
-        """Undo executions: variables and files become what they were before them.
-
-        Use it when a cell spoiled the data or killed the session. Only the latest few states are kept. A rewind that
-        fails changes nothing.
-        """
+        """Undo executions: variables and files become what they were before. The latest few states are kept."""
         session = await self._sessions.reach(session_id, current_principal())
         rewinding = await session.rewind(to)
         return model_blocks(rewinding, _rewind_text(rewinding))

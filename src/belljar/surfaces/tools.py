@@ -17,8 +17,8 @@ from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import error_blocks
 from belljar.surfaces.request_tracing import note_refusal
 
-SessionId = Annotated[str, Field(description="Session to use")]
-OptionalSession = Annotated[str, Field(description="Session to go on with; empty starts a new one")]
+SessionId = str
+OptionalSession = Annotated[str, Field(description="Empty starts a new one")]
 FileName = Annotated[str, Field(description="Path in the session folder")]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)

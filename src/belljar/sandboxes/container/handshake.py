@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from belljar import ipc
@@ -35,6 +35,8 @@ class StartOrder:
     descriptors: Mapping[int, int]
     program: bytes
     """A filter of system calls; empty for none."""
+    shown: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """The user's folders by their paths inside: device and inode of each, which must be there."""
 
     def check(self) -> None:
         """Refuse what could not be executed, before anything is started for it."""
@@ -63,6 +65,7 @@ class ContainerInit:
                 "folder": order.folder,
                 "descriptors": [*order.descriptors],
                 "limits": dict(limits),
+                "shown": {path: [*numbers] for path, numbers in order.shown.items()},
                 "filter": base64.b64encode(order.program).decode(),
             }
         )

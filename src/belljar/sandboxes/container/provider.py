@@ -63,6 +63,7 @@ class ContainerProvider:
 
     name = "container"
     isolates = True
+    shows_folders = "mounted"
 
     def __init__(self, engine: str = "auto", image: str = "belljar:latest") -> None:
         self._choice = engine

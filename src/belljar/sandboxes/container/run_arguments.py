@@ -88,6 +88,10 @@ class RunArguments:
         shown += [(files / file_name(path), path, True) for path in self.files()]
         shown += [(step, INIT_FOLDER, True)]
         shown += [(spec.workspace.resolve(), WORKSPACE, False), (spec.scratch.resolve(), SCRATCH, False)]
+        # The engine takes paths alone; the container's first process checks what was mounted (`StartOrder.shown`).
+        shown += [
+            (Path(os.path.realpath(folder.path)), folder.inside, not folder.is_writable) for folder in spec.folders
+        ]
         return [word for source, path, is_closed in shown for word in self._mount(source, path, is_closed=is_closed)]
 
     def _mount(self, source: Path, path: str, *, is_closed: bool) -> Iterator[str]:

@@ -9,7 +9,8 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from belljar.sandboxes.base import WORKSPACE, Incident, SandboxProcess, SandboxSpec
+from belljar.files.host_folders import open_host_folder
+from belljar.sandboxes.base import WORKSPACE, HostFolder, Incident, SandboxProcess, SandboxSpec
 from belljar.sandboxes.container.engines import LABEL, ContainerEngine
 from belljar.sandboxes.container.handshake import StartOrder
 from belljar.sandboxes.container.process import ContainerProcess
@@ -52,7 +53,9 @@ class ContainerSandbox(SandboxBase):
         """Start a command in a new container; return once the container's first process has it."""
         self._check_open()
         descriptors = {1: stdout, 2: stderr} | {number: number for number in pass_fds}
-        order = StartOrder(command, environment, WORKSPACE, descriptors, load_filter().program)
+        order = StartOrder(
+            command, environment, WORKSPACE, descriptors, load_filter().program, _numbers_of(self.spec.folders)
+        )
         order.check()
         name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
         run_arguments = RunArguments(self._engine, self._image, self.spec, name, [f"{LABEL}={_numbers()}"])
@@ -91,6 +94,19 @@ class ContainerSandbox(SandboxBase):
         await self.kill()
         await self._enforcement.release()
         self._on_close()
+
+
+def _numbers_of(folders: Sequence[HostFolder]) -> dict[str, tuple[int, int]]:
+    """Return device and inode of each folder by its path inside; SandboxUnavailable for one that cannot be shown."""
+    numbers: dict[str, tuple[int, int]] = {}
+    for folder in folders:
+        descriptor = open_host_folder(folder.path)
+        try:
+            status = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        numbers[folder.inside] = (status.st_dev, status.st_ino)
+    return numbers
 
 
 def sweep(engine: ContainerEngine) -> None:

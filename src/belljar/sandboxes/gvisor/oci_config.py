@@ -33,6 +33,8 @@ class OciConfig:
     """0 means no limit."""
     readable: Sequence[Path]
     """Trees of the view. Those below a temporary folder are mounted again, because that folder covers them."""
+    writable: Sequence[str]
+    """Folders of the view that can be written, beside the session's own."""
     covered: Mapping[str, str]
     """Files to show in place of others: paths inside, and where gVisor finds the content."""
     is_read_only: bool
@@ -74,7 +76,7 @@ def _mounts(config: OciConfig) -> Iterator[dict[str, object]]:
         if config.temporary_bytes:
             options.append(f"size={config.temporary_bytes}")
         yield {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": options}
-    for path in (WORKSPACE, SCRATCH):
+    for path in (WORKSPACE, SCRATCH, *config.writable):
         yield _bind(path, path, "rw")
     # A tree comes before the trees within it, because it would cover them otherwise.
     for tree in sorted(set(config.readable), key=lambda tree: len(tree.parts)):

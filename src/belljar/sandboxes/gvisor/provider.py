@@ -28,6 +28,7 @@ from belljar.sandboxes.namespace.bwrap_args import (
     nesting_arguments,
     open_content,
     open_etc,
+    open_folders,
     user_map_of,
 )
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfiltered_hardening
@@ -151,6 +152,7 @@ class GVisorView:
             limits,
             spec.limits.temporary_mb * MEBIBYTE,
             spec.readable,
+            [folder.inside for folder in spec.folders if folder.is_writable],
             {path: f"{NESTED}/{Path(path).name}" for path in covered},
             is_read_only=self.runsc.is_recent,
         )
@@ -159,7 +161,9 @@ class GVisorView:
         files |= {path: open_content(text.encode(), stack) for path, text in machine.items() if path not in covered}
         files |= open_etc(_INSIDE, stack)
         program = f"{NESTED}/runsc"
-        arguments_fd = open_content(encode(nesting_arguments(spec, files, {program: str(self.runsc.path)})), stack)
+        shared = open_folders(spec, stack)
+        nesting = nesting_arguments(spec, files, shared, {program: str(self.runsc.path)})
+        arguments_fd = open_content(encode(nesting), stack)
         running = self.runsc.command(
             program,
             platform=self.platform,
@@ -169,7 +173,9 @@ class GVisorView:
         )
         dropping = drop_command(self.hardening.setpriv, spec.identity, {})[0] if spec.identity else []
         return BwrapCommand(
-            ["--args", str(arguments_fd), "--", *dropping, *running], [arguments_fd, *files.values()], stdin
+            ["--args", str(arguments_fd), "--", *dropping, *running],
+            [arguments_fd, *files.values(), *shared.values()],
+            stdin,
         )
 
 

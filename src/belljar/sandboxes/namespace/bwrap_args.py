@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
-from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
+from belljar.files.host_folders import open_host_folder
+from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.machine_files import ETC, machine_files
 
@@ -130,6 +131,10 @@ def check_folders(spec: SandboxSpec) -> None:
     for path in spec.readable:
         if not path.is_absolute() or any(_is_within(own, str(path)) for own in _OWN):
             raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
+        if covering := next((folder for folder in spec.folders if _is_within(str(path), folder.inside)), None):
+            raise InvalidArgument(
+                f"Folder {covering.name} would cover {path} in the sandbox", hint="Give it another name in `folders`"
+            )
     for path in (spec.workspace, spec.scratch, *spec.readable):
         if not path.exists():
             raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
@@ -145,23 +150,29 @@ def arguments(
     user_map: UserMap,
     environment: Mapping[str, str],
     files: Mapping[str, int],
+    shared: Mapping[str, int],
     *,
     has_hostname: bool = True,
 ) -> list[str]:
-    """Return bubblewrap's arguments without the command; `files` maps paths inside to descriptors of their content."""
+    """Return bubblewrap's arguments without the command.
+
+    `files` maps paths inside to descriptors of their content, `shared` names to descriptors of the user's folders.
+    """
     return [
         *_ISOLATION,
         *(_HOSTNAME if has_hostname else ()),
         *user_map.words,
         *("--proc", "/proc", *_masks()),
-        *_view(spec, files, has_to_drop=user_map.has_to_drop),
+        *_view(spec, files, shared, has_to_drop=user_map.has_to_drop),
         # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
 
-def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mapping[str, str]) -> list[str]:
+def nesting_arguments(
+    spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int], shown: Mapping[str, str]
+) -> list[str]:
     """Return the arguments of the same view for a command that makes namespaces of its own in it.
 
     `shown` maps further paths inside to the host's. `/proc` stays whole, because Linux lets nobody mount another procfs
@@ -172,14 +183,14 @@ def nesting_arguments(spec: SandboxSpec, files: Mapping[str, int], shown: Mappin
         *_HOSTNAME,
         *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
         *("--proc", "/proc"),
-        *_view(spec, files, has_to_drop=spec.identity is not None),
+        *_view(spec, files, shared, has_to_drop=spec.identity is not None),
         *(word for inside, path in shown.items() for word in ("--ro-bind", path, inside)),
         *("--perms", "0777", "--dir", f"{NESTED}/state"),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--clearenv"),
     ]
 
 
-def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> list[str]:
+def _view(spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int], *, has_to_drop: bool) -> list[str]:
     """Return the arguments for everything but `/proc`."""
     return [
         *_system(),
@@ -193,7 +204,27 @@ def _view(spec: SandboxSpec, files: Mapping[str, int], *, has_to_drop: bool) -> 
         *_shown(spec.readable, "--ro-bind"),
         *_open_folder(Path(WORKSPACE).parent),
         *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
+        # By descriptor: bubblewrap ends if something else is at the folder's path when it is mounted.
+        *(
+            word
+            for folder in spec.folders
+            for word in ("--bind-fd" if folder.is_writable else "--ro-bind-fd", str(shared[folder.name]), folder.inside)
+        ),
     ]
+
+
+def real_path(folder: HostFolder) -> Path:
+    """Return where on the host a folder of the user's lies, without symlinks."""
+    return Path(os.path.realpath(folder.path))
+
+
+def open_folders(spec: SandboxSpec, stack: contextlib.ExitStack) -> dict[str, int]:
+    """Return descriptors of the user's folders by name; SandboxUnavailable for one that cannot be shown."""
+    opened: dict[str, int] = {}
+    for folder in spec.folders:
+        opened[folder.name] = open_host_folder(folder.path)
+        stack.callback(os.close, opened[folder.name])
+    return opened
 
 
 def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
@@ -209,6 +240,9 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
         *_files({}),
         *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
         *_shown(own, "--bind"),
+        # At the host's paths, where the bubblewrap within looks for the folders that its descriptors are of.
+        *_shown([real_path(folder) for folder in spec.folders if not folder.is_writable], "--ro-bind"),
+        *_shown([real_path(folder) for folder in spec.folders if folder.is_writable], "--bind"),
         *("--remount-ro", "/", "--chdir", "/"),
     ]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Identity, Limits, Sandbox, SandboxSpec
+from belljar.sandboxes.base import HostFolder, Identity, Limits, Sandbox, SandboxSpec
 from belljar.sandboxes.handover import RestoredSandbox
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools, Resources
@@ -186,6 +186,7 @@ def _words_of(spec: SandboxSpec) -> dict[str, Any]:
         "scratch": str(spec.scratch),
         "home": str(spec.home),
         "readable": [*map(str, spec.readable)],
+        "folders": [asdict(folder) for folder in spec.folders],
         "limits": asdict(spec.limits),
         "identity": [spec.identity.uid, spec.identity.gid] if spec.identity else None,
     }
@@ -198,6 +199,7 @@ def _spec_of(words: dict[str, Any]) -> SandboxSpec:
         scratch=Path(words["scratch"]),
         home=Path(words["home"]),
         readable=tuple(map(Path, words["readable"])),
+        folders=tuple(HostFolder(**folder) for folder in words.get("folders", ())),
         limits=Limits(**words["limits"]),
         identity=Identity(*words["identity"]) if words["identity"] else None,
     )

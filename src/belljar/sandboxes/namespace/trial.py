@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from belljar.sandboxes.base import SandboxSpec
-from belljar.sandboxes.namespace.bwrap_args import UserMap, arguments, encode, open_content, open_files, user_map_of
+from belljar.sandboxes.namespace.bwrap_args import (
+    UserMap,
+    arguments,
+    encode,
+    open_content,
+    open_files,
+    open_folders,
+    user_map_of,
+)
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command
 
 TRIAL_PATIENCE_S = 10
@@ -42,9 +50,10 @@ def bubblewrap_command(
         dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
     files = open_files(spec, user_map.user, stack)
     # In a file, because every user of the host may read a command line.
-    options = arguments(spec, user_map, environment, files, has_hostname=hardening.has_hostname)
+    shared = open_folders(spec, stack)
+    options = arguments(spec, user_map, environment, files, shared, has_hostname=hardening.has_hostname)
     arguments_fd = open_content(encode(options), stack)
-    words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values()]
+    words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values(), *shared.values()]
     if hardening.program:
         program = open_content(hardening.program, stack)
         words += ["--seccomp", str(program)]

@@ -1,0 +1,121 @@
+"""Twenty results that agents meet every day: the tokens a model reads of each, here and from a plain ipykernel.
+
+The peer's text is what its messages say, as bridges from Jupyter to MCP pass it on: streams, the text forms of every
+display and result (plain, HTML, Markdown, LaTeX, SVG, JSON), and tracebacks with their colours. Pictures are left out
+on both sides, because they cost the same. Ours is the text block of the answer, its ids included. `nothing lost` is
+checked: each case names the words that a model needs, and they have to be there.
+
+Also the tokens of `tools/list`, which every conversation pays before its first call.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from mcp import Client
+from mcp.types import TextContent
+
+from belljar.runtime import open_runtime
+from belljar.surfaces.server import build_server
+from bench.figures import Figure
+from bench.ipykernels import IPyKernel, open_ipykernel
+from bench.registries import kept
+from bench.stage import Stage
+from bench.tokens import count_tokens
+
+TARGET = 0.5
+LIST_BEFORE = 2_160
+"""Tokens of `tools/list` before its texts were looked at; the target is a third less."""
+FRAME = "import pandas as pd, numpy as np\ndf = pd.DataFrame({'city': ['Oslo', 'Bergen'] * 30, 'n': range(60)})\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell, and what a model has to find in the answer."""
+
+    name: str
+    code: str
+    needed: tuple[str, ...]
+
+
+CASES = (
+    Case("nothing printed", "x = 1", ("session_id",)),
+    Case("a printed line", "print('rows: 1,204')", ("rows: 1,204",)),
+    Case("a value", "[n * n for n in range(20)]", ("361",)),
+    Case("a table", f"{FRAME}df.head(10)", ("city", "Bergen", "9")),
+    Case("a table of 60 rows", f"{FRAME}df", ("city", "59")),
+    Case("describe()", f"{FRAME}df.describe()", ("mean", "29.5")),
+    Case("value_counts()", f"{FRAME}df.city.value_counts()", ("Oslo", "30")),
+    Case("a table that was displayed and a value", f"{FRAME}display(df.head(3))\nlen(df)", ("Oslo", "60")),
+    Case("a figure", "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.title('squares');", ("image/png",)),
+    Case("a formula", "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(sympy.sin(x)**2, x)", ("sin",)),
+    Case("a name that is not defined", "total = 1\ntotal + missing_name", ("NameError", "missing_name", "line 2")),
+    Case("a column that is not there", f"{FRAME}df['town']", ("KeyError: 'town'", "line 3", "frame.py")),
+    Case("a wrong shape", "import numpy as np\nnp.ones((2, 3)) @ np.ones((2, 3))", ("ValueError", "matmul", "line 2")),
+    Case("a module that is not installed", "import humanize", ("ModuleNotFoundError", "humanize")),
+    Case("a file that is not there", "import pandas as pd\npd.read_csv('s.csv')", ("FileNotFoundError", "s.csv")),
+    Case("no network", "import requests\nrequests.get('https://example.com/data.json')", ("example.com",)),
+    Case("a syntax error", "for i in range(3)\n    print(i)", ("SyntaxError", "line 1")),
+    Case("bad JSON", "import json\njson.loads('{\"a\": 1,}')", ("JSONDecodeError", "line 2")),
+    Case("a warning", "import warnings\nwarnings.warn('deprecated thing')\nprint('done')", ("deprecated", "done")),
+    Case("two thousand lines", "for i in range(2_000): print('step', i, 'loss', 1 / (i + 1))", ("step 0", "step 1999")),
+)
+
+
+async def measure(stage: Stage) -> list[Figure]:
+    """The tokens of all cases together, those of each, and those of `tools/list`."""
+    async with open_ipykernel(stage) as kernel:
+        raw = [await _raw(kernel, case.code) for case in CASES]
+    settings = stage.settings().model_copy(update={"fork_start": False, "pool_size": 0, "hibernate": False})
+    async with open_runtime(settings) as runtime, Client(build_server(runtime, ["interpreter"])) as client:
+        listed = json.dumps([_listed(tool) for tool in (await client.list_tools()).tools])
+        ours = [await _read(client, case) for case in CASES]
+    counts = count_tokens([listed, *ours, *raw], kept())
+    of_list, mine, theirs = counts[0], counts[1 : 1 + len(CASES)], counts[1 + len(CASES) :]
+    return [
+        Figure("model-tokens", f"{len(CASES)} typical results", "tokens", sum(mine), sum(theirs), TARGET),
+        Figure("model-tokens", "tools/list", "tokens", of_list, LIST_BEFORE, 2 / 3, note="the peer is its own past"),
+        *(
+            Figure("model-tokens", case.name, "tokens", own, peer)
+            for case, own, peer in zip(CASES, mine, theirs, strict=True)
+        ),
+    ]
+
+
+def _listed(tool: Any) -> dict[str, Any]:
+    """What a client passes to the model of a tool; the hints are for the client."""
+    return tool.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"annotations"})
+
+
+async def _read(client: Client, case: Case) -> str:
+    """The text that a model reads of a case, in a session of its own."""
+    answer = await client.call_tool("execute_code", {"code": case.code, "wait_s": 120})
+    text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
+    if lost := [words for words in case.needed if words not in text]:
+        raise AssertionError(f"{case.name}: the answer has lost {lost}:\n{text}")
+    return text
+
+
+async def _raw(kernel: IPyKernel, code: str) -> str:
+    """Every text of a cell's messages."""
+    texts: list[str] = []
+    await kernel.execute(f"%reset -f\n{code}", on_message=lambda message: texts.extend(_texts(message)))
+    return "\n".join(texts)
+
+
+def _texts(message: dict[str, Any]) -> list[str]:
+    content: dict[str, Any] = message["content"]
+    match message["msg_type"]:
+        case "stream":
+            return [content["text"]]
+        case "display_data" | "execute_result":
+            forms: dict[str, Any] = content["data"]
+            return [
+                text if isinstance(text, str) else json.dumps(text)
+                for mime, text in forms.items()
+                if not mime.startswith("image/") or mime == "image/svg+xml"
+            ]
+        case "error":
+            return ["\n".join(content["traceback"])]
+        case _:
+            return []

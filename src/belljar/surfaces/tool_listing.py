@@ -1,0 +1,112 @@
+"""What `tools/list` says beyond our docstrings: small schemas, and where the caller's code will run.
+
+A model reads every tool before its first call, so each word is paid for in every conversation. Schemas lose what says
+nothing (titles that repeat the name, defaults that are empty). The description of `execute_code` gains what the model
+would otherwise find out by failing: the packages that are there, the network, the folders of the user.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from belljar.environments.managed import DEFAULT
+from belljar.environments.packages import check_installed
+from belljar.errors import BelljarError
+from belljar.provisioning.environments import is_elsewhere
+from belljar.runtime import Runtime
+
+NOTABLE = (
+    *("pandas", "numpy", "scipy", "scikit-learn", "matplotlib", "seaborn", "plotly", "sympy", "pillow", "openpyxl"),
+    *("pypdf", "lxml", "requests", "polars", "pyarrow", "duckdb", "statsmodels", "networkx", "torch", "tensorflow"),
+    *("transformers", "xgboost", "lightgbm", "opencv-python", "opencv-python-headless", "scikit-image", "geopandas"),
+    *("beautifulsoup4", "httpx", "sqlalchemy", "python-docx", "python-pptx", "reportlab", "nltk", "spacy", "altair"),
+    *("bokeh", "jax", "numba", "dask", "xarray", "h5py", "biopython", "rdkit", "astropy"),
+)
+"""Packages that a model would ask for, best known first; others that are installed are not named."""
+_OF_DEFAULT = NOTABLE[:13]
+_MOST_NAMED = 16
+_PATIENCE_S = 1.0
+_UNNEEDED = ("title", "maxLength", "minItems", "maxItems")
+_EMPTY: dict[str, tuple[object, ...]] = {"default": ("", None, False), "minimum": (0,), "exclusiveMinimum": (0,)}
+
+
+def small_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments without what a model does not need to call it.
+
+    That are titles, empty defaults, null beside another type, and bounds that nobody would exceed; the server knows the
+    whole schema and tells what an argument must be.
+    """
+    return {key: _small(value, is_properties=key == "properties") for key, value in schema.items() if key != "title"}
+
+
+def _small(value: Any, *, is_properties: bool = False) -> Any:
+    if isinstance(value, list):
+        return [_small(item) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+    entries = cast("dict[str, Any]", value)
+    if is_properties:  # its keys are names of arguments, one of which may be `title`
+        return {name: _small(entry) for name, entry in entries.items()}
+    kept = {
+        key: _small(entry, is_properties=key == "properties")
+        for key, entry in entries.items()
+        if key not in _UNNEEDED and not any(entry is empty for empty in _EMPTY.get(key, ()))
+    }
+    choices = [choice for choice in kept.get("anyOf", []) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        del kept["anyOf"]
+        return {**choices[0], **kept}
+    return kept
+
+
+class Surroundings:
+    """Says where a caller's code runs: packages, network and folders."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._packages: list[str] | None = None
+
+    async def text(self, principal: str) -> str:
+        """Return the sentences for the description of `execute_code`."""
+        sentences = [await self._installed(), self._network(), self._folders(principal)]
+        return " ".join(filter(None, sentences))
+
+    async def _installed(self) -> str:
+        if (names := await self._named_packages()) is None:
+            return ""
+        if not names:
+            return "install_dependencies adds packages."
+        return f"Installed: {', '.join(names)} and more; install_dependencies adds others."
+
+    async def _named_packages(self) -> list[str] | None:
+        """Return the notable packages of the configured environment; None while they are not known."""
+        name = self._settings.environment
+        if name == DEFAULT.name:
+            return [*_OF_DEFAULT]
+        if is_elsewhere(name):
+            return None
+        if self._packages is None:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):  # of one that is still being made, the next list tells
+                    environment = await self._runtime.starter.environments.get(name)
+                    statuses = await asyncio.to_thread(check_installed, environment, None, [*NOTABLE])
+            except (TimeoutError, BelljarError):
+                return None
+            self._packages = [status.name for status in statuses if status.installed][:_MOST_NAMED]
+        return self._packages
+
+    def _network(self) -> str:
+        if not self._runtime.provider.isolates:
+            return ""
+        hosts = [rule for rule in self._settings.egress if rule != "packages"]
+        return f"Network: only {', '.join(hosts)}." if hosts else "No network."
+
+    def _folders(self, principal: str) -> str:
+        seen = self._runtime.starter.host_folders
+        isolates = self._runtime.provider.isolates
+        places = [
+            f"{seen.place(folder)} ({'writable' if folder.is_writable or not isolates else 'read-only'})"
+            for folder in seen.of(principal)
+        ]
+        return f"The user's folders: {', '.join(places)}." if places else ""
