@@ -22,6 +22,7 @@ import typer
 from belljar.cli.fork_check import check_forks
 from belljar.environments import check_environments
 from belljar.errors import BelljarError
+from belljar.provisioning.gpus import SessionGpus
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
@@ -76,6 +77,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "host": _check_host,
         "sandbox": _check_sandboxes,
         "cgroups": _check_control_groups,
+        "gpus": _check_gpus,
         "environments": _check_environments,
         "azure": _check_azure,
         "forks": _check_forks,
@@ -183,6 +185,11 @@ def _check_installed_sandboxes(configured: str) -> Iterator[HostFinding]:
 def _finding(section: str, name: str, check: HostCheck, *, is_needed: bool) -> HostFinding:
     status = "ok" if check.is_ok else "fail" if is_needed else "warn"
     return HostFinding(section, status, name, check.detail, check.hint)
+
+
+def _check_gpus(settings: Settings) -> Iterator[HostFinding]:
+    gpus = SessionGpus(settings, providers(settings)[settings.sandbox], settings.data_directory / "sessions")
+    yield _finding("gpus", "gpus", gpus.check(), is_needed=gpus.is_on)
 
 
 def _check_control_groups(settings: Settings) -> Iterator[HostFinding]:

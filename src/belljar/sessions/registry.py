@@ -75,7 +75,14 @@ class Registry:
         self.records = records
         self._folder = folder
         self._starter = starter
-        self.pool = Pool(starter, folder, records, environment=settings.environment, size=settings.pool_size)
+        self.pool = Pool(
+            starter,
+            folder,
+            records,
+            environment=settings.environment,
+            size=settings.pool_size,
+            contexts=settings.gpu_contexts,
+        )
         self.admission = Admission(
             most_running=settings.max_running,
             most_waiting=settings.max_waiting,
@@ -95,14 +102,22 @@ class Registry:
 
     # New sessions
 
-    def create(self, principal: str, *, environment: str = "", reason: str = "") -> Session:
-        """Create a session, from the pool where possible; otherwise its kernel starts with its first cell."""
+    def create(self, principal: str, *, environment: str = "", reason: str = "", gpus: int | None = None) -> Session:
+        """Create a session, from the pool where possible; otherwise its kernel starts with its first cell.
+
+        `gpus` is how many it shall have; None for as many as the settings say.
+        """
         self._check_room(principal)
         name = environment or self.settings.environment
         self._starter.environments.check(name)
+        count = self._starter.gpus.count(name, gpus)
         asked_at = time.perf_counter()
-        pooled = self.pool.take(name)
-        folders = pooled.folders if pooled else self._new_folders(name)
+        if count == self._starter.gpus.default_count(name):
+            pooled = self.pool.take(name)
+            folders = pooled.folders if pooled else self._new_folders(name)
+        else:
+            pooled, folders = None, new_folders(self._folder, self._starter)
+            self._starter.gpus.request(folders.session_id, count)
         session = self._open(folders, principal, name, reason)
         self._record_new(session)
         if pooled is not None:
@@ -226,6 +241,7 @@ class Registry:
             plugins=self.plugins,
             redactor=redactor,
             handover=self._handover,
+            gpus=self._starter.gpus,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,

@@ -45,6 +45,7 @@ from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
+MOST_GPUS = 1_024
 Code = Annotated[str, Field(description="Python; IPython magics, !shell and top-level await work")]
 Wait = Annotated[
     float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Most seconds to wait for the result")
@@ -87,7 +88,7 @@ class InterpreterSurface:
             (self.execute_code, ENDS),
             (self.get_execution, READS),
             (self.interrupt_execution, ENDS),
-            (self.new_session, CHANGES),
+            (self.new_session_with_gpus if self._runtime.starter.gpus.is_on else self.new_session, CHANGES),
             (self.list_sessions, READS),
             (self.clear_session, idempotent(ENDS)),
         )
@@ -191,9 +192,27 @@ class InterpreterSurface:
         reason: Annotated[str, Field(max_length=200, description="What it is for, shown in lists")] = "",
     ) -> Answer:
         """Start a session. execute_code starts one by itself when called without a session_id."""
+        return await self._new_session(environment, reason, None)
+
+    @refusals_as_results
+    async def new_session_with_gpus(
+        self,
+        environment: Annotated[
+            str,
+            Field(description="Empty for the configured one, another's name, or kernel:NAME for a Jupyter kernel"),
+        ] = "",
+        reason: Annotated[str, Field(max_length=200, description="What it is for, shown in lists")] = "",
+        gpus: Annotated[
+            int | None, Field(ge=0, le=MOST_GPUS, description="How many GPUs it has; leave out for the usual number")
+        ] = None,
+    ) -> Answer:
+        """Start a session. execute_code starts one by itself when called without a session_id."""
+        return await self._new_session(environment, reason, gpus)
+
+    async def _new_session(self, environment: str, reason: str, gpus: int | None) -> Answer:
         principal = current_principal()
         await self._sessions.make_room(principal)
-        session = self._sessions.create(principal, environment=environment, reason=reason)
+        session = self._sessions.create(principal, environment=environment, reason=reason, gpus=gpus)
         try:
             await session.start()
         except BaseException:
@@ -201,7 +220,8 @@ class InterpreterSurface:
             raise
         notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
-        return model_blocks(info, f"session_id: {info.session_id}\n{notice.instructions if notice else ''}")
+        given = f"GPUs: {', '.join(map(str, self._runtime.starter.gpus.of(session.id)))}\n" if info.gpus else ""
+        return model_blocks(info, f"session_id: {info.session_id}\n{given}{notice.instructions if notice else ''}")
 
     @refusals_as_results
     async def list_sessions(self) -> Answer:
@@ -210,7 +230,8 @@ class InterpreterSurface:
         infos += self._sessions.asleep(current_principal())
         lines = [
             f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, {info.files} files, "
-            f"{info.memory_mb:g} MB, expires {info.expires_at}{', ' + info.reason if info.reason else ''}"
+            f"{info.memory_mb:g} MB, {_gpu_words(info)}expires {info.expires_at}"
+            f"{', ' + info.reason if info.reason else ''}"
             for info in infos
         ]
         return model_blocks(Sessions(sessions=infos), "\n".join(lines) or "No session is open.")
@@ -276,6 +297,12 @@ class InterpreterSurface:
             answer.structured_content["events"] = [event.model_dump(mode="json") for event in events]
             answer.structured_content["sequence"] = events[-1].sequence if events else since
         return answer
+
+
+def _gpu_words(info: SessionInfo) -> str:
+    if not info.gpus:
+        return ""
+    return f"{len(info.gpus)} GPU{'s' if len(info.gpus) > 1 else ''} with {info.gpu_memory_mb:g} MB of it, "
 
 
 def _interruption(running: list[Execution]) -> str:

@@ -186,6 +186,7 @@ def _words_of(spec: SandboxSpec) -> dict[str, Any]:
         "scratch": str(spec.scratch),
         "home": str(spec.home),
         "readable": [*map(str, spec.readable)],
+        "devices": {inside: str(path) for inside, path in spec.devices.items()},
         "limits": asdict(spec.limits),
         "identity": [spec.identity.uid, spec.identity.gid] if spec.identity else None,
     }
@@ -198,6 +199,8 @@ def _spec_of(words: dict[str, Any]) -> SandboxSpec:
         scratch=Path(words["scratch"]),
         home=Path(words["home"]),
         readable=tuple(map(Path, words["readable"])),
+        # An earlier version deposited none.
+        devices={inside: Path(path) for inside, path in words.get("devices", {}).items()},
         limits=Limits(**words["limits"]),
         identity=Identity(*words["identity"]) if words["identity"] else None,
     )

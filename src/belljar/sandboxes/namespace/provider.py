@@ -53,6 +53,7 @@ class NamespaceProvider:
 
     name = "namespace"
     isolates = True
+    shows_devices = True
 
     def __init__(self, enforcer: Enforcer | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
