@@ -1,7 +1,8 @@
-"""Sessions with GPUs, in real sandboxes over a tree that is made up: there are device nodes, and nothing behind them."""
+"""Sessions with GPUs, in real sandboxes over a tree that is made up: device nodes with nothing behind them."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,20 +22,26 @@ pytestmark = pytest.mark.anyio
 OWNER = "somebody"
 
 
-@pytest.fixture
-def library() -> Library:
-    return Library()
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
 
 
-@pytest.fixture
-async def runtime(
-    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library
-) -> AsyncGenerator[Runtime]:
-    tmp_path.chmod(0o755)
-    stand_on(make_host(tmp_path / "host"), monkeypatch)
+@pytest.fixture(scope="module")
+def host() -> Generator[Path]:
+    """The made-up tree, where users of sessions can pass, as they can in /dev."""
+    with TemporaryDirectory(prefix="belljar-gpus-") as folder, pytest.MonkeyPatch.context() as patch:
+        root = Path(folder)
+        root.chmod(0o755)
+        stand_on(make_host(root), patch)
+        yield root
+
+
+@pytest.fixture(scope="module")
+async def shared(default_environment: Environment, host: Path) -> AsyncGenerator[Runtime]:
     settings = Settings(
         environment=str(default_environment.python),
-        data_directory=tmp_path / "data",
+        data_directory=host / "data",
         pool_size=0,
         preload=[],
         gpus=["all"],
@@ -43,9 +50,21 @@ async def runtime(
     async with open_runtime(settings) as runtime:
         if gap := runtime.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
-        await runtime.starter.is_warm(settings.environment)
-        runtime.starter.gpus.monitor = GpuMonitor(library)
         yield runtime
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library()
+
+
+@pytest.fixture
+async def runtime(shared: Runtime, library: Library) -> AsyncGenerator[Runtime]:
+    await shared.starter.is_warm(shared.settings.environment)
+    shared.starter.gpus.monitor = GpuMonitor(library)
+    yield shared
+    for session in shared.sessions.of(OWNER):
+        await shared.sessions.clear(session.id, OWNER)
 
 
 async def ran(session: Session, code: str) -> ExecutionResult:
@@ -54,26 +73,28 @@ async def ran(session: Session, code: str) -> ExecutionResult:
     return execution.result()
 
 
+def index_of(session: Session) -> int:
+    (gpu,) = session.gpus.of(session.id)
+    return gpu.index
+
+
 LIST = "import os; sorted(name for name in os.listdir('/dev') if name.startswith('nvidia'))"
 
 
 async def test_a_session_sees_the_nodes_of_its_own_gpu_and_no_others(runtime: Runtime) -> None:
     session = runtime.sessions.create(OWNER)
-    assert (await ran(session, LIST)).result == "['nvidia-uvm', 'nvidia0', 'nvidiactl']"
-    other = runtime.sessions.create(OWNER)
-    assert (await ran(other, LIST)).result == "['nvidia-uvm', 'nvidia1', 'nvidiactl']"
+    assert (await ran(session, LIST)).result == f"['nvidia-uvm', 'nvidia{index_of(session)}', 'nvidiactl']"
     both = runtime.sessions.create(OWNER, gpus=2)
     assert (await ran(both, LIST)).result == "['nvidia-uvm', 'nvidia0', 'nvidia1', 'nvidiactl']"
     none = runtime.sessions.create(OWNER, gpus=0)
     assert (await ran(none, LIST)).result == "[]"
-    assert (session.info().gpus, none.info().gpus) == ([uuid_of(0)], [])
+    assert (session.info().gpus, none.info().gpus) == ([uuid_of(index_of(session))], [])
 
 
 WRITE = """
 import glob, os
 open("/proc/self/comm", "w").write("written")
 refused = []
-paths = [path for path in glob.glob("/proc/**", recursive=True) if path.split("/")[2:3] != ["self"]]
 paths = [path for path in glob.glob("/proc/*") if not path.split("/")[2].isdigit()]
 for top in [os.path.join(folder, name) for path in paths if os.path.isdir(path) and not os.path.islink(path)
             for folder, _, names in os.walk(path) for name in names] + [p for p in paths if os.path.isfile(p)]:
@@ -120,7 +141,7 @@ async def test_a_rewind_of_a_session_that_uses_its_gpu_says_why_it_cannot(runtim
     await ran(session, "import os")
     used = await ran(session, USE)
     last = await ran(session, "numbers.append(3)")
-    with pytest.raises(Exception, match="no state was kept .* it uses a GPU"):
+    with pytest.raises(Exception, match=r"no state was kept .* it uses a GPU"):
         await session.rewind(last.execution_id)
     # The state from before it used the GPU can be had.
     await session.rewind(used.execution_id)
@@ -146,9 +167,9 @@ async def test_gpu_memory_is_in_the_usage_and_a_shortage_has_a_name_of_its_own(
     result = await ran(session, "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')")
     assert (result.status, result.usage.gpu_memory_mb) == ("error", 1_500)
     assert result.cause == (
-        "gpu_out_of_memory: the session asked for more GPU memory than is free, it holds 1,500 MB now, GPU 0 has 200 of "
-        "100,000 MB free; the kernel lives, variables are kept: delete tensors (and torch.cuda.empty_cache()) or use "
-        "smaller ones"
+        "gpu_out_of_memory: the session asked for more GPU memory than is free, it holds 1,500 MB now, "
+        f"GPU {index_of(session)} has 200 of 100,000 MB free; the kernel lives, variables are kept: delete tensors "
+        "(and torch.cuda.empty_cache()) or use smaller ones"
     )
     assert (session.info().gpu_memory_mb, (await ran(session, "1 + 1")).cause) == (1_500, None)
 
@@ -162,18 +183,6 @@ async def test_a_death_says_how_much_gpu_memory_went_with_it(runtime: Runtime, l
     assert (result.cause or "").endswith("exit status 3; the 1,500 MB that it held on its GPU are free again")
 
 
-async def test_a_gpu_that_is_taken_away_is_told_and_variables_are_kept(runtime: Runtime, tmp_path: Path) -> None:
-    session = runtime.sessions.create(OWNER)
-    await ran(session, "x = 1")
-    (tmp_path / "host/dev/nvidia0").unlink()
-    result = await ran(session, "raise RuntimeError('CUDA error: unknown error')")
-    assert (result.cause or "").startswith("gpu_lost: the session cannot use its GPU any more: device /dev/nvidia0")
-    assert (await ran(session, "x")).result == "1"
-    refused = await ran(runtime.sessions.create(OWNER, gpus=2), "1")
-    assert (refused.status, "device /dev/nvidia0 is not there" in (refused.error or "")) == ("rejected", True)
-    assert (await ran(runtime.sessions.create(OWNER, gpus=0), "1")).result == "1"
-
-
 async def test_more_gpus_than_there_are_or_than_the_policy_allows_are_refused(runtime: Runtime) -> None:
     with pytest.raises(InvalidArgument, match="gpus is 3, and a session may have 2"):
         runtime.sessions.create(OWNER, gpus=3)
@@ -185,3 +194,18 @@ async def test_a_sandbox_that_gives_no_gpus_says_so(runtime: Runtime, monkeypatc
     monkeypatch.delattr(type(runtime.provider), "shows_devices")
     with pytest.raises(GpuUnavailable, match="the sandbox namespace gives no GPU"):
         runtime.sessions.create(OWNER, gpus=1)
+
+
+async def test_a_gpu_that_is_taken_away_is_told_and_variables_are_kept(runtime: Runtime, host: Path) -> None:
+    session = runtime.sessions.create(OWNER)
+    await ran(session, "x = 1")
+    node = f"/dev/nvidia{index_of(session)}"
+    (host / node[1:]).unlink()
+    result = await ran(session, "raise RuntimeError('CUDA error: unknown error')")
+    assert (result.cause or "").startswith(f"gpu_lost: the session cannot use its GPU any more: device {node}")
+    assert (await ran(session, "x")).result == "1"
+    refused = await ran(runtime.sessions.create(OWNER, gpus=2), "1")
+    assert (refused.status, f"device {node} is not there" in (refused.error or "")) == ("rejected", True)
+    assert (await ran(runtime.sessions.create(OWNER, gpus=0), "1")).result == "1"
+    (host / node[1:]).touch(0o666)
+    (host / node[1:]).chmod(0o666)
