@@ -113,7 +113,7 @@ async def test_other_libraries_compute_too(runtime: Runtime, module: str, code: 
 
 CUDA_PROGRAM = r"""
 import pathlib, subprocess
-pathlib.Path("square.cu").write_text('''
+pathlib.Path("square.cu").write_text(r'''
 #include <cstdio>
 __global__ void square(float *x, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= x[i]; }
 int main() {
