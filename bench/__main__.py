@@ -14,6 +14,7 @@ from bench import (
     first_result,
     forking,
     foundry,
+    gpu,
     journal,
     lines,
     mcp_calls,
@@ -50,9 +51,10 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "workflows": workflows.measure,
     "skills": skills.measure,
     "model-tokens": model_tokens.measure,
+    "gpu": gpu.measure,
 }
-ON_DEMAND = ("toolbox", "search", "skills", "model-tokens")
-"""Measured when they are named: they install what they are compared with."""
+ON_DEMAND = ("toolbox", "search", "skills", "model-tokens", "gpu")
+"""Measured when they are named: they install what they are compared with, or need a GPU."""
 FULL_S = 240.0
 QUICK_S = 90.0
 """The most that one measurement may take. On two quiet processors all of them together take eight minutes."""
@@ -89,7 +91,7 @@ def _arguments() -> argparse.Namespace:
 
 async def _measure_all(names: list[str], is_quick: bool, figures: list[Figure], failures: list[str]) -> None:
     limit_s = QUICK_S if is_quick else FULL_S
-    async with open_stage(is_quick=is_quick) as stage:
+    async with gpu.open_gpu_stage(is_quick=is_quick) if names == ["gpu"] else open_stage(is_quick=is_quick) as stage:
         for name in names:
             print(f"{name} …", file=sys.stderr, flush=True)
             began = time.monotonic()

@@ -69,10 +69,13 @@ class Engine:
         self._runtime = runtime
 
     @asynccontextmanager
-    async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
-        """A session with its kernel started; it and its files are gone when the block ends."""
+    async def open_session(self, environment: str = "", *, gpus: int | None = None) -> AsyncGenerator[SessionHandle]:
+        """A session with its kernel started; it and its files are gone when the block ends.
+
+        `gpus` is how many it has; without it, as many as the setting `session_gpus` says.
+        """
         await self._runtime.sessions.make_room(PRINCIPAL)
-        session = self._runtime.sessions.create(PRINCIPAL, environment=environment)
+        session = self._runtime.sessions.create(PRINCIPAL, environment=environment, gpus=gpus)
         family: list[LocalSession] = []
         handle = LocalSession(self._runtime, session.id, family)
         try:

@@ -20,6 +20,7 @@ BelljarError
 │   └── TooLarge              too-large
 └── EngineError           ours, or the host's
     ├── SandboxUnavailable    sandbox-unavailable
+    ├── GpuUnavailable        gpu-unavailable
     ├── EnvironmentBroken     environment-broken
     ├── KernelStartFailed     kernel-start-failed
     ├── CopyRefused           copy-refused
@@ -155,6 +156,12 @@ class SandboxUnavailable(EngineError):
     """The configured provider cannot run here."""
 
     code = "sandbox-unavailable"
+
+
+class GpuUnavailable(EngineError):
+    """A GPU that the settings name is not there, or what code needs to use it is not."""
+
+    code = "gpu-unavailable"
 
 
 class EnvironmentBroken(EngineError):

@@ -54,6 +54,8 @@ class Usage(Model):
     cpu_s: float = 0.0
     queue_s: float = 0.0
     peak_memory_mb: float = 0.0
+    gpu_memory_mb: float = 0.0
+    """The most GPU memory that the session was seen with, looked at every half second."""
 
 
 class SessionNotice(Model):
@@ -159,6 +161,9 @@ class SessionInfo(Model):
     expires_at: str
     age_s: float
     memory_mb: float
+    gpus: list[str] = []
+    """The uuids of the GPUs that it has."""
+    gpu_memory_mb: float = 0.0
     executions: int
     files: int
     checkpoints: int = 0

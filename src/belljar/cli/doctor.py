@@ -23,6 +23,7 @@ from belljar.cli.fork_check import check_forks
 from belljar.cli.limit_check import check_limits
 from belljar.environments import check_environments
 from belljar.errors import BelljarError
+from belljar.provisioning.gpus import SessionGpus
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
@@ -77,6 +78,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "host": _check_host,
         "sandbox": _check_sandboxes,
         "limits": _check_limits,
+        "gpus": _check_gpus,
         "environments": _check_environments,
         "azure": _check_azure,
         "forks": _check_forks,
@@ -197,6 +199,11 @@ def _finding(section: str, name: str, check: HostCheck, *, is_needed: bool, cost
 def _check_limits(settings: Settings) -> Iterator[HostFinding]:
     for check in check_limits(settings):
         yield _finding("limits", check.name, check, is_needed=False)
+
+
+def _check_gpus(settings: Settings) -> Iterator[HostFinding]:
+    gpus = SessionGpus(settings, providers(settings)[settings.sandbox], settings.data_directory / "sessions")
+    yield _finding("gpus", "gpus", gpus.check(), is_needed=gpus.is_on)
 
 
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:

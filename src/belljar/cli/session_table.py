@@ -24,13 +24,14 @@ _TITLES = (
     "state",
     "environment",
     "memory",
+    "gpu",
     "cpu",
     "cells",
     "idle",
     "checkpoints",
     "last cause",
 )
-_NUMBERS = ("memory", "cpu", "cells", "idle", "checkpoints")
+_NUMBERS = ("memory", "gpu", "cpu", "cells", "idle", "checkpoints")
 _NONE = "-"
 _ID_CHARACTERS = 12
 # The summary and the blank line after it, the head of the table, and the line below the table.
@@ -39,6 +40,7 @@ _FRAME_LINES = 4
 _MIN_WIDTHS = {
     "environment": 118,
     "checkpoints": 96,
+    "gpu": 88,
     "owner": 80,
     "last cause": 72,
     "server": 60,
@@ -111,8 +113,11 @@ class SessionTable:
     def _summary(self, lines: Sequence[tuple[int, SessionLine]]) -> Text:
         running = sum(line.info.state == "running" for _, line in lines)
         memory_mb = sum(line.info.memory_mb for _, line in lines)
+        gpu_mb = sum(line.info.gpu_memory_mb for _, line in lines)
+        on_gpus = f", {gpu_mb:,.0f} MB on GPUs" if any(line.info.gpus for _, line in lines) else ""
         counted = f"{_count(len(self._snapshot.servers), 'server')}, {_count(len(lines), 'session')}, {running} running"
-        return _line(f"belljar top  {time.strftime('%H:%M:%S')}  {counted}, {memory_mb:,.0f} MB  q ends\n", "dim")
+        summary = f"{time.strftime('%H:%M:%S')}  {counted}, {memory_mb:,.0f} MB{on_gpus}"
+        return _line(f"belljar top  {summary}  q ends\n", "dim")
 
     def _cells(self, pid: int, line: SessionLine, *, is_whole: bool) -> Iterator[str]:
         info = line.info
@@ -122,6 +127,7 @@ class SessionTable:
         yield info.state
         yield info.environment if is_whole else _short(info.environment)
         yield f"{info.memory_mb:,.0f} MB"
+        yield f"{info.gpu_memory_mb:,.0f} MB" if info.gpus else _NONE
         share = self._cpu_shares.get(info.session_id)
         yield _NONE if share is None else f"{share:.0%}"
         yield str(info.executions)

@@ -29,9 +29,13 @@ class RemoteServer(ServerCalls):
     """A connection to a server; made by `connect`."""
 
     @asynccontextmanager
-    async def open_session(self, environment: str = "") -> AsyncGenerator[SessionHandle]:
-        """Open a session on the server, and clear it and its forks when the block ends."""
-        fields = await self.call("new_session", {"environment": environment})
+    async def open_session(self, environment: str = "", *, gpus: int | None = None) -> AsyncGenerator[SessionHandle]:
+        """Open a session on the server, and clear it and its forks when the block ends.
+
+        `gpus` is how many it has; without it, as many as the server gives a session.
+        """
+        asked = {} if gpus is None else {"gpus": gpus}
+        fields = await self.call("new_session", {"environment": environment, **asked})
         handles: list[RemoteSession] = []
         handle = RemoteSession(self, str(fields["session_id"]), handles)
         try:

@@ -22,6 +22,7 @@ from belljar.outputs.recorder import Screens
 from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
+from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.settings import Settings
 from belljar.skills.session_view import SessionSkills
@@ -88,6 +89,8 @@ class ExecutionContext(Protocol):
     """Its folder `skills/`; None where there are no skills."""
     tools: Broker | None
     """The broker for its code's tool calls; None where there are no tools."""
+    gpus: SessionGpus
+    """The GPUs of all sessions, by their ids."""
     handover: Handover
     """Deposits its kernel for the next server."""
     admission: Admission

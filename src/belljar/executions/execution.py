@@ -18,6 +18,7 @@ from belljar import logs, measures
 from belljar.errors import BelljarError, Busy, CodeRejected, InvalidArgument, KernelDied
 from belljar.executions.context import ExecutionContext
 from belljar.executions.file_changes import FileChanges
+from belljar.executions.gpu_use import GpuUse, with_gpu_memory
 from belljar.executions.outcome import (
     RESUMED,
     Outcome,
@@ -141,6 +142,8 @@ class Execution:
         self._waits_for = ""
         self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
         self._stopper: Stopper | None = None
+        self._gpu_use: GpuUse | None = None
+        """None in a session without a GPU."""
         self._is_cancelled = self._is_abandoned = False
         self._resumed: ResumableKernel | None = None
         """The kernel that an earlier server gave the cell to; None for a cell of this server."""
@@ -433,16 +436,20 @@ class Execution:
             on_stop=tools.cancel if tools is not None else lambda: None,
         )
         has_calls = tools is not None or bool(self._calls)
+        if self._session.gpus.of(self.session_id):
+            self._gpu_use = GpuUse(self._session.gpus, self.session_id)
+        gpu_watch = self._gpu_use.watching(kernel, self._outcome) if self._gpu_use else nullcontext()
         with stopper.watching(), self._calling(tools) if has_calls else nullcontext():
             if self._is_cancelled:  # interrupted while the folder was scanned
                 stopper.stop("interrupted", self._asked)
             try:
-                async for event in events:
-                    if isinstance(event, Finished):
-                        self._outcome.conclude(event, stopper, self.cell.timeout_s, self._session.quota)
-                        self._session.session_kernel.remember(event)
-                    else:
-                        await self._record(event, kernel, stopper)
+                async with gpu_watch:
+                    async for event in events:
+                        if isinstance(event, Finished):
+                            self._outcome.conclude(event, stopper, self.cell.timeout_s, self._session.quota)
+                            self._session.session_kernel.remember(event)
+                        else:
+                            await self._record(event, kernel, stopper)
             except KernelDied as death:
                 self._transcript.flush()
                 await self._on_kernel_death(kernel, stopper, death)
@@ -461,6 +468,8 @@ class Execution:
 
     async def _record(self, event: Event, kernel: Kernel, stopper: Stopper) -> None:
         """Record what the screens (filters for output) leave of an event; ask the person what `input()` then asks."""
+        if self._gpu_use is not None:
+            self._gpu_use.hear(event)
         for passed in await self._transcript.screens.passed(event):
             if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
                 # For the front ends that show widgets, if there are any; neither recorded nor shown to the agent.
@@ -505,9 +514,9 @@ class Execution:
             undone = self._session.take_back(loss.since or self.id)
             self._transcript.notice(rewound(len(undone)))
         if cause:
-            outcome.status, outcome.cause = "out_of_memory" if fatal else "died", cause
-            return
-        outcome.cause = cause_of_death(death, stopper, self.cell.timeout_s, self._session.quota)
+            outcome.status = "out_of_memory" if fatal else "died"
+        cause = cause or cause_of_death(death, stopper, self.cell.timeout_s, self._session.quota)
+        outcome.cause = with_gpu_memory(cause, outcome.gpu_memory_mb)
 
     # Reporting
 
@@ -526,6 +535,8 @@ class Execution:
     async def _report_limits(self, kernel: Kernel, seen: FolderUsage, is_all: bool) -> None:
         """Record a notice for each limit that the kernel hit and survived; the first is the default cause."""
         quota, incidents = self._session.quota, kernel.incidents()
+        if self._gpu_use is not None:
+            incidents += await self._gpu_use.incidents(kernel)
         await quota.look_if_more_than_half(seen, is_all=is_all)
         if quota.is_over and self._outcome.cause is None:
             incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))

@@ -31,6 +31,7 @@ class Outcome:
     count: int = 0
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
+    gpu_memory_mb: float = 0.0
 
     def conclude(self, finished: Finished, stopper: Stopper, timeout_s: float, quota: DiskQuota) -> None:
         """Set the outcome of a cell that the kernel reports as finished."""
@@ -71,6 +72,9 @@ _SURVIVED = {
     "out_of_memory": "a process of it was killed; the kernel lives, variables are kept",
     "too_many_processes": "starting more was refused; the kernel lives, variables are kept",
     "disk_full": "the kernel lives, variables and files are kept",
+    "gpu_out_of_memory": "the kernel lives, variables are kept: delete tensors (and torch.cuda.empty_cache()) or use "
+    "smaller ones",
+    "gpu_lost": "the kernel lives, variables in the host's memory are kept, those on the GPU are gone",
 }
 
 
@@ -150,6 +154,7 @@ class Times:
             cpu_s=round(outcome.cpu_s, 6),
             queue_s=round(started - self.submitted_at, 6),
             peak_memory_mb=round(outcome.peak_memory_mb, 1),
+            gpu_memory_mb=round(outcome.gpu_memory_mb, 1),
         )
 
 

@@ -237,8 +237,11 @@ def is_forkable(kernel: Kernel | None) -> TypeGuard[ForkableKernel]:
 class RehearsableKernel(Protocol):
     """A kernel that can do the slow work of its first cell before a session uses it."""
 
-    async def rehearse(self) -> None:
-        """Run the code that every cell runs through, and leave nothing of it in the session."""
+    async def rehearse(self, *, makes_context: bool = False) -> str:
+        """Run the code that every cell runs through, and leave nothing of it in the session.
+
+        With `makes_context` also make a context on the session's GPU; return why that failed, if it did.
+        """
         ...
 
 
@@ -354,6 +357,12 @@ class StatefulKernel(Protocol):
     async def load_state(self, path_inside: str) -> StateReport:
         """Load the variables of such a file into a kernel that has run nothing yet."""
         ...
+
+
+def pid_of(kernel: Kernel | None) -> int:
+    """Return the pid of a kernel's process on this host; 0 where it has none here, or none is known."""
+    pid = getattr(kernel, "pid", 0)
+    return pid if isinstance(pid, int) else 0
 
 
 class ProcessUsage:

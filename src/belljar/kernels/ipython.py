@@ -281,6 +281,11 @@ class IPythonKernel:
         return self._process
 
     @property
+    def pid(self) -> int:
+        """Return the runner's pid on the host."""
+        return self._pid
+
+    @property
     def pidfd(self) -> int:
         """Return the runner's pidfd; negative where there is none."""
         return -1 if self._pidfd is None else self._pidfd
@@ -482,10 +487,10 @@ class IPythonKernel:
         """See `ForkableKernel`."""
         return isinstance(other, IPythonKernel) and other.sandbox is self.sandbox
 
-    async def rehearse(self) -> None:
+    async def rehearse(self, *, makes_context: bool = False) -> str:
         """See `RehearsableKernel`."""
-        await self._requests.send({"op": "rehearse"}, protocol.RehearsedMessage)
-        await self._requests.answer(protocol.RehearsedMessage)
+        await self._requests.send({"op": "rehearse", "makes_context": makes_context}, protocol.RehearsedMessage)
+        return plain_text((await self._requests.answer(protocol.RehearsedMessage)).failure)
 
     async def kill(self) -> None:
         """See `Kernel`. Snapshots are spared."""

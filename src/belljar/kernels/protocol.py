@@ -239,6 +239,7 @@ class RehearsedMessage(RunnerMessage):
     """Answer to a request to rehearse, see `RehearsableKernel`."""
 
     type: Literal["rehearsed"]
+    failure: Annotated[str, Field(max_length=2_000)] = ""
 
 
 class WarmMessage(RunnerMessage):

@@ -86,4 +86,6 @@ def limited(settings: Settings, limits: PolicyLimits | None) -> Settings:
         changes["execution_timeout_s"] = min(settings.execution_timeout_s, limits.max_execution_time)
     if limits and limits.max_memory_mb is not None:
         changes["memory_mb"] = min(settings.memory_mb or limits.max_memory_mb, limits.max_memory_mb)
+    if limits and limits.max_gpus is not None:
+        changes["max_gpus"] = limits.max_gpus if settings.max_gpus is None else min(settings.max_gpus, limits.max_gpus)
     return settings.model_copy(update=changes) if changes else settings

@@ -164,6 +164,8 @@ class PolicyLimits(Table):
     max_execution_time: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Seconds that a cell may take."""
     max_memory_mb: int | None = Field(None, ge=64)
+    max_gpus: int | None = Field(None, ge=0)
+    """GPUs that a session may have; 0 for none."""
     allow_network_access: bool | None = None
     allowed_networks: list[Annotated[str, AfterValidator(_checked_network)]] | None = None
     """Replaces the setting `egress`."""

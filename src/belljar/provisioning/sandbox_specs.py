@@ -18,6 +18,7 @@ from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import ShownTargets
+from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
@@ -34,6 +35,7 @@ class SpecBuilder:
         settings: Settings,
         provider: Provider,
         uv_sandbox: UvSandbox,
+        gpus: SessionGpus,
         toolbox: Toolbox | None,
         skills: ShownSkills | None = None,
         targets: ShownTargets | None = None,
@@ -42,6 +44,7 @@ class SpecBuilder:
         self._settings = settings
         self._provider = provider
         self._uv_sandbox = uv_sandbox
+        self.gpus = gpus
         self._toolbox = toolbox
         self._skills = skills
         self._targets = targets
@@ -57,15 +60,17 @@ class SpecBuilder:
             readable = (*readable, *self._skills.readable, folders.skills)
         if self._targets is not None:
             readable = (*readable, *self._targets.readable)
+        view = self.gpus.view(folders.session_id, folders.identity)
         return SandboxSpec(
             session_id=folders.session_id,
             workspace=folders.workspace,
             scratch=folders.scratch,
             home=folders.home,
-            readable=readable,
+            readable=(*readable, *view.readable),
             folders=self._host_folders.of(folders.principal),
             limits=limits_of(self._settings),
             identity=folders.identity,
+            devices=view.devices,
         )
 
     def zygote_spec(self, environment: Environment, name: str, folder: Path) -> SandboxSpec:
@@ -76,7 +81,7 @@ class SpecBuilder:
             scratch=folder / "scratch",
             home=folder / "home",
             # A branch can show only what its trunk shows.
-            readable=(*environment.readable, FOLDER, *self._shown()),
+            readable=(*environment.readable, FOLDER, *self._shown(), *self.gpus.readable()),
             folders=self._host_folders.all(),
             limits=limits_of(self._settings),
         )
@@ -96,7 +101,7 @@ class SpecBuilder:
         has_tools: bool = True,
     ) -> ServicedSandbox:
         """Open the services of a sandbox: on new sockets, or on those that an earlier server opened."""
-        return await open_services(
+        serviced = await open_services(
             sandbox,
             folders,
             python=python,
@@ -109,6 +114,11 @@ class SpecBuilder:
             targets=self._targets,
             sockets=sockets,
         )
+        if self.gpus.of(folders.session_id):
+            view = self.gpus.view(folders.session_id, folders.identity)
+            serviced.variables |= view.variables or {}
+            serviced.programs = view.programs
+        return serviced
 
     async def _egress(self) -> Egress:
         """Return what the settings let sessions reach; nothing where the provider could not enforce it."""

@@ -138,6 +138,8 @@ class ServicedSandbox:
         self.can_spare = sandbox.can_spare
         self.ends_with_command = sandbox.ends_with_command
         self.variables: dict[str, str] = {}
+        self.programs: Sequence[str] = ()
+        """Folders that come last on PATH."""
         self.prefix: list[str] = []
         self.importable: Sequence[Path] = ()
         """Folders that come first on PYTHONPATH, before anything that is installed."""
@@ -170,6 +172,8 @@ class ServicedSandbox:
     def complete(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a command, with the variables that name the services."""
         variables = {**_with_commands(environment, self.variables), **self.variables}
+        if self.programs:
+            variables["PATH"] = os.pathsep.join([variables.get("PATH", "/usr/bin:/bin"), *self.programs])
         paths = [*map(str, self.importable), *filter(None, [variables.get("PYTHONPATH", "")])]
         return {**variables, "PYTHONPATH": os.pathsep.join(paths)} if self.importable else variables
 

@@ -27,6 +27,7 @@ from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.environments import EnvironmentCache, is_elsewhere
 from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import shown_targets
+from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders, revoked
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
@@ -98,8 +99,9 @@ class KernelStarter:
         self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
         self.host_folders = host_folders or HostFolders(settings)
         targets = shown_targets(plugins, settings.data_directory) if plugins is not None else None
+        self.gpus = SessionGpus(settings, provider, folder)
         self._spec_builder = SpecBuilder(
-            settings, provider, self.uv_sandbox, toolbox, skills, targets, self.host_folders
+            settings, provider, self.uv_sandbox, self.gpus, toolbox, skills, targets, self.host_folders
         )
         self.zygotes = Zygotes(
             settings, provider, self._spec_builder, folder=folder, run=run, in_packets=outlives_server
@@ -112,7 +114,8 @@ class KernelStarter:
         return self._toolbox.broker(session_id) if self._toolbox else None
 
     def forget(self, session_id: str) -> None:
-        """Release what the toolbox has of a session that has ended."""
+        """Release what the toolbox has of a session that has ended, and its place on GPUs."""
+        self.gpus.release(session_id)
         if self._toolbox is not None:
             self._toolbox.forget(session_id)
 
@@ -145,7 +148,8 @@ class KernelStarter:
         if name == AZURE:
             return await self._start_azure(folders), "azure"
         environment = await self.environments.get(name)
-        prepared = await self._take_prepared(folders.session_id) or await self._open_prepared(environment, folders)
+        prepared = await self._take_prepared(folders.session_id)
+        prepared = prepared or await self._open_prepared(name, environment, folders)
         if (kernel := await self._forked(prepared, environment, folders)) is not None:
             return kernel, "forked"
         try:
@@ -176,7 +180,7 @@ class KernelStarter:
 
     async def prepare(self, name: str, folders: KernelFolders) -> None:
         """Hold a sandbox open for a session whose kernel is to be forked later. Called where `is_warm` is true."""
-        prepared = await self._open_prepared(await self.environments.get(name), folders)
+        prepared = await self._open_prepared(name, await self.environments.get(name), folders)
         await prepared.open_now()
         self._prepared[folders.session_id] = prepared
 
@@ -192,7 +196,8 @@ class KernelStarter:
             return None
         return self._prepared.pop(session_id)
 
-    async def _open_prepared(self, environment: Environment, folders: KernelFolders) -> PreparedSandbox:
+    async def _open_prepared(self, name: str, environment: Environment, folders: KernelFolders) -> PreparedSandbox:
+        await self.gpus.place(folders.session_id, name)
         spec = self._spec(folders, environment)
         zygote = await self.zygotes.zygote(environment)
         branch = await self._open_branch(spec, zygote) if zygote is not None else None
@@ -204,10 +209,17 @@ class KernelStarter:
     ) -> ServicedSandbox:
         """Return a new sandbox that shows the environment and in which nothing runs yet; the caller closes it."""
         trees = (*environment.readable, FOLDER, folders.layer, *readable)
-        sandbox = await self.provider.open(self._spec_builder.spec(folders, trees, has_tools=False))
-        return await self._spec_builder.with_services(
-            sandbox, folders, environment.python, environment, has_tools=False
-        )
+        await self.gpus.place(folders.session_id, environment.name)
+        try:
+            sandbox = await self.provider.open(self._spec_builder.spec(folders, trees, has_tools=False))
+            serviced = await self._spec_builder.with_services(
+                sandbox, folders, environment.python, environment, has_tools=False
+            )
+        except BaseException:
+            self.gpus.release(folders.session_id)
+            raise
+        serviced.resources.callback(self.gpus.release, folders.session_id)
+        return serviced
 
     def _spec(self, folders: KernelFolders, environment: Environment) -> SandboxSpec:
         return self._spec_builder.spec(folders, (*environment.readable, FOLDER, folders.layer))
@@ -249,6 +261,7 @@ class KernelStarter:
             gap = gap or await asyncio.to_thread(provider.branching_gap) or "it was started with no place to fork from"
             raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
         environment = kernel.environment
+        self.gpus.inherit(folders.session_id, origin.session_id)
         try:
             branch = await provider.open_branch(self._spec(folders, environment), serviced.inner)
         except SandboxUnavailable as error:
@@ -311,6 +324,7 @@ class KernelStarter:
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
         packages = await asyncio.to_thread(jupyter.kernel_environment, spec)
+        await self.gpus.place(folders.session_id, f"{KERNEL_PREFIX}{kernel_name}")
         sandbox = await self.provider.open(self._spec_builder.spec(folders, readable))
         sandbox = await self._spec_builder.with_services(sandbox, folders, environment.python, packages)
         return await jupyter.start_jupyter(
@@ -333,6 +347,7 @@ class KernelStarter:
 
         async def open_sandbox(readable: Sequence[Path] = ()) -> Sandbox:
             trees = (*environment.readable, *readable, FOLDER, folders.layer)
+            await self.gpus.place(folders.session_id, f"{KERNEL_PREFIX}{kernel_name}")
             sandbox = await self.provider.open(self._spec_builder.spec(folders, trees))
             opened.append(await self._with_services(sandbox, folders, environment))
             return opened[-1]

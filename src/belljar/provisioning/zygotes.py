@@ -7,7 +7,7 @@ where there is none, kernels start cold. Knows nothing of sessions.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -55,12 +55,15 @@ class ZygoteProcess:
         self._wire = Wire()
         self._forking = asyncio.Lock()
 
-    async def start(self, environment: Environment, modules: Sequence[str]) -> None:
-        """Start the process. From then on sessions that start cold can already branch its trunk."""
+    async def start(self, environment: Environment, modules: Sequence[str], variables: Mapping[str, str] = {}) -> None:
+        """Start the process, with further environment variables.
+
+        From then on sessions that start cold can already branch its trunk.
+        """
         wire = self._wire
         await self.trunk.spawn(
             runner_command(environment, "zygote", str(wire.child_socket), *modules),
-            environment={**session_environment(self.trunk, environment, None), **_SINGLE_THREADED},
+            environment={**session_environment(self.trunk, environment, None), **_SINGLE_THREADED, **variables},
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
             pass_fds=[wire.child_socket],
@@ -114,6 +117,7 @@ class EnvironmentZygote:
         name: str,
         modules: Sequence[str],
         make_spec: Callable[[str, Path], SandboxSpec],
+        make_variables: Callable[[], Mapping[str, str]] = dict[str, str],
         in_packets: bool = False,
     ) -> None:
         self.complaint = ""
@@ -124,6 +128,7 @@ class EnvironmentZygote:
         self._name = name
         self._modules = modules
         self._make_spec = make_spec
+        self._make_variables = make_variables
         self._in_packets = in_packets
         self._zygote: ZygoteProcess | None = None
         self._warming: asyncio.Task[None] | None = None
@@ -162,7 +167,7 @@ class EnvironmentZygote:
             await asyncio.to_thread(remove_tree, folder)
             return
         try:
-            await zygote.start(self._environment, self._modules)
+            await zygote.start(self._environment, self._modules, self._make_variables())
         except BaseException as error:
             await zygote.aclose()
             if not isinstance(error, BelljarError):
@@ -250,6 +255,7 @@ class Zygotes:
                 name=f"zygote-.{self._run}.",
                 modules=self._settings.preload,
                 make_spec=partial(self._spec_builder.zygote_spec, environment),
+                make_variables=self._spec_builder.gpus.loader_variables,
                 in_packets=self._in_packets,
             )
         return self._by_python[environment.python]

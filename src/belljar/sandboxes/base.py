@@ -12,7 +12,7 @@ session's caller reads both. Any other exception counts as a bug in the server.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -46,7 +46,7 @@ class Limits:
 class Incident:
     """A limit that was hit. Reported in the result of the execution it happened in."""
 
-    kind: Literal["out_of_memory", "too_many_processes", "disk_full"]
+    kind: Literal["out_of_memory", "too_many_processes", "disk_full", "gpu_out_of_memory", "gpu_lost"]
     detail: str
     """The fact with its values, such as "used 2,048 MB, the limit is 2,048 MB"."""
 
@@ -94,6 +94,9 @@ class SandboxSpec:
     limits: Limits = Limits()
     identity: Identity | None = None
     """The host user that owns the session's processes and files, from `take_identity`."""
+    devices: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Device nodes: where they are inside, and where on the host. Only a `DeviceProvider` is given any. Processes that
+    see one can write to their own files in /proc, because NVIDIA's library does."""
     branches_folder: Path | None = None
     """For a trunk: the folder that contains the folders of all its branches. Like theirs, it must let others pass
     through it (`o+x`). None means the folder two levels above the workspace."""
@@ -305,6 +308,14 @@ class InstalledProvider(Provider, Protocol):
 
     contract: int
     """The `CONTRACT` it was written for, as a number: `contract = 1`."""
+
+
+@runtime_checkable
+class DeviceProvider(Protocol):
+    """A provider whose sandboxes show the `devices` of their specs, and no others. Without it, no session has a GPU."""
+
+    shows_devices: bool
+    """Always true; what counts is that it is there."""
 
 
 @runtime_checkable

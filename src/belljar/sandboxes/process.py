@@ -27,6 +27,7 @@ class ProcessProvider(WithoutHostUsers):
     name = "process"
     isolates = False
     shows_folders = "as they are"
+    shows_devices = True  # of the whole host
     _warning = (
         "The process sandbox does NOT isolate: code in a session can read, change and send away "
         "everything the user who runs this server can, and egress rules are not enforced"

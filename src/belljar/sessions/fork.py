@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.environments.conda.prefix import relocate
-from belljar.errors import TooLarge
+from belljar.errors import CopyRefused, TooLarge
 from belljar.files.disk_usage import FolderUsage, files_within, usage
 from belljar.files.fd_walk import remove_tree
 from belljar.files.tree_copy import copy_tree
 from belljar.kernels.base import Kernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
+from belljar.sessions.hibernation import copy_state, in_words
 from belljar.sessions.pool import new_session_id
 from belljar.sessions.session import Session
 
@@ -41,15 +42,41 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
         if checkpoint is not None:
             lost += await origin.session_kernel.checkpoints.export_files(checkpoint, folders.workspace)
         if checkpoint is not None and checkpoint.is_fresh:
+            starter.gpus.inherit(session_id, origin.id)
             forked, missing = await starter.start(origin.environment, folders), []
         else:
             copy = checkpoint.copy if checkpoint else None
-            forked, missing = await starter.fork(kernel, origin.folders, folders, copy=copy, reseed=reseed)
+            try:
+                forked, missing = await starter.fork(kernel, origin.folders, folders, copy=copy, reseed=reseed)
+            except CopyRefused as error:
+                if copy is not None or not starter.gpus.of(origin.id):
+                    raise
+                # What is on a GPU comes back into the host's memory when it is saved, and goes out again when loaded.
+                forked, missing = await _fork_by_state(origin, kernel, starter, folders, error)
     except BaseException:
+        starter.gpus.release(session_id)
         await asyncio.to_thread(remove_tree, folders.root)
         raise
     variables = checkpoint.variables if checkpoint else origin.session_kernel.variables
     return ForkedKernel(folders, forked, variables, [*lost, *missing])
+
+
+async def _fork_by_state(
+    origin: Session, kernel: Kernel, starter: KernelStarter, folders: SessionFolders, refusal: CopyRefused
+) -> tuple[Kernel, list[str]]:
+    """Start a new kernel with the saved variables of one whose memory cannot be copied; also return what it lacks."""
+    starter.gpus.inherit(folders.session_id, origin.id)
+    forked = await starter.start(origin.environment, folders)
+    try:
+        losses = await copy_state(kernel, origin.folders, forked, folders, limit_mb=origin.settings.disk_mb or 0)
+    except BaseException:
+        await forked.aclose()
+        raise
+    if losses is None:
+        await forked.aclose()
+        raise refusal
+    way = f"everything but variables and imports, which were saved and loaded: {refusal.message}"
+    return forked, [way, *map(in_words, losses)]
 
 
 def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:

@@ -23,6 +23,8 @@ NAME = "state"
 SAVE_S = 30.0
 LOAD_S = 60.0
 GRACE_S = 5.0
+MEBIBYTE = 1024 * 1024
+UNLIMITED_MB = 1024 * 1024
 _MOST_NAMED = 40
 
 
@@ -112,6 +114,25 @@ class SavedStateLoader:
         return StateLossNotice(
             tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(not_kept[:_MOST_NAMED])}{more}"
         )
+
+
+async def copy_state(
+    kernel: Kernel, folders: SessionFolders, to: Kernel, to_folders: SessionFolders, *, limit_mb: int
+) -> list[StateLoss] | None:
+    """Load the variables of one kernel into another; return what could not be, or None if nothing was saved."""
+    if not isinstance(to, StatefulKernel):
+        return None
+    limit_bytes = (limit_mb or UNLIMITED_MB) * MEBIBYTE
+    saved = await save(kernel, folders, limit_bytes=limit_bytes, kept=to_folders.scratch / NAME)
+    if saved is None:
+        return None
+    loaded = await _bounded(to, to.load_state(f"{to.scratch}/{NAME}"), LOAD_S)
+    (to_folders.scratch / NAME).unlink(missing_ok=True)
+    if loaded is None:
+        return None
+    named = {loss.name for loss in (*saved.lost, *loaded.lost)}
+    missing = [name for name in saved.kept if name not in loaded.kept and name not in named]
+    return [*saved.lost, *loaded.lost, *(StateLoss(name, "", "it was saved and did not load") for name in missing)]
 
 
 def in_words(loss: StateLoss) -> str:

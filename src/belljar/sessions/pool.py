@@ -23,6 +23,7 @@ from belljar.sessions.ids import new_id
 # The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1
 SPARE_SANDBOXES = 1
+CONTEXT_S = 60.0
 # The delay before a session that was taken is replaced, because starting the new one would slow the first cell of
 # whoever took it.
 REFILL_DELAY_S = 0.1
@@ -36,19 +37,30 @@ class PooledSession:
 
     folders: SessionFolders
     kernel: Kernel
+    has_context: bool = False
+    """Whether it holds a context on a GPU already."""
 
 
 class Pool:
     """Keeps `size` sessions ready. Opened by the registry."""
 
     def __init__(
-        self, starter: KernelStarter, folder: Path, records: SessionRecords, *, environment: str, size: int
+        self,
+        starter: KernelStarter,
+        folder: Path,
+        records: SessionRecords,
+        *,
+        environment: str,
+        size: int,
+        contexts: int = 0,
     ) -> None:
         self._starter = starter
         self._records = records
         self._folder = folder
         self._environment = environment
-        self._size = size
+        # Without a GPU for sessions that do not ask, there is nothing to make a context on.
+        self._contexts = contexts if starter.gpus.default_count(environment) else 0
+        self._size = max(size, self._contexts)
         self._ready: deque[PooledSession] = deque()
         self._prepared: deque[SessionFolders] = deque()
         self._filling: asyncio.Task[None] | None = None
@@ -101,8 +113,8 @@ class Pool:
                     self._prepared.append(await self._prepare_sandbox())
                 else:
                     self._ready.append(await self._make())
-            except BelljarError as error:
-                log.warning("no session can be kept ready: %s", error)
+            except (BelljarError, TimeoutError) as error:
+                log.warning("no session can be kept ready: %s", error or "its GPU gave no answer")
                 return
 
     async def _prepare_sandbox(self) -> SessionFolders:
@@ -122,17 +134,21 @@ class Pool:
     async def _make(self) -> PooledSession:
         folders = self._new_folders()
         kernel = None
+        has_context = sum(pooled.has_context for pooled in self._ready) < self._contexts
         try:
             kernel = await self._starter.start(self._environment, folders, is_ahead=True)
             if isinstance(kernel, RehearsableKernel):
-                await kernel.rehearse()
+                async with asyncio.timeout(CONTEXT_S if has_context else None):
+                    failure = await kernel.rehearse(makes_context=has_context)
+                if failure:
+                    log.warning("a session is kept ready without a context on its GPU: %s", failure)
         except BaseException:
             # Also when the engine closes while the kernel rehearses.
             if kernel is not None:
                 await kernel.aclose()
             await self._remove(folders)
             raise
-        return PooledSession(folders, kernel)
+        return PooledSession(folders, kernel, has_context)
 
     async def _discard(self, pooled: PooledSession) -> None:
         await pooled.kernel.aclose()

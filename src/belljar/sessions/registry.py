@@ -76,7 +76,14 @@ class Registry:
         self.records = records
         self._folder = folder
         self._starter = starter
-        self.pool = Pool(starter, folder, records, environment=settings.environment, size=settings.pool_size)
+        self.pool = Pool(
+            starter,
+            folder,
+            records,
+            environment=settings.environment,
+            size=settings.pool_size,
+            contexts=settings.gpu_contexts,
+        )
         self.admission = Admission(
             most_running=settings.max_running,
             most_waiting=settings.max_waiting,
@@ -96,17 +103,28 @@ class Registry:
 
     # New sessions
 
-    def create(self, principal: str, *, environment: str = "", reason: str = "") -> Session:
-        """Create a session, from the pool where possible; otherwise its kernel starts with its first cell."""
+    def create(self, principal: str, *, environment: str = "", reason: str = "", gpus: int | None = None) -> Session:
+        """Create a session, from the pool where possible; otherwise its kernel starts with its first cell.
+
+        `gpus` is how many it shall have; None for as many as the settings say.
+        """
         self._check_room(principal)
         name = environment or self.settings.environment
         self._starter.environments.check(name)
+        count = self._starter.gpus.count(name, gpus)
         asked_at = time.perf_counter()
         # What waits in the pool shows the folders that everybody sees, and its mounts cannot change any more.
         seen = self._starter.host_folders
         is_pooled = seen.of(principal) == seen.of("")
-        pooled = self.pool.take(name) if is_pooled else None
-        folders = pooled.folders if pooled else self._new_folders(name, is_pooled=is_pooled)
+        is_usual = count == self._starter.gpus.default_count(name)
+        pooled = self.pool.take(name) if is_pooled and is_usual else None
+        if pooled is not None:
+            folders = pooled.folders
+        elif is_usual:
+            folders = self._new_folders(name, is_pooled=is_pooled)
+        else:
+            folders = new_folders(self._folder, self._starter)
+            self._starter.gpus.request(folders.session_id, count)
         session = self._open(folders, principal, name, reason)
         self._record_new(session)
         if pooled is not None:
@@ -233,6 +251,7 @@ class Registry:
             plugins=self.plugins,
             redactor=redactor,
             handover=self._handover,
+            gpus=self._starter.gpus,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,

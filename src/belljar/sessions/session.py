@@ -23,7 +23,7 @@ from belljar.files.workspace import Workspace
 from belljar.hooks import SessionFacts
 from belljar.journal.journal import ExecutionRecord, Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
-from belljar.kernels.base import Kernel
+from belljar.kernels.base import Kernel, pid_of
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
 from belljar.outputs.plugin_screens import plugin_screens
@@ -36,6 +36,7 @@ from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redaction_screen import RedactionScreen
 from belljar.privacy.signatures import HIDDEN, KnownSignatures, signatures_in, without_signatures
 from belljar.provisioning.environments import is_elsewhere
+from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
@@ -81,6 +82,7 @@ class Session:
         plugins: Plugins,
         redactor: SessionRedactor,
         handover: Handover,
+        gpus: SessionGpus,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
         skills: SessionSkills | None = None,
@@ -115,6 +117,8 @@ class Session:
         self.turn = asyncio.Lock()
         self.handover = handover
         self._follow_environment = follow_environment
+        self.gpus = gpus
+        """The GPUs of all sessions, this one's by its id."""
         self.session_kernel = self._make_session_kernel(start_kernel)
         self.queue = ExecutionQueue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
@@ -387,6 +391,8 @@ class Session:
             expires_at=iso(self.lease.expires_at),
             age_s=round(time.time() - self.lease.created_at, 1),
             memory_mb=round(self.session_kernel.kernel.memory_mb(), 1) if self.session_kernel.kernel else 0.0,
+            gpus=[gpu.uuid for gpu in self.gpus.of(self.id)],
+            gpu_memory_mb=round(self.gpus.memory_mb(self.id, pid_of(self.session_kernel.kernel)), 1),
             executions=self.count,
             files=len(self.workspace.list().entries),
             checkpoints=self.session_kernel.checkpoints.count,

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from belljar.settings.azure import AZURE
+from belljar.settings.kinds import Gpus
 
 Kind = Literal["venv", "venv-uv", "conda", "system", "managed"]
 
@@ -41,10 +42,13 @@ class EnvironmentEntry(BaseModel):
     python: str = ""
     """The Python of a managed environment: a version or an interpreter; empty for the server's own."""
 
+    gpus: Gpus | None = None
+    """The GPUs that its sessions may have, instead of those of the setting `gpus`."""
+
     @model_validator(mode="after")
     def _fits_its_kind(self) -> "EnvironmentEntry":
         takes = _FIELDS[self.kind]
-        stray = [name for name in self.model_fields_set - {"kind"} if name not in takes]
+        stray = [name for name in self.model_fields_set - {"kind", "gpus"} if name not in takes]
         if stray:
             raise ValueError(f"kind {self.kind} takes {' or '.join(takes)}, not {', '.join(sorted(stray))}")
         if self.kind == "managed":

@@ -68,6 +68,25 @@ def checked_module(name: str) -> str:
     return name
 
 
+_GPU = re.compile(r"\d{1,3}|(GPU|MIG|AMD)-[A-Za-z0-9-]{1,64}(/\d+/\d+)?")
+
+
+def gpu_list(value: object) -> object:
+    """Return a choice of GPUs as a list: empty for "none"; one text is a list of one."""
+    entries = [value] if isinstance(value, str) else value
+    return [] if entries == [NONE] else entries
+
+
+def checked_gpus(entries: list[str]) -> list[str]:
+    """Refuse what names no GPU, and "all" or "none" beside others."""
+    for entry in entries:
+        if entry in ("all", NONE) and len(entries) > 1:
+            raise ValueError(f'"{entry}" stands alone, and here are {len(entries)} entries')
+        if entry != "all" and not _GPU.fullmatch(entry):
+            raise ValueError(f"{entry[:80]!r} is no GPU: give its index, like 0, or its uuid, like GPU-6e4e17a9-…")
+    return entries
+
+
 def within_sessions(size: int, info: ValidationInfo) -> int:
     """Refuse a pool larger than `max_sessions`, which has to be declared before it in the table."""
     most = info.data.get("max_sessions", size)
@@ -128,5 +147,7 @@ def _none_spelled(value: object) -> object:
 
 Directory = Annotated[Path, AfterValidator(_absolute)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Gpus = Annotated[list[str], BeforeValidator(gpu_list), AfterValidator(checked_gpus)]
+"""GPUs of the host by index or uuid; empty for none, `["all"]` for all."""
 Count = Annotated[int | None, BeforeValidator(_none_spelled)]
 Share = Annotated[float | None, BeforeValidator(_none_spelled)]

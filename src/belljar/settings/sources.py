@@ -23,7 +23,7 @@ from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
 from belljar.settings.tightening import narrowed
 from belljar.settings.trust import is_trusted, user_folder
-from belljar.settings.words import Table, kind, may_be_none, unknown, unusable
+from belljar.settings.words import Table, kind, may_be_none, takes_text, unknown, unusable
 
 CONFIG_FILE = "belljar.toml"
 PREFIX = "BELLJAR_"
@@ -217,7 +217,9 @@ def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:
     if name not in table.model_fields:
         raise unknown(table, name, origin)
     written_as = kind(table.model_fields[name].annotation)
-    fitting = {int, float} if written_as is float else {written_as}
+    fitting: set[type] = {int, float} if written_as is float else {written_as}
+    if takes_text(table, name):
+        fitting.add(str)
     if type(value) not in fitting and not (value == NONE and may_be_none(table, name)):
         raise unusable(table, name, value, origin, "it has the wrong type")
     if name == "api_keys" and not all(isinstance(entry, str) and is_hashed(entry) for entry in value):

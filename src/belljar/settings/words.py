@@ -63,6 +63,11 @@ def may_be_none(table: Table, name: str) -> bool:
     return name in table.model_fields and type(None) in get_args(table.model_fields[name].annotation)
 
 
+def takes_text(table: Table, name: str) -> bool:
+    """Tell whether a setting that is a list may also be written as one text."""
+    return name in table.model_fields and bool(_note(table.model_fields[name], "is_text"))
+
+
 def is_table(table: Table, name: str) -> bool:
     """Tell whether a setting is a table with named entries."""
     return name in table.model_fields and kind(table.model_fields[name].annotation) is dict

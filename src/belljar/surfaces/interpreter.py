@@ -54,6 +54,7 @@ from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
+MOST_GPUS = 1_024
 Code = Annotated[str, Field(description="Python; magics, !shell and await work")]
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for the result")]
 Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt it then")]
@@ -104,7 +105,7 @@ class InterpreterSurface:
             (self.execute_code, ENDS),
             (self.get_execution, READS),
             (self.interrupt_execution, ENDS),
-            (self.new_session, CHANGES),
+            (self.new_session_with_gpus if self._runtime.starter.gpus.is_on else self.new_session, CHANGES),
             (self.list_sessions, READS),
             (self.clear_session, idempotent(ENDS)),
         )
@@ -212,9 +213,26 @@ class InterpreterSurface:
         reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
     ) -> Answer:
         """Start a session, as execute_code does by itself without a session_id."""
+        return await self._new_session(ctx, environment, reason, None)
+
+    @refusals_as_results
+    async def new_session_with_gpus(
+        self,
+        ctx: Ctx,
+        environment: Annotated[
+            str,
+            Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
+        ] = "",
+        reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
+        gpus: Annotated[int | None, Field(ge=0, le=MOST_GPUS, description="How many; leave out for the usual")] = None,
+    ) -> Answer:
+        """Start a session, as execute_code does by itself without a session_id."""
+        return await self._new_session(ctx, environment, reason, gpus)
+
+    async def _new_session(self, ctx: Ctx, environment: str, reason: str, gpus: int | None) -> Answer:
         principal = current_principal()
         await self._sessions.make_room(principal)
-        session = self._sessions.create(principal, environment=environment, reason=reason)
+        session = self._sessions.create(principal, environment=environment, reason=reason, gpus=gpus)
         try:
             waits_for = await start_reporting(session, ctx)
         except BaseException:
@@ -222,7 +240,8 @@ class InterpreterSurface:
             raise
         notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
-        lines = [f"session_id: {info.session_id}", waits_for, notice.instructions if notice else ""]
+        given = f"GPUs: {', '.join(map(str, self._runtime.starter.gpus.of(session.id)))}" if info.gpus else ""
+        lines = [f"session_id: {info.session_id}", given, waits_for, notice.instructions if notice else ""]
         return model_blocks(info, "\n".join(filter(None, lines)))
 
     @refusals_as_results
@@ -232,7 +251,8 @@ class InterpreterSurface:
         infos += self._sessions.asleep(current_principal())
         lines = [
             f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, {info.files} files, "
-            f"{info.memory_mb:g} MB, expires {info.expires_at}{', ' + info.reason if info.reason else ''}"
+            f"{info.memory_mb:g} MB, {_gpu_words(info)}expires {info.expires_at}"
+            f"{', ' + info.reason if info.reason else ''}"
             for info in infos
         ]
         return model_blocks(Sessions(sessions=infos), "\n".join(lines) or "No session is open.")
@@ -321,6 +341,12 @@ class InterpreterSurface:
             isolates=self._runtime.provider.isolates,
             folders=[seen.place(folder) for folder in seen.of(principal)],
         )
+
+
+def _gpu_words(info: SessionInfo) -> str:
+    if not info.gpus:
+        return ""
+    return f"{len(info.gpus)} GPU{'s' if len(info.gpus) > 1 else ''} with {info.gpu_memory_mb:g} MB of it, "
 
 
 def _interruption(running: list[Execution]) -> str:

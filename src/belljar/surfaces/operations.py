@@ -22,7 +22,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import measures
+from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
+from belljar.sandboxes.gpus import Gpu
 from belljar.surfaces.auth import is_loopback
 
 if TYPE_CHECKING:
@@ -116,9 +118,10 @@ class Operations:
 
     async def metrics(self, request: Request) -> Response:
         """Answer with the metrics, as Prometheus reads them."""
-        text, media_type = await asyncio.to_thread(
-            render, gauges(self._runtime), request.headers.get("accept", "text/plain")
-        )
+        current, accept = gauges(self._runtime), request.headers.get("accept", "text/plain")
+        if self._runtime.starter.gpus.is_on:
+            current += await asyncio.to_thread(gpu_gauges, self._runtime, _kernel_pids(self._runtime))
+        text, media_type = await asyncio.to_thread(render, current, accept)
         return Response(text, media_type=media_type)
 
 
@@ -236,6 +239,35 @@ def gauges(runtime: Runtime) -> list[Gauge]:
         Gauge("belljar_environment_ready", "Whether the configured environment is", {"": ready.environment == "ready"}),
         Gauge("belljar_zygote_warm", "Whether sessions were forked from the start on", {"": ready.zygote == "warm"}),
     ]
+
+
+def _kernel_pids(runtime: Runtime) -> dict[str, int]:
+    return {session.id: pid_of(session.session_kernel.kernel) for session in runtime.sessions.all()}
+
+
+def gpu_gauges(runtime: Runtime, pids: dict[str, int]) -> list[Gauge]:
+    """Return the current values of GPUs, by their index. Call it in a thread, because the driver may take its time."""
+    gpus = runtime.starter.gpus
+    memory, sessions = gpus.monitor.memory(), Tally(gpu.uuid for session_id in pids for gpu in gpus.of(session_id))
+    found = {_gpu_label(gpu): gpu for gpu in gpus.found()}
+    used = {label: memory[gpu.uuid].used_mb * MEBIBYTE for label, gpu in found.items() if gpu.uuid in memory}
+    total = {label: memory[gpu.uuid].total_mb * MEBIBYTE for label, gpu in found.items() if gpu.uuid in memory}
+    held = sum(gpus.memory_mb(session_id, pid) for session_id, pid in pids.items()) * MEBIBYTE
+    return [
+        Gauge("belljar_gpu_memory_used_bytes", "Memory of a GPU that is in use, by whomever", used, "gpu"),
+        Gauge("belljar_gpu_memory_bytes", "All of its memory", total, "gpu"),
+        Gauge(
+            "belljar_gpu_sessions",
+            "Sessions that are placed on a GPU",
+            {label: sessions[gpu.uuid] for label, gpu in found.items()},
+            "gpu",
+        ),
+        Gauge("belljar_sessions_gpu_memory_bytes", "GPU memory that all sessions hold together", {"": held}),
+    ]
+
+
+def _gpu_label(gpu: Gpu) -> str:
+    return gpu.uuid if gpu.parent else str(gpu.index)
 
 
 def render(current: list[Gauge], accept: str) -> tuple[bytes, str]:

@@ -38,7 +38,8 @@ def add_tools(server: MCPServer[Any], *tools: tuple[Tool, ToolAnnotations]) -> N
     """Add tools that build their own answers and so have no output schema; see `content.py`."""
     for tool, annotations in tools:
         description = inspect.cleandoc(tool.__doc__ or "")  # the indentation of our source costs tokens
-        server.add_tool(tool, description=description, annotations=annotations, structured_output=False)
+        name = tool.__name__.partition("_with_")[0]  # a variant for servers that can do more has the same name
+        server.add_tool(tool, name=name, description=description, annotations=annotations, structured_output=False)
 
 
 def idempotent(hints: ToolAnnotations) -> ToolAnnotations:

@@ -16,8 +16,9 @@ def guardrails_problem(policy: Policy) -> str:
         limits.max_memory_mb is not None
         or limits.allow_network_access is not None
         or limits.allowed_networks is not None
+        or limits.max_gpus is not None
     ):
-        return "guardrails of a workflow can limit max_execution_time, not memory or network"
+        return "guardrails of a workflow can limit max_execution_time, not memory, GPUs or network"
     return "guardrails of a workflow have no privacy rules" if policy.privacy else ""
 
 

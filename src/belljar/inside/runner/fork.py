@@ -21,6 +21,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+from . import gpu
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
@@ -28,7 +29,7 @@ SOCKET, STDOUT, STDERR, STATUS = range(4)
 MOST = STATUS + 1
 
 # Libraries whose threads hold locks; a copy has no such threads, so nothing would ever release those locks in it.
-_HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch", "libcuda": "CUDA"}
+_HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch"}
 _KEEPER = """
 import os, sys
 kernel, status = map(int, sys.argv[1:])
@@ -305,6 +306,9 @@ def reseed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
         numpy.random.seed(None)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()  # those of GPUs are seeded when their context is made
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         tempfile._name_sequence = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -351,6 +355,8 @@ def left_behind() -> "list[str]":
 
 def obstacle() -> str:
     """End the threads of known libraries, and return why a copy would hang; empty when it would not."""
+    if gpu.is_in_use():
+        return gpu.HELD
     if not _native_threads():
         return ""
     maps = Path("/proc/self/maps").read_text(errors="replace")

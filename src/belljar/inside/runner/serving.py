@@ -29,7 +29,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from . import comms, fork, interpreter_state, introspection, relocation
+from . import comms, fork, gpu, interpreter_state, introspection, relocation
 from .channel import Channel
 from .interrupts import Interrupts
 from .pristine import no_traces
@@ -448,8 +448,9 @@ class Runner:
         with no_traces(self.shell):
             for cell in ("None", "0"):
                 self.shell.run_cell(cell, store_history=False)
+            failure = gpu.make_context() if message.get("makes_context") else ""
         direct_outputs(self.shell, self.emit)
-        self.channel.send({"type": "rehearsed", "id": message["id"]})
+        self.channel.send({"type": "rehearsed", "id": message["id"], "failure": failure})
 
     def _on_complete(self, message: dict[str, Any]) -> None:
         answer = introspection.no_completion(message["cursor"])

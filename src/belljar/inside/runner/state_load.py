@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from . import interpreter_state
+from . import gpu, interpreter_state
 from .pickle_faults import error_line
 from .pickling import function
 from .state_file import (
@@ -80,6 +80,8 @@ class StateLoader:
                 self.report.kept.append(name)
         for one, value in self._afterwards:
             self._restore_part(one, value)
+        if gpu.TENSORS.moved:
+            self.report.lost.append(VariableLoss("place of GPU tensors", "", gpu.MOVED))
         self.report.lost += [VariableLoss(entry.name, entry.value, self._stopped) for entry in self._left]
 
     def _read_header(self, reader: StateReader) -> str:
@@ -285,6 +287,8 @@ class ForgivingUnpickler(_Python):
 def _found(loaded: dict[str, Any], find: Callable[[str, str], Any], module: str, name: str) -> Any:
     if module == "__main__" and name in loaded:
         return loaded[name]
+    if (module, name) == gpu.TensorLoader.NAME:
+        return gpu.TENSORS.load
     return find(module, name)
 
 

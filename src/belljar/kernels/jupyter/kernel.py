@@ -56,7 +56,7 @@ class JupyterKernel:
         self._process = process
         self._channels = channels
         self._resources = resources
-        self._pid = channels.peer_pid or process.pid
+        self.pid = self._pid = channels.peer_pid or process.pid
         self._usage = ProcessUsage(self._pid)
         resources.callback(self._usage.close)
         self._execution_count = 0

@@ -8,6 +8,7 @@ everything is made read-only last.
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -162,10 +163,11 @@ def arguments(
         *_ISOLATION,
         *(_HOSTNAME if has_hostname else ()),
         *user_map.words,
-        *("--proc", "/proc", *_masks()),
+        *("--proc", "/proc", *_masks(), *(_covers() if spec.devices else ())),
         *_view(spec, files, shared, has_to_drop=user_map.has_to_drop),
         # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
-        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *(() if spec.devices else ("--remount-ro", "/proc")),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
@@ -195,6 +197,7 @@ def _view(spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int]
     return [
         *_system(),
         *("--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
+        *_devices(spec),
         *_temporary(spec, "1777", "/tmp"),  # noqa: S108
         *("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
         # When root makes these folders they belong to root; open to all, because only the session's user is inside.
@@ -237,6 +240,8 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
         *_TO_ENTER,
         *_system(),
         *("--bind", "/proc", "/proc", "--dev", "/dev"),
+        # At the host's paths, where the bubblewrap that makes the sandbox looks for them.
+        *(word for path in spec.devices.values() for word in _with_parents("--dev-bind", str(path), str(path))),
         *_files({}),
         *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
         *_shown(own, "--bind"),
@@ -308,6 +313,38 @@ def _temporary(spec: SandboxSpec, mode: str, path: str) -> Iterator[str]:
 def _masks() -> tuple[str, ...]:
     masked = (*_MASKED, *_MASKED_FOR_ROOT) if os.geteuid() == 0 else _MASKED
     return tuple(word for path in masked if Path(path).exists() for word in ("--ro-bind", "/dev/null", path))
+
+
+def _devices(spec: SandboxSpec) -> Iterator[str]:
+    """Yield the arguments that show the spec's device nodes, and no others, at their paths."""
+    for inside, path in spec.devices.items():
+        yield from _with_parents("--dev-bind", str(path), inside)
+
+
+def _with_parents(how: str, path: str, inside: str) -> Iterator[str]:
+    for parent in _parents(inside):
+        if parent != "/dev":
+            yield from _open_folder(parent)
+    yield from (how, path, inside)
+
+
+@cache
+def _covers() -> tuple[str, ...]:
+    """Return mounts that make everything of /proc read-only but the folders of processes.
+
+    For sandboxes with a GPU: CUDA does not start (error 304) where the whole of /proc is read-only, because its library
+    writes to the files of its own threads. Whatever is a folder, or has a bit for writing, is covered by itself.
+    """
+    words: list[str] = []
+    with os.scandir("/proc") as entries:
+        for entry in sorted(entries, key=lambda each: each.name):
+            if entry.name.isdecimal() or entry.is_symlink():
+                continue
+            with contextlib.suppress(OSError):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode) or mode & 0o222:
+                    words += ("--ro-bind", entry.path, entry.path)
+    return tuple(words)
 
 
 def _files(files: Mapping[str, int]) -> Iterator[str]:

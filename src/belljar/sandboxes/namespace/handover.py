@@ -187,6 +187,7 @@ def _words_of(spec: SandboxSpec) -> dict[str, Any]:
         "home": str(spec.home),
         "readable": [*map(str, spec.readable)],
         "folders": [asdict(folder) for folder in spec.folders],
+        "devices": {inside: str(path) for inside, path in spec.devices.items()},
         "limits": asdict(spec.limits),
         "identity": [spec.identity.uid, spec.identity.gid] if spec.identity else None,
     }
@@ -200,6 +201,8 @@ def _spec_of(words: dict[str, Any]) -> SandboxSpec:
         home=Path(words["home"]),
         readable=tuple(map(Path, words["readable"])),
         folders=tuple(HostFolder(**folder) for folder in words.get("folders", ())),
+        # An earlier version deposited none.
+        devices={inside: Path(path) for inside, path in words.get("devices", {}).items()},
         limits=Limits(**words["limits"]),
         identity=Identity(*words["identity"]) if words["identity"] else None,
     )

@@ -55,6 +55,7 @@ class NamespaceProvider:
     name = "namespace"
     isolates = True
     shows_folders = "mounted"
+    shows_devices = True
 
     def __init__(self, enforcer: Enforcer | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
