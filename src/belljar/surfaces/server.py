@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from mcp import MCPError
+from mcp.server.extension import Extension
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -31,6 +32,7 @@ from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spa
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
+from belljar.surfaces.tasks_extension import TasksExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 NAME_LIMIT_CHARS = 200
@@ -164,7 +166,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         instructions=_instructions(surfaces),
         version=version("belljar"),
         log_level=runtime.settings.log_level,
-        extensions=[SkillsExtension(runtime.skills)] if runtime.skills and "executor" not in surfaces else None,
+        extensions=_extensions(runtime, surfaces),
     )
     server.structured = runtime.settings.structured
     add_surfaces(runtime.plugins)
@@ -173,6 +175,16 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         runtime.plugins.collect(implementation, server=server, runtime=runtime, surfaces=surfaces)
     server.watch_calls()
     return server
+
+
+def _extensions(runtime: Runtime, surfaces: Sequence[str]) -> list[Extension]:
+    """Return the extensions of the protocol that a server with these surfaces offers."""
+    found: list[Extension] = []
+    if runtime.skills and "executor" not in surfaces:
+        found.append(SkillsExtension(runtime.skills))
+    if "interpreter" in surfaces:
+        found.append(TasksExtension(runtime))
+    return found
 
 
 class OwnSurfaces:
