@@ -48,15 +48,17 @@ async def create(client: Client, tool: str, **arguments: Any) -> CreatedTask:
     return answer
 
 
-async def settled(session: ClientSession, task_id: str, answer: Answerer | None = None) -> dict[str, Any]:
-    """Look until the task has ended, as often as the server suggests; questions are answered once each."""
+async def settled(
+    session: ClientSession, task_id: str, answer: Answerer | None = None, pause_s: float = 0.02
+) -> dict[str, Any]:
+    """Look until the task has ended, more often than the server suggests; questions are answered once each."""
     seen: set[str] = set()
     while (task := await ask(session, "tasks/get", task_id))["status"] not in TERMINAL:
         for key, request in task.get("inputRequests", {}).items():
             if answer is not None and key not in seen:
                 seen.add(key)
                 await ask(session, "tasks/update", task_id, inputResponses={key: await answer(key, request)})
-        await anyio.sleep(task["pollIntervalMs"] / 1000)
+        await anyio.sleep(min(pause_s, task["pollIntervalMs"] / 1000))
     return task
 
 
@@ -65,8 +67,9 @@ class TaskFollower(ClientExtension):
 
     identifier = TASKS
 
-    def __init__(self, answer: Answerer | None = None) -> None:
+    def __init__(self, answer: Answerer | None = None, pause_s: float = 0.02) -> None:
         self.created: list[CreatedTask] = []
+        self._pause_s = pause_s
         self._answer = answer
 
     def claims(self) -> list[ResultClaim[Any]]:
@@ -74,6 +77,6 @@ class TaskFollower(ClientExtension):
 
     async def _resolve(self, task: CreatedTask, context: ClaimContext) -> CallToolResult:
         self.created.append(task)
-        ended = await settled(context.session, task.task_id, self._answer)
+        ended = await settled(context.session, task.task_id, self._answer, self._pause_s)
         assert ended["status"] == "completed", ended
         return CallToolResult.model_validate(ended["result"])

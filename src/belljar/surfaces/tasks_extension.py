@@ -281,7 +281,7 @@ class RunTasks:
             requests = {_run_key(path, asked): elicitation(asked.for_person(), ctx) for path, asked in waiting}
             return _asking(task_id, since, time.time(), waiting[0][1].message, requests)
         # A client that cannot ask is answered as a call without a task is: with what the person has to decide.
-        if is_over or self._workflows.has_asked(run_id, principal, since):
+        if is_over or (not can_ask(ctx) and self._workflows.has_asked(run_id, principal, since)):
             answer = run_answer(info)
             if asked_structure(ctx, self._structured) == "never":
                 answer.structured_content = None
