@@ -16,9 +16,9 @@ from belljar.surfaces.workflow_tools import WorkflowTools
 
 Ctx = Context[Any, Any]
 Answer = CallToolResult | InputRequiredResult
-NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-CONFIRM = {"type": "object", "properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]}
-BOTH = {"type": "object", "properties": {**NAME["properties"], **CONFIRM["properties"]}, "required": ["name"]}
+FIELDS = {"name": {"type": "string"}, "confirm": {"type": "boolean"}}
+BOTH = {"type": "object", "properties": FIELDS, "required": [*FIELDS]}
+NAME, CONFIRM = ({"type": "object", "properties": {name: FIELDS[name]}, "required": [name]} for name in FIELDS)
 BRANCHES = [[{"name": name, "type": "form", "config": {"message": name, "fields": BOTH}}] for name in ("one", "two")]
 TWO_FORMS = {"name": "two", "steps": [{"name": "both", "type": "parallel", "config": {"branches": BRANCHES}}]}
 

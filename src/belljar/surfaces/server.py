@@ -20,6 +20,7 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.hooks import hookimpl
 from belljar.plugins import Plugins
 from belljar.runtime import Runtime
+from belljar.surfaces.apps_extension import AppsOnly, SessionApp
 from belljar.surfaces.arguments import known_arguments, wrong_arguments
 from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
@@ -173,6 +174,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
     # belljar's own first, so that no plugin can take the name of one of its tools.
     for implementation in reversed(runtime.plugins.implementations("register_surface")):
         runtime.plugins.collect(implementation, server=server, runtime=runtime, surfaces=surfaces)
+    server.middleware.append(AppsOnly())
     server.watch_calls()
     return server
 
@@ -184,6 +186,8 @@ def _extensions(runtime: Runtime, surfaces: Sequence[str]) -> list[Extension]:
         found.append(SkillsExtension(runtime.skills))
     if "interpreter" in surfaces:
         found.append(TasksExtension(runtime))
+        if runtime.settings.apps == "auto":
+            found.append(SessionApp(runtime).extension())
     return found
 
 

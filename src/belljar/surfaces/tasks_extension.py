@@ -68,7 +68,7 @@ _RUN = re.compile(r"([0-9a-f]{16})-([0-9]{13})")
 Ctx = ServerRequestContext[Any, Any]
 ToolContext = Context[Any, Any]
 Status = Literal["working", "input_required", "completed", "cancelled", "failed"]
-Responses = Mapping[str, ElicitResult]
+Responses = Mapping[str, Any]
 
 
 class TaskParams(RequestParams):
@@ -162,12 +162,8 @@ class TasksExtension(Extension):
 
     async def _update(self, ctx: Ctx, params: UpdateTaskParams) -> dict[str, Any]:
         self._asked(ctx, params)
-        try:
-            responses = {key: ElicitResult.model_validate(value) for key, value in params.input_responses.items()}
-        except ValidationError:
-            raise MCPError(INVALID_PARAMS, "inputResponses has a value that is no result of an elicitation") from None
         for source in self._sources:
-            await source.answer(params.task_id, current_principal(), responses)
+            await source.answer(params.task_id, current_principal(), params.input_responses)
         return {}
 
     async def _cancel(self, ctx: Ctx, params: TaskParams) -> dict[str, Any]:
@@ -245,10 +241,8 @@ class ExecutionTasks:
         execution = self._sessions.executions.find(task_id, principal)
         if execution is None:
             return
-        for key, response in responses.items():
-            number = key.removeprefix(_QUESTION)
-            if key.startswith(_QUESTION) and number == str(execution.questions):
-                execution.reply(reply_of(response), execution.questions)
+        if (response := _response(responses, f"{_QUESTION}{execution.questions}")) is not None:
+            execution.reply(reply_of(response), execution.questions)
 
     def cancel(self, task_id: str, principal: str) -> None:
         """See `TaskSource`."""
@@ -296,7 +290,7 @@ class RunTasks:
         except BelljarError:
             return
         for path, question in waiting:
-            response = responses.get(_run_key(path, question))
+            response = _response(responses, _run_key(path, question))
             if response is None or response.action == "cancel":
                 continue  # the person has not decided: the question stays open
             action, values = ("accept", response.content) if response.action == "accept" else ("decline", {})
@@ -323,6 +317,14 @@ class RunTasks:
     async def _stop(self, run_id: str, principal: str) -> None:
         with suppress(InvalidArgument):  # it ended by itself meanwhile
             await self._workflows.stop(run_id, principal)
+
+
+def _response(responses: Responses, key: str) -> ElicitResult | None:
+    """Return the answer under a key; what stands under keys that nobody waits for may be anything."""
+    try:
+        return ElicitResult.model_validate(responses[key]) if key in responses else None
+    except ValidationError:
+        raise MCPError(INVALID_PARAMS, f"What inputResponses has for {key[:200]} is no answer to it") from None
 
 
 def _is_declared(ctx: Ctx) -> bool:
