@@ -27,6 +27,7 @@ from bench import (
     skills,
     slow_reader,
     start_up,
+    tasks,
     toolbox,
     workflows,
 )
@@ -49,6 +50,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "toolbox": toolbox.measure,
     "search": search.measure,
     "workflows": workflows.measure,
+    "tasks": tasks.measure,
     "skills": skills.measure,
     "model-tokens": model_tokens.measure,
     "gpu": gpu.measure,

@@ -128,6 +128,8 @@ class Execution:
         self._times = Times()
         self._left_s = cell.timeout_s
         self._changed = asyncio.Event()
+        self.changed_at = time.time()
+        """When there was something new of it, by the wall clock."""
         self._transcript = Transcript(
             execution_id,
             settings=session.settings,
@@ -566,6 +568,7 @@ class Execution:
         self._notify()
 
     def _notify(self) -> None:
+        self.changed_at = time.time()
         self._changed.set()
         self._changed = asyncio.Event()
 

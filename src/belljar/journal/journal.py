@@ -42,7 +42,7 @@ _BEGIN = (
 _START = "UPDATE executions SET started_at = ? WHERE id = ?"
 _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
 _FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
-_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at FROM executions"
+_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at FROM executions"
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
@@ -61,6 +61,7 @@ class ExecutionRecord:
     """Whether its session was rewound to before it."""
     has_begun: bool = False
     """Whether its code may have run; before that it waited for its turn."""
+    submitted_at: float = 0.0
 
 
 class Journal(JournalWriter):
@@ -155,7 +156,7 @@ class Journal(JournalWriter):
             return None
         row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
         for values in self.values_of(_BEGIN):
-            row = (*values[:4], None, None, values[6]) if values[0] == execution_id else row
+            row = (*values[:4], None, None, values[6], values[4]) if values[0] == execution_id else row
         for result, _, _, finished in self.values_of(_FINISH):
             row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None
@@ -225,10 +226,10 @@ class Journal(JournalWriter):
 
 
 def _record(row: tuple[Any, ...]) -> ExecutionRecord:
-    identifier, session_id, principal, code, result, undone_at, started_at = row
+    identifier, session_id, principal, code, result, undone_at, started_at, submitted_at = row
     parsed = ExecutionResult.model_validate_json(result) if result is not None else None
     return ExecutionRecord(
-        identifier, session_id, principal, code, parsed, undone_at is not None, started_at is not None
+        identifier, session_id, principal, code, parsed, undone_at is not None, started_at is not None, submitted_at
     )
 
 

@@ -316,6 +316,11 @@ class Workflows:
         record = self._find(run_id, principal)
         return [(row.path, read_question(row.question or "")) for row in self._records.questions(record.id)]
 
+    def has_asked(self, run_id: str, principal: str, since: float) -> bool:
+        """Return whether a run waits for a person, or asked one after a time."""
+        rows = [row for row in self._records.steps(self._find(run_id, principal).id) if row.question]
+        return any(row.state == "waiting" or read_question(row.question or "").asked_at >= since for row in rows)
+
     # Stopping
 
     async def stop(self, run_id: str, principal: str) -> None:
