@@ -1,8 +1,8 @@
 """Follows one session: its cells in order, each with its output, from any place on and as it comes.
 
-A place is `EXECUTION:SEQUENCE`, the last output event that the reader has of the last cell that it knows. Output is read
-from the journal, in parts, so a slow reader delays nobody but itself, and a reader who comes back after a restart of the
-server misses nothing and gets nothing twice.
+A place is `EXECUTION:SEQUENCE`, the last output event that the reader has of the last cell that it knows. Output is
+read from the journal, in parts, so a slow reader delays nobody but itself, and a reader who comes back after a restart
+of the server misses nothing and gets nothing twice.
 """
 
 import asyncio

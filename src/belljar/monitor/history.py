@@ -1,7 +1,7 @@
 """Reads the journal for those who look on: lists of sessions and executions, output, lines, tool calls.
 
-Every query runs on a read-only connection in a thread of its own, so that neither the event loop nor the writer waits for
-it. Knows nothing of live sessions, and checks no access: its callers do.
+Every query runs on a read-only connection in a thread of its own, so that neither the event loop nor the writer waits
+for it. Knows nothing of live sessions, and checks no access: its callers do.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 from belljar.errors import EngineError, InvalidArgument
@@ -66,8 +66,7 @@ class SessionRow:
     origin_execution: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionRow:
+class ExecutionRow(NamedTuple):
     """An execution as the journal has it."""
 
     place: int
@@ -201,6 +200,15 @@ class HistoryReader:
         values = (session_id, before if before is not None else 2**62)
         return await self._read(lambda connection: int(connection.execute(query, values).fetchone()[0]))
 
+    async def places(self, session_id: str, every: int) -> list[int]:
+        """Return the place of every so many executions of a session, counted from the latest."""
+        query = (
+            "SELECT place FROM (SELECT rowid AS place, row_number() OVER (ORDER BY rowid DESC) AS number, "
+            "count(*) OVER () AS total FROM executions WHERE session_id = ?) "
+            "WHERE number % ? = 0 AND number < total ORDER BY place DESC"
+        )
+        return await self._read(lambda connection: [row[0] for row in connection.execute(query, (session_id, every))])
+
     async def undone(self, session_id: str, limit: int = 1_000) -> list[str]:
         """Return the executions of a session that are undone, the latest first."""
         query = "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NOT NULL ORDER BY rowid DESC LIMIT ?"
@@ -254,7 +262,8 @@ class HistoryReader:
     async def size(self, execution_id: str, upto: int) -> tuple[int, int]:
         """Return how many characters and lines the text of an execution has up to an event."""
         query = (
-            "SELECT coalesce(sum(length(text)), 0), coalesce(sum(length(text) - length(replace(text, char(10), ''))), 0) "
+            "SELECT coalesce(sum(length(text)), 0), "
+            "coalesce(sum(length(text) - length(replace(text, char(10), ''))), 0) "
             "FROM events WHERE execution_id = ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"
         )
         values = (execution_id, upto)
@@ -295,20 +304,18 @@ def _sessions(connection: sqlite3.Connection, wanted: SessionQuery, limit: int) 
 def _session_row(row: tuple[Any, ...]) -> SessionRow:
     *plain, variables, unkept, end, origin, origin_execution = row
     identifier, principal, environment, reason, run, state, created_at, used_at, executions = plain
-    known = cast("SessionState", state)
-    when = (float(created_at), float(used_at))
-    names, missing = json.loads(variables), json.loads(unkept)
     return SessionRow(
         identifier,
         principal,
         environment,
         reason,
         run,
-        known,
-        *when,
+        cast("SessionState", state),
+        float(created_at),
+        float(used_at),
         executions,
-        names,
-        missing,
+        json.loads(variables),
+        json.loads(unkept),
         end,
         origin,
         origin_execution,
@@ -318,7 +325,7 @@ def _session_row(row: tuple[Any, ...]) -> SessionRow:
 def _execution_row(row: tuple[Any, ...]) -> ExecutionRow:
     *plain, result = row
     parsed = ExecutionResult.model_validate_json(result) if result is not None else None
-    return ExecutionRow(*plain, parsed)
+    return ExecutionRow._make((*plain, parsed))
 
 
 def _event(row: tuple[Any, ...]) -> OutputEvent:
@@ -354,21 +361,17 @@ def _excerpt(connection: sqlite3.Connection, execution_id: str, upto: int, chars
         return budget.events()
     # Of the rest, read only what can be left of it: what is not text, and the end of the text.
     between = "AND sequence > ? AND sequence <= ? AND kind NOT IN ('stdout', 'stderr', 'notice')"
-    rows = [
-        *connection.execute(f"{_EVENTS} {between} ORDER BY sequence LIMIT ?", (execution_id, last, upto, _MOST_RICH))
-    ]
+    place = (execution_id, last, upto)
+    rows = [*connection.execute(f"{_EVENTS} {between} ORDER BY sequence LIMIT ?", (*place, _MOST_RICH))]
     total = (
-        "SELECT coalesce(sum(length(text)), 0) FROM events WHERE execution_id = ? AND sequence > ? AND sequence <= ? "
+        "SELECT coalesce(sum(length(text)), 0) FROM events "
+        "WHERE execution_id = ? AND sequence > ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"
     )
-    left = int(
-        connection.execute(
-            f"{total} AND kind IN ('stdout', 'stderr', 'notice')", (execution_id, last, upto)
-        ).fetchone()[0]
-    )
+    left = int(connection.execute(total, place).fetchone()[0])
     tail: list[tuple[Any, ...]] = []
     taken = 0
     texts = "AND sequence > ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"
-    for row in connection.execute(f"{_EVENTS} {texts} ORDER BY sequence DESC", (execution_id, last, upto)):
+    for row in connection.execute(f"{_EVENTS} {texts} ORDER BY sequence DESC", place):
         tail.append(row)
         taken += len(row[2])
         if taken > chars:

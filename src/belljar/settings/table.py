@@ -327,8 +327,8 @@ class Settings(BaseSettings):
     )
     console_link: Annotated[bool, OFF] = Field(
         True,
-        description="Whether the server's own user gets links that sign in to the console once, as an operator; without "
-        "them keys are the only way in.",
+        description="Whether the server's own user gets links that sign in to the console once, as an operator; "
+        "without them keys are the only way in.",
     )
     console_operators: Annotated[list[str], FEWER] = Field(
         [], description="Principals that see the sessions of all owners in the console, like `key:alice`."

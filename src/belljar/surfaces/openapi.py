@@ -34,7 +34,7 @@ def description(operations: Sequence["Operation"], prefix: str, problem: type[Ba
         wanted,  # pyright: ignore[reportArgumentType]
         ref_template="#/components/schemas/{model}",
     )
-    named = {model: schema for (model, _), schema in references.items()}
+    named: dict[type[Any], Any] = {model: schema for (model, _), schema in references.items()}
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
         path = prefix + _PART.sub(r"{\1}", one.path)
@@ -54,7 +54,7 @@ def description(operations: Sequence["Operation"], prefix: str, problem: type[Ba
     }
 
 
-def _operation(one: "Operation", named: dict[type[BaseModel], Any], problem: Any) -> dict[str, Any]:
+def _operation(one: "Operation", named: dict[type[Any], Any], problem: Any) -> dict[str, Any]:
     inner = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _PART.findall(one.path)
     ]

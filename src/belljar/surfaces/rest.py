@@ -302,9 +302,14 @@ class RestApi:
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
             Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=_BYTES),
             Operation(
-                "GET", f"{session}/events", "Cells and output as they come", self._follow, None, {"after": after},
+                "GET",
+                f"{session}/events",
+                "Cells and output as they come",
+                self._follow,
+                None,
+                {"after": after},
                 media=_STREAM,
-            ),  # fmt: skip
+            ),
             Operation("GET", execution, "One execution, without output", self._execution, ExecutionEntry),
             Operation("GET", f"{execution}/result", "What its client was told", self._result, ExecutionResult),
             Operation(
@@ -330,15 +335,29 @@ class RestApi:
             Operation("GET", f"{execution}/calls", "Its tool calls", self._calls, Calls),
             Operation("GET", f"{execution}/decisions", "The policy's decisions", self._own_decisions, Decisions),
             Operation("GET", f"{execution}/displays/{{name}}", "The file of a display", self._display, media=_BYTES),
-            Operation("GET", "/decisions", "The policy's decisions, newest first", self._decisions, Decisions,
-                      {"limit": LIMIT}),
-            Operation("GET", "/questions", "Questions to a person", self._questions, Questions,
-                      {"state": Parameter("waiting or answered", "waiting")}),
-            Operation("POST", "/questions/{question_id}", "Answer a question", self._answer, QuestionEntry,
-                      body=AnswerRequest),
-            Operation("GET", "/events", "What happens to sessions", self._happenings, None, {"after": after},
-                      media=_STREAM),
-        ]  # fmt: skip
+            Operation(
+                "GET",
+                "/decisions",
+                "The policy's decisions, newest first",
+                self._decisions,
+                Decisions,
+                {"limit": LIMIT},
+            ),
+            Operation(
+                "GET",
+                "/questions",
+                "Questions to a person",
+                self._questions,
+                Questions,
+                {"state": Parameter("waiting or answered", "waiting")},
+            ),
+            Operation(
+                "POST", "/questions/{question_id}", "Answer a question", self._answer, QuestionEntry, body=AnswerRequest
+            ),
+            Operation(
+                "GET", "/events", "What happens to sessions", self._happenings, None, {"after": after}, media=_STREAM
+            ),
+        ]
 
     def routes(self) -> list[Route]:
         """Return the routes, with the description of all of them."""
