@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from belljar.attachments import serve_operators
+from belljar.attachments import OperatorSocket, serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.fd_walk import remove_tree
@@ -83,6 +83,9 @@ class Runtime:
     workflows: Workflows
     plugins: Plugins
     """belljar's own and the operator's."""
+    name: str
+    """The name of this server among those of its data directory."""
+    operators: OperatorSocket
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
@@ -170,7 +173,7 @@ async def open_runtime(
                     library,
                     fills_pool=prepares,
                 ) as registry,
-                serve_operators(run.folder, registry),
+                serve_operators(run.folder, registry) as operators,
             ):
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
@@ -202,6 +205,8 @@ async def open_runtime(
                             identified,
                             workflows,
                             plugins,
+                            name,
+                            operators,
                             toolbox,
                             library,
                         )

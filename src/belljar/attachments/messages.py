@@ -34,6 +34,27 @@ class OpenRequest(Model):
     environment: str = ""
 
 
+class ConsoleRequest(Model):
+    """As first message: ask for a link that signs in to the server's console once. The server then hangs up."""
+
+    op: Literal["console"] = "console"
+
+
+class MonitorRequest(Model):
+    """As first message: call methods of the server's monitor, as `monitor/remote.py` does."""
+
+    op: Literal["monitor"] = "monitor"
+
+
+class ConsoleLink(Model):
+    """The answer to a `ConsoleRequest`; both are empty where the server has no console."""
+
+    url: str = ""
+    """Where the console is."""
+    link: str = ""
+    """The same with a token that signs in once; empty where the server gives no links."""
+
+
 class EndRequest(Model):
     """End the session that this connection opened, and delete all of it."""
 
@@ -279,8 +300,7 @@ ToClient = Annotated[
 
 # The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
-first: TypeAdapter[SessionsRequest | AttachRequest | OpenRequest] = TypeAdapter(
-    Annotated[SessionsRequest | AttachRequest | OpenRequest, Field(discriminator="op")], config=_LATE
-)
+FirstMessage = SessionsRequest | AttachRequest | OpenRequest | ConsoleRequest | MonitorRequest
+first: TypeAdapter[FirstMessage] = TypeAdapter(Annotated[FirstMessage, Field(discriminator="op")], config=_LATE)
 numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import os
 import pwd
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -19,6 +20,7 @@ from belljar.attachments import messages
 from belljar.attachments.local import LocalAttachment, attach
 from belljar.attachments.messages import (
     AttachedMessage,
+    ConsoleLink,
     DoneReply,
     NumberedReply,
     OpenedReply,
@@ -30,19 +32,37 @@ from belljar.errors import BelljarError, SessionNotFound
 from belljar.sessions.registry import Registry
 
 
-@asynccontextmanager
-async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[None]:
-    """Answer on the socket in `run_folder` until the block ends, with one task for each connection."""
+@dataclass(slots=True)
+class OperatorSocket:
+    """The operator's socket of a running server, with what packages above this one answer on it."""
 
-    async def converse(stream: ipc.MessageStream) -> None:
+    registry: Registry
+    console_link: Callable[[], ConsoleLink] | None = None
+    """Makes a link to the console; None where the server has none."""
+    serve_monitor: Callable[[ipc.MessageStream], Awaitable[None]] | None = None
+
+    async def converse(self, stream: ipc.MessageStream) -> None:
+        """Answer one connection."""
         wanted = await stream.receive(messages.first.validate_json)
-        if isinstance(wanted, messages.SessionsRequest):
-            await stream.send(await list_sessions(registry))
-        else:
-            await _AttachedPeer(stream, registry).run(wanted)
+        match wanted:
+            case messages.SessionsRequest():
+                await stream.send(await list_sessions(self.registry))
+            case messages.ConsoleRequest():
+                link = self.console_link() if self.console_link is not None else ConsoleLink()
+                await stream.send(link.model_dump())
+            case messages.MonitorRequest():
+                if self.serve_monitor is not None:
+                    await self.serve_monitor(stream)
+            case _:
+                await _AttachedPeer(stream, self.registry).run(wanted)
 
-    async with ipc.serve(run_folder / SOCKET_NAME, converse, limit_bytes=MAX_MESSAGE_BYTES):
-        yield
+
+@asynccontextmanager
+async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[OperatorSocket]:
+    """Answer on the socket in `run_folder` until the block ends, with one task for each connection."""
+    server = OperatorSocket(registry)
+    async with ipc.serve(run_folder / SOCKET_NAME, server.converse, limit_bytes=MAX_MESSAGE_BYTES):
+        yield server
 
 
 class _AttachedPeer:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from belljar.cli.console import run_console
+from belljar.cli.attached_console import run_console
 from belljar.jupyter import require_ipykernel
 from belljar.settings import load_settings
 

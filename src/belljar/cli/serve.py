@@ -9,11 +9,13 @@ import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from belljar import logs
+from belljar.console.serving import ServedConsole, open_console
 from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_with_env_file
@@ -99,15 +101,16 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
         stop.has_started = True
         if stop.asked.is_set():
             return
-        await serve_http(
-            build_http_app(runtime),
-            host,
-            port,
-            on_ready=_log_ready if settings.log_format == "json" else _print_ready,
-            log_level=settings.log_level,
-            max_connections=settings.max_connections,
-            tls=tls_context(settings),
-        )
+        async with open_console(runtime) as console:
+            await serve_http(
+                build_http_app(runtime, console.apps if console is not None else None),
+                host,
+                port,
+                on_ready=partial(_tell_ready, settings, console),
+                log_level=settings.log_level,
+                max_connections=settings.max_connections,
+                tls=tls_context(settings),
+            )
 
 
 def _needs_sessions(settings: Settings) -> bool:
@@ -115,13 +118,19 @@ def _needs_sessions(settings: Settings) -> bool:
     return settings.surfaces != ["executor"] or from_variables().kind is None
 
 
-def _print_ready(url: str) -> None:
+def _tell_ready(settings: Settings, console: ServedConsole | None, url: str) -> None:
+    if console is not None:
+        console.url = url
+    if settings.log_format == "json":
+        # With JSON logs a program reads stderr, and every line has to be JSON. A log that is kept gets no link.
+        log.info("belljar serves MCP at %s/mcp", url)
+        return
     print(f"belljar serves MCP at {url}/mcp", file=sys.stderr, flush=True)
-
-
-def _log_ready(url: str) -> None:
-    # With JSON logs a program reads stderr, and every line has to be JSON.
-    log.info("belljar serves MCP at %s/mcp", url)
+    if console is not None:
+        # A link is for whoever started the server and looks at it; a file or a service's log gets none.
+        link = console.link().link if sys.stderr.isatty() else ""
+        how = "opens once, within 10 minutes" if link else "`belljar console` opens it"
+        print(f"the console is at {link or url + '/console'} ({how})", file=sys.stderr, flush=True)
 
 
 @contextmanager

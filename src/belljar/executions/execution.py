@@ -42,6 +42,7 @@ from belljar.journal.journal import KILLED
 from belljar.kernels.base import Kernel, is_remote
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
+from belljar.outputs.terminal_text import printable
 from belljar.provisioning.handover import ResumableKernel
 from belljar.sandboxes.base import Incident
 from belljar.settings import Settings
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 
 # The cell that a caller asks a session to run, and the checks that every surface and the Python API share.
 
+MOST_CLIENT_CHARS = 100
 _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
 
 
@@ -67,6 +69,8 @@ class Cell:
     filename: str = ""
     author: str = ""
     """Who submitted it; empty for the session's owner."""
+    client: str = ""
+    """The name of the MCP client that it came through."""
     wants_value: bool = False
     """Whether its result is recorded as JSON too, for a workflow."""
 
@@ -79,6 +83,7 @@ def make_cell(
     allow_input: bool = False,
     filename: str = "",
     author: str = "",
+    client: str = "",
     wants_value: bool = False,
 ) -> Cell:
     """Return the cell for a caller's code, or refuse code and limits that the settings do not allow."""
@@ -104,6 +109,7 @@ def make_cell(
         allow_input=allow_input,
         filename=filename,
         author=author,
+        client=printable(client)[:MOST_CLIENT_CHARS],
         wants_value=wants_value,
     )
 
@@ -461,7 +467,12 @@ class Execution:
     @contextmanager
     def _calling(self, tools: Broker | None) -> Generator[None]:
         """Count the tool calls that begin now as this execution's."""
-        call_log = CallLog(earlier=self._calls, on_change=self._session.session_kernel.note_call)
+
+        def on_change(number: int, call: CallRecord) -> None:
+            self._session.session_kernel.note_call(number, call)
+            self._session.journal.record_call(self.id, number, call)
+
+        call_log = CallLog(earlier=self._calls, on_change=on_change)
         try:
             with tools.serving(self, call_log) if tools is not None else nullcontext():
                 yield

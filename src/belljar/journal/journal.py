@@ -24,6 +24,7 @@ from belljar.files.private import FILE_MODE
 from belljar.journal.schema import migrate
 from belljar.journal.writer import BUSY_S, LAST_BUSY_S, JournalWriter
 from belljar.models import ExecutionResult, OutputEvent
+from belljar.toolbox.base import CallRecord
 
 PROBE_S = 1.0
 # After this much was written, the journal's size is checked at once instead of at the next interval (`retention.py`).
@@ -36,13 +37,20 @@ WAL_BYTES = 16 * 1024 * 1024
 # size, which the checks in a thread normally prevent.
 CHECKPOINT_PAGES = 4_000
 _BEGIN = (
-    "INSERT INTO executions (id, session_id, principal, code, submitted_at, key, started_at) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO executions (id, session_id, principal, code, submitted_at, key, author, client, started_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _START = "UPDATE executions SET started_at = ? WHERE id = ?"
 _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
-_FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ? WHERE id = ?"
-_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at FROM executions"
+_FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ?, ended_at = ? WHERE id = ?"
+_CALL = (
+    "INSERT INTO calls (execution_id, number, server, tool, state, started_at, duration_s, reason) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (execution_id, number) DO UPDATE SET "
+    "state = excluded.state, duration_s = excluded.duration_s, reason = excluded.reason"
+)
+# Of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
+MOST_CALLS = 1_000
+_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client FROM executions"
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
@@ -62,6 +70,10 @@ class ExecutionRecord:
     has_begun: bool = False
     """Whether its code may have run; before that it waited for its turn."""
     submitted_at: float = 0.0
+    author: str = ""
+    """Who ran it; empty for the owner of the session."""
+    client: str = ""
+    """The name of the MCP client through which it came, if it gave one."""
 
 
 class Journal(JournalWriter):
@@ -91,7 +103,8 @@ class Journal(JournalWriter):
 
     def submit(self, record: ExecutionRecord, submitted_at: float, key: str = "") -> None:
         """Record that an execution was submitted, under its idempotency key if it has one."""
-        values = (record.id, record.session_id, record.principal, record.code, submitted_at, key or None, None)
+        whose = (record.id, record.session_id, record.principal)
+        values = (*whose, record.code, submitted_at, key or None, record.author, record.client, None)
         if not key:
             self.defer(record.id, _BEGIN, values)
             return
@@ -112,7 +125,7 @@ class Journal(JournalWriter):
 
     def find_key(self, principal: str, key: str) -> str | None:
         """Return the id of the execution that a principal submitted under a key; None if there is none."""
-        for execution_id, _, owner, _, _, known, _ in self.values_of(_BEGIN):
+        for execution_id, _, owner, _, _, known, *_ in self.values_of(_BEGIN):
             if (owner, known) == (principal, key):
                 return execution_id
         query = "SELECT id FROM executions WHERE principal = ? AND key = ?"
@@ -140,9 +153,17 @@ class Journal(JournalWriter):
     def finish(self, result: ExecutionResult, *, output_bytes: int = 0, display_bytes: int = 0) -> None:
         """Record the result of an execution, with the size of its output in the journal and of its displays."""
         self.write_deferred()
-        self.write(_FINISH, (result.model_dump_json(), output_bytes, display_bytes, result.execution_id))
+        sizes = (output_bytes, display_bytes)
+        self.write(_FINISH, (result.model_dump_json(), *sizes, time.time(), result.execution_id))
         self.commit()
         self._grow(EXECUTION_BYTES)
+
+    def record_call(self, execution_id: str, number: int, call: CallRecord) -> None:
+        """Record the start or the end of a tool call, by its number among those of its execution."""
+        if number > MOST_CALLS:
+            return
+        what = (call.server, call.tool, call.state, time.time(), call.duration_s, call.reason)
+        self.write(_CALL, (execution_id, number, *what))
 
     def undo(self, execution_ids: Sequence[str]) -> None:
         """Mark executions as undone, because their session was rewound."""
@@ -156,8 +177,8 @@ class Journal(JournalWriter):
             return None
         row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
         for values in self.values_of(_BEGIN):
-            row = (*values[:4], None, None, values[6], values[4]) if values[0] == execution_id else row
-        for result, _, _, finished in self.values_of(_FINISH):
+            row = (*values[:4], None, None, values[-1], values[4], *values[6:8]) if values[0] == execution_id else row
+        for result, *_, finished in self.values_of(_FINISH):
             row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None
 
@@ -222,15 +243,17 @@ class Journal(JournalWriter):
         self.write(
             "DELETE FROM events WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )
+        self.write(
+            "DELETE FROM calls WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
+        )
         self.write("DELETE FROM executions WHERE session_id = ?", (session_id,))
 
 
 def _record(row: tuple[Any, ...]) -> ExecutionRecord:
-    identifier, session_id, principal, code, result, undone_at, started_at, submitted_at = row
+    identifier, session_id, principal, code, result, undone_at, started_at, *rest = row
     parsed = ExecutionResult.model_validate_json(result) if result is not None else None
-    return ExecutionRecord(
-        identifier, session_id, principal, code, parsed, undone_at is not None, started_at is not None, submitted_at
-    )
+    is_undone, has_begun = undone_at is not None, started_at is not None
+    return ExecutionRecord(identifier, session_id, principal, code, parsed, is_undone, has_begun, *rest)
 
 
 @contextmanager

@@ -108,7 +108,28 @@ CREATE TABLE steps (
 CREATE UNIQUE INDEX steps_of_run ON steps (run_id, path, attempt);
 CREATE INDEX steps_waiting ON steps (state) WHERE state = 'waiting';
 """
-_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS}
+# What a person who looks at sessions wants to know: where a session came from, who ran a cell and through which client,
+# when it ended, and the tools that it called.
+_OBSERVED = """
+ALTER TABLE sessions ADD COLUMN origin TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN origin_execution TEXT NOT NULL DEFAULT '';
+ALTER TABLE executions ADD COLUMN author TEXT NOT NULL DEFAULT '';
+ALTER TABLE executions ADD COLUMN client TEXT NOT NULL DEFAULT '';
+ALTER TABLE executions ADD COLUMN ended_at REAL;
+CREATE INDEX sessions_of_origin ON sessions (origin) WHERE origin <> '';
+CREATE TABLE calls (
+    execution_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    server TEXT NOT NULL,
+    tool TEXT NOT NULL,
+    state TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    duration_s REAL NOT NULL DEFAULT 0,
+    reason TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (execution_id, number)
+) WITHOUT ROWID;
+"""
+_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED}
 VERSION = max(_STEPS)
 
 

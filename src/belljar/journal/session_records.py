@@ -65,6 +65,11 @@ class SessionRecords:
             (session_id, principal, environment, reason, self._run, state, now, now),
         )
 
+    def record_origin(self, session_id: str, origin: str, execution_id: str = "") -> None:
+        """Record that a session is a fork of another one, as that was before an execution if one is named."""
+        values = (origin, execution_id, session_id)
+        self._journal.write("UPDATE sessions SET origin = ?, origin_execution = ? WHERE id = ?", values)
+
     def record_use(self, session_id: str, variables: Sequence[str]) -> None:
         """Record that a session was used, and the names of its variables."""
         self._journal.write(

@@ -138,6 +138,10 @@ class EventBudget:
         else:
             (self._tail or self._head).append(event)
 
+    def skip(self, chars: int) -> None:
+        """Count text that comes next and that nobody read, because all of it would be left out."""
+        self._left_out += chars
+
     def events(self) -> list[OutputEvent]:
         """Return the events that are left, in order, with a notice in place of text that was left out."""
         if not self._left_out:

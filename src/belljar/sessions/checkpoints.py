@@ -249,6 +249,11 @@ class Checkpoints:
         """Return whether the variables from before an execution can be restored."""
         return any(kept.execution_id == execution_id and kept.variables and kept.copy.is_alive() for kept in self._kept)
 
+    @property
+    def targets(self) -> list[str]:
+        """Return the executions whose state before them can be restored, oldest first."""
+        return [kept.execution_id for kept in self._kept if kept.execution_id and self.holds(kept.execution_id)]
+
     def are_of(self, kernel: ForkableKernel) -> bool:
         """Return whether a checkpoint that can still be restored is in this kernel's sandbox."""
         return any(kept.copy.is_alive() and kept.origin.shares_sandbox(kernel) for kept in self._kept)

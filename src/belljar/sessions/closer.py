@@ -24,6 +24,7 @@ from belljar.kernels.base import StateReport
 from belljar.logs import pseudonym
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
+from belljar.sessions.changes import ChangeLog
 from belljar.sessions.hibernation import in_words, save
 from belljar.sessions.session import Session
 from belljar.settings import Settings
@@ -48,7 +49,9 @@ class SessionCloser:
         records: SessionRecords,
         starter: KernelStarter,
         handover: Handover,
+        changes: ChangeLog,
     ) -> None:
+        self._changes = changes
         self._sessions = sessions
         self._settings = settings
         self._folder = folder
@@ -95,6 +98,7 @@ class SessionCloser:
         self._release_identity(session)
         self._journal.forget_session(session.id)
         self._records.record_end(session.id, end)
+        self._changes.publish("session", "gone", session.id, session.principal)
         log.info("session %s %s", session.id, end, extra=about(session))
 
     async def retire(self, session: Session, end: str) -> None:
@@ -114,6 +118,7 @@ class SessionCloser:
             del self._hibernating[session.id]
         self._release_identity(session)
         outcome = f"{len(report.kept)} variables kept" if report else "its variables are lost"
+        self._changes.publish("session", "asleep", session.id, session.principal)
         measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
         log.info("session %s %s and sleeps, %s", session.id, end, outcome, extra=about(session))
 
@@ -124,6 +129,7 @@ class SessionCloser:
             return
         self._sessions.pop(session.id, None)
         await detach_session(session, self._records, end)
+        self._changes.publish("session", "asleep", session.id, session.principal)
         log.info("session %s is left to the next server", session.id, extra=about(session))
 
     async def forget_outdated(self) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, TooLarge
 from belljar.executions.execution import Execution
@@ -197,7 +198,12 @@ MOST_BYTES = 32 * 1024 * 1024
 
 
 def read_notebook(data_directory: Path, session_id: str, read_display: Callable[[str], bytes | None]) -> str:
-    """Return the notebook as text, of long output only head and tail.
+    """Return the notebook as text; see `bounded_notebook`."""
+    return written(bounded_notebook(data_directory, session_id, read_display))
+
+
+def bounded_notebook(data_directory: Path, session_id: str, read_display: Callable[[str], bytes | None]) -> Any:
+    """Return the notebook, of long output only head and tail.
 
     Opens a connection of its own, so any thread may call it.
     """
@@ -207,7 +213,7 @@ def read_notebook(data_directory: Path, session_id: str, read_display: Callable[
         count = max(1, archive.count(session_id))
         cells = map(budget.cell, archive.cells(session_id, is_live=lambda: True))
         limit = max(LEAST_CELL_CHARS, min(MOST_CELL_CHARS, TEXT_CHARS // count))
-        return written(notebook_of(session_id, cells, budget.reader(read_display), limit_chars=limit))
+        return notebook_of(session_id, cells, budget.reader(read_display), limit_chars=limit)
 
 
 class _NotebookBudget:

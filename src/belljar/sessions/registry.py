@@ -32,6 +32,7 @@ from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
+from belljar.sessions.changes import ChangeLog
 from belljar.sessions.closer import DAY_S, SessionCloser, about
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
@@ -90,6 +91,8 @@ class Registry:
             headroom_mb=settings.memory_headroom_mb,
         )
         self._sessions: dict[str, Session] = {}
+        self.changes = ChangeLog()
+        """What happens to its sessions, for those who look on."""
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
         self.closer = SessionCloser(
             self._sessions,
@@ -99,6 +102,7 @@ class Registry:
             records=records,
             starter=starter,
             handover=handover,
+            changes=self.changes,
         )
 
     # New sessions
@@ -152,6 +156,7 @@ class Registry:
             redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
             session = self._open(forked.folders, principal, origin.environment, reason, redactor)
             self._record_new(session)
+            self.records.record_origin(session.id, origin.id, at)
             session.session_kernel.adopt(forked.kernel)
             session.session_kernel.variables = forked.variables
             session.guard.inherit(origin.guard)
@@ -168,6 +173,7 @@ class Registry:
         session = self._open(folders, entry.principal, entry.environment, entry.reason, token_log=token_log)
         resumption.take_over(session, entry, kernel)
         measures.sessions_opened.add("kept")
+        self.changes.publish("session", "woken", session.id, session.principal)
         log.info("session %s goes on with its variables", entry.id, extra=about(session))
         return session
 
@@ -252,6 +258,7 @@ class Registry:
             redactor=redactor,
             handover=self._handover,
             gpus=self._starter.gpus,
+            changes=self.changes,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,
@@ -267,6 +274,7 @@ class Registry:
     def _record_new(self, session: Session) -> None:
         self.records.enter(session.id, session.principal, session.environment, session.reason)
         self.journal.commit()
+        self.changes.publish("session", "made", session.id, session.principal)
         log.info("session %s created", session.id, extra=about(session))
 
     def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, SessionRedactor]:
@@ -325,6 +333,7 @@ class Registry:
         session = self._open(folders, principal, entry.environment, entry.reason)
         resumption.wake(session, entry)
         measures.sessions_opened.add("woken")
+        self.changes.publish("session", "woken", session_id, principal)
         log.info("session %s is awake again", session_id, extra=about(session))
         return session
 
@@ -364,6 +373,10 @@ class Registry:
             )
             for entry in self.records.asleep(principal)
         ]
+
+    def look_up(self, session_id: str) -> Session | None:
+        """Return an open session of any owner without marking it as used; its caller decides who may see it."""
+        return self._sessions.get(session_id)
 
     def all(self) -> list[Session]:
         """Return every open session, for the operator."""

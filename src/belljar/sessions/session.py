@@ -39,6 +39,7 @@ from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
+from belljar.sessions.changes import ChangeKind, ChangeLog
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
@@ -83,6 +84,7 @@ class Session:
         redactor: SessionRedactor,
         handover: Handover,
         gpus: SessionGpus,
+        changes: ChangeLog,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
         skills: SessionSkills | None = None,
@@ -119,6 +121,7 @@ class Session:
         self._follow_environment = follow_environment
         self.gpus = gpus
         """The GPUs of all sessions, this one's by its id."""
+        self._changes = changes
         self.session_kernel = self._make_session_kernel(start_kernel)
         self.queue = ExecutionQueue(self.id, most=settings.max_queue, on_done=self._on_done)
         self.authors = Authors()
@@ -177,8 +180,12 @@ class Session:
         self.signatures.learn(signatures_in(cell.code))
         execution = Execution(new_id(), self, cell, self.count)
         code = without_signatures(cell.code)
-        self.journal.submit(ExecutionRecord(execution.id, self.id, self.principal, code, None), time.time(), key)
+        record = ExecutionRecord(
+            execution.id, self.id, self.principal, code, None, author=cell.author, client=cell.client
+        )
+        self.journal.submit(record, time.time(), key)
         self.queue.add(execution)
+        self._publish("execution", "queued", execution.id)
         return execution
 
     async def start(self) -> Kernel:
@@ -194,6 +201,7 @@ class Session:
 
     def _on_done(self, execution: Execution) -> None:
         self.lease.touch()
+        self._publish("execution", "ended", execution.id)
         self._notify_watchers(execution)
         self._idle_since = time.monotonic()
         is_scheduled = self._checkpointing is not None and not self._checkpointing.done()
@@ -209,6 +217,10 @@ class Session:
             async with self.turn:
                 await self.session_kernel.take_checkpoint(is_idle=True)
 
+    def _publish(self, kind: ChangeKind, state: str, execution_id: str = "") -> None:
+        """Tell those who look on, who are no watchers: the session may expire while they do."""
+        self._changes.publish(kind, state, self.id, self.principal, execution_id)
+
     def _notify_watchers(self, execution: Execution | None) -> None:
         for watcher in [*self.watchers]:
             watcher(execution)
@@ -221,6 +233,7 @@ class Session:
         self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
+        self._publish("execution", "begun", execution_id)
         return self.session_kernel.checkpoints.gap
 
     def note_author(self, author: str) -> str:
@@ -311,7 +324,10 @@ class Session:
         """Record an execution and those after it as undone, because the session was rewound; return their ids."""
         if self.sharing is not None:
             self.sharing.forget()
-        return self._timeline.take_back(since)
+        undone = self._timeline.take_back(since)
+        for execution_id in undone:
+            self._publish("execution", "undone", execution_id)
+        return undone
 
     # Lifetime
 
@@ -467,6 +483,7 @@ def iso(timestamp: float) -> str:
 # The authors of cells in a shared session
 
 MOST_REMEMBERED = 1_000
+MOST_DEEDS = 10
 
 
 class Authors:
@@ -477,6 +494,13 @@ class Authors:
         """The author of each cell."""
         self._users: dict[str, None] = {}
         """The people who used widgets, in order."""
+        self._deeds: list[str] = []
+        """What people did beside running cells, in order."""
+
+    def note(self, deed: str) -> None:
+        """Note what a person did to the session, as a clause that tells it to the owner's next cell."""
+        self._deeds.append(deed)
+        del self._deeds[:-MOST_DEEDS]
 
     def use(self, author: str) -> None:
         """Note that someone other than the owner used a widget; an empty author is the owner."""
@@ -494,4 +518,6 @@ class Authors:
         runners, widget_users = " and ".join(dict.fromkeys(names)), " and ".join(users)
         parts = [f"{runners} ran {cells}"] if names else []
         parts += ["used widgets" if widget_users == runners else f"{widget_users} used widgets"] if users else []
+        deeds, self._deeds = self._deeds, []
+        parts += deeds
         return f"{' and '.join(parts)} in this session since your last one" if parts else ""

@@ -333,6 +333,21 @@ class Settings(BaseSettings):
         description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
         "any are set up), or everyone who can connect.",
     )
+    console: Annotated[bool, OFF] = Field(
+        True, description="Serve the console at `/console` and its API at `/api/v1` beside MCP over HTTP."
+    )
+    console_link: Annotated[bool, OFF] = Field(
+        True,
+        description="Whether the server's own user gets links that sign in to the console once, as an operator; "
+        "without them keys are the only way in.",
+    )
+    console_operators: Annotated[list[str], FEWER] = Field(
+        [], description="Principals that see the sessions of all owners in the console, like `key:alice`."
+    )
+    console_scripts: Annotated[Literal["ask", "never"], towards("ask", "never")] = Field(
+        "ask",
+        description="Whether a person may let the scripts of an output run in the console, each by a click of its own.",
+    )
     egress: Annotated[list[Annotated[str, AfterValidator(checked_rule)]], FEWER] = Field(
         [],
         description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "

@@ -288,6 +288,12 @@ def _drops_pictures(ctx: Context[Any, Any]) -> bool:
     return client is not None and client.client_info.name.lower().startswith(DROPPERS)
 
 
+def client_name(ctx: Context[Any, Any]) -> str:
+    """Return the name that the client gave of itself; empty if it gave none."""
+    client = ctx.request_context.session.client_params
+    return client.client_info.name if client is not None else ""
+
+
 def wants(ctx: Context[Any, Any], key: str, value: object) -> bool:
     """Return whether the request's `_meta` has this value for one of our keys."""
     return _meta(ctx).get(key) == value

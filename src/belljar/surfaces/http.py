@@ -144,11 +144,13 @@ def build_app(
     operations: Operations | None = None,
     wrap_server: Callable[[str, ASGIApp], ASGIApp] = lambda _, app: app,
     data_plane: ASGIApp | None = None,
+    own_guard: Mapping[str, ASGIApp] | None = None,
 ) -> Starlette:
     """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
 
     `wrap_server` may put an app of a surface's own before a server, by its path. `data_plane` answers all paths that
-    nothing else has. Both are behind the same guards as the servers.
+    nothing else has. Both are behind the same guards as the servers. The apps of `own_guard` ask for credentials
+    themselves, as the console does; they are behind the check of Host and Origin only.
 
     Routes that a server declares itself (`custom_route`) are left out, because they would ask for no credentials.
     """
@@ -171,6 +173,8 @@ def build_app(
     first = signpost(servers, asks_for_credentials=auth is not None, has_data_plane=data_plane is not None)
     guarded = HostGuard(request_response(first), transport_security(settings))
     routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
+    for path, app in (own_guard or {}).items():
+        routes.append(Route(path, CountedRefusals(HostGuard(app, transport_security(settings)))))
     if data_plane is not None:
         guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
         guarded = EnvelopedRefusals(HostGuard(guarded, transport_security(settings)))

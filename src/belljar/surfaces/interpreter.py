@@ -17,6 +17,7 @@ from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import (
     asked_structure,
+    client_name,
     error_blocks,
     error_words,
     execution_blocks,
@@ -145,7 +146,14 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
-            cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
+            cell = make_cell(
+                self._settings,
+                code,
+                timeout_s=timeout_s,
+                allow_input=can_ask(ctx),
+                filename=filename,
+                client=client_name(ctx),
+            )
             if idempotency_key:
                 known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
                 if known is not None:

@@ -75,7 +75,7 @@ class Operations:
 
     async def ready(self, _: Request) -> Response:
         """Answer 200 if a session that is asked for now would start as it should, or 503 with what is missing."""
-        checks = await self._current_checks()
+        checks = await self.checks()
         reasons = [f"{name}: {state}" for name, state in checks.items() if state != _OK]
         toolbox = self._runtime.toolbox
         # For information only: an MCP server of the toolbox that hangs is no reason to send callers elsewhere.
@@ -89,7 +89,8 @@ class Operations:
         """Answer 200 once a session can start: the probes of container platforms look at the status alone."""
         return await self.ready(request)
 
-    async def _current_checks(self) -> dict[str, str]:
+    async def checks(self) -> dict[str, str]:
+        """Return the state of each part; `ok` is what it should be."""
         # Anyone can ask, and the checks write to the disk, so they run once a second for all callers together.
         async with self._checks_lock:
             if time.monotonic() - self._checked_at >= _FRESH_S:

@@ -1,6 +1,6 @@
 """MCP servers over one runtime: which surfaces a client sees, and at which HTTP path."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -248,13 +248,16 @@ def add_surfaces(plugins: Plugins) -> None:
         plugins.add("surfaces", OwnSurfaces())
 
 
-def build_http_app(runtime: Runtime) -> Starlette:
-    """Return an app with the chosen surfaces at /mcp, and each alone at /mcp/NAME; the runtime is open already."""
+def build_http_app(runtime: Runtime, own_guard: Mapping[str, ASGIApp] | None = None) -> Starlette:
+    """Return an app with the chosen surfaces at /mcp, and each alone at /mcp/NAME; the runtime is open already.
+
+    The apps of `own_guard` are served at their paths, and ask for credentials themselves.
+    """
     settings = runtime.settings
     servers = {"/mcp": build_server(runtime, settings.surfaces)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
     if "foundry" not in settings.surfaces:
-        return build_app(servers, settings, operations=Operations(runtime))
+        return build_app(servers, settings, operations=Operations(runtime), own_guard=own_guard)
     from belljar.surfaces.foundry.app import FoundryApp
     from belljar.surfaces.foundry.executions import Executions
     from belljar.surfaces.foundry.plain_rpc import PlainRpc
@@ -272,5 +275,10 @@ def build_http_app(runtime: Runtime) -> Starlette:
         return guarded
 
     return build_app(
-        servers, settings, operations=Operations(runtime), wrap_server=with_plain_dialect, data_plane=data_plane
+        servers,
+        settings,
+        operations=Operations(runtime),
+        wrap_server=with_plain_dialect,
+        data_plane=data_plane,
+        own_guard=own_guard,
     )

@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import principal_components
+from mcp.server.auth.provider import AccessToken, principal_components
 
 LOCAL_PRINCIPAL: Final = "local"
 """The principal of callers on stdio, and on loopback HTTP without credentials."""
@@ -17,8 +17,11 @@ WITHHELD: Final = "withheld"
 def current_principal() -> str:
     """Return who made the current request: "local", "key:NAME" or "jwt:ISSUER#SUBJECT"."""
     token = get_access_token()
-    if token is None:
-        return LOCAL_PRINCIPAL
+    return LOCAL_PRINCIPAL if token is None else principal_of(token)
+
+
+def principal_of(token: AccessToken) -> str:
+    """Return whom a verified token stands for."""
     _, issuer, subject = principal_components(token)
     return f"key:{subject}" if issuer is None else f"jwt:{issuer}#{subject}"
 

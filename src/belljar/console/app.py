@@ -1,0 +1,164 @@
+"""The routes of the console and of its API, behind one guard."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from belljar.console.frames import Frames
+from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
+from belljar.console.pages import Pages
+from belljar.console.stream import PageStreams
+from belljar.console.templating import render, static_files, static_version
+from belljar.errors import BelljarError
+from belljar.monitor.base import Monitor
+from belljar.settings import Settings
+from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn, cookie_name
+from belljar.surfaces.rest import PREFIX, RestApi, problem
+
+PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
+_MOST_FORM_BYTES: Final = 64 * 1024
+_YEAR: Final = "public, max-age=31536000, immutable"
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def console_app(monitor: Monitor, sign_in: BrowserSignIn, settings: Settings, *, address: str = "") -> ASGIApp:
+    """Return the app for all of `PATHS`; it asks for credentials itself."""
+    pages = Pages(monitor, address=address, allows_scripts=settings.console_scripts == "ask")
+    frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
+    streams = PageStreams(monitor, pages)
+    entrance = Entrance(sign_in)
+    routes = [
+        Route("/console", _shown(pages.sessions), methods=["GET"]),
+        Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
+        Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
+        Route("/console/stream", _answered(streams.serve), methods=["GET"]),
+        Route(ENTER, entrance.show, methods=["GET"]),
+        Route(ENTER, entrance.enter, methods=["POST"]),
+        Route("/console/leave", entrance.leave, methods=["POST"]),
+        Route("/console/static/{version}/{name}", _static, methods=["GET"]),
+        Route("/frames/{execution_id}/{name}", frames.serve, methods=["GET"]),
+        *RestApi(monitor, max_upload_bytes=settings.max_upload_bytes).routes(),
+    ]
+    app = Starlette(routes=routes, exception_handlers={404: _missing})
+    # A path with a slash too many is no path of ours, and a redirect would be one more answer to guard.
+    app.router.redirect_slashes = False
+    return ConsoleGuard(app, sign_in)
+
+
+def _answered(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint with its errors as the API answers them."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except BelljarError as error:
+            return problem(error)
+
+    return answer
+
+
+def _shown(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint with its errors as a page."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except BelljarError as error:
+            status = problem(error).status_code
+            return HTMLResponse(_error_page(request, error.message, error.hint), status_code=status)
+
+    return answer
+
+
+async def _missing(request: Request, _: Exception) -> Response:
+    if request.url.path.startswith("/console"):
+        return HTMLResponse(_error_page(request, "There is no such page", ""), status_code=404)
+    return JSONResponse(
+        {"error": {"code": "not-found", "message": "There is no such path", "hint": f"See {PREFIX}/openapi.json"}},
+        status_code=404,
+    )
+
+
+def _error_page(request: Request, message: str, hint: str) -> str:
+    access = getattr(request.state, "access", None)
+    return render("error.html", access=access, path=request.url.path, message=message, hint=hint)
+
+
+async def _static(request: Request) -> Response:
+    file = static_files().get(str(request.path_params["name"]))
+    if file is None or request.path_params["version"] != static_version():
+        return Response(status_code=404)
+    headers = {"Cache-Control": _YEAR, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        return Response(file.compressed, media_type=file.media_type, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+class Entrance:
+    """The sign-in page, and signing in and out."""
+
+    def __init__(self, sign_in: BrowserSignIn) -> None:
+        self._sign_in = sign_in
+
+    async def show(self, request: Request) -> Response:
+        """Answer `GET /console/enter`. A link's token is behind `#`, which only the page itself sees."""
+        return HTMLResponse(self._page(request))
+
+    async def enter(self, request: Request) -> Response:
+        """Answer `POST /console/enter`: sign in with the token of a link, or with a key."""
+        address = request.client.host if request.client else ""
+        if (wait_s := self._sign_in.guesses.wait_s(address)) > 0:
+            response = HTMLResponse(self._page(request, "Too many wrong keys; wait a minute"), status_code=429)
+            response.headers["Retry-After"] = str(int(wait_s) + 1)
+            return response
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > _MOST_FORM_BYTES:
+            return HTMLResponse(self._page(request, "That is too long for a key"), status_code=413)
+        async with request.form(max_files=0, max_fields=10) as form:
+            token, key = str(form.get("token", "")), str(form.get("key", "")).strip()
+            wanted = str(form.get("next", ""))
+        cookie = self._sign_in.with_link(token) if token else await self._sign_in.with_key(key)
+        if cookie is None:
+            self._sign_in.guesses.add(address)
+            told = (
+                "This link has been used, or is older than ten minutes"
+                if token
+                else "This key is not one of the server's"
+            )
+            return HTMLResponse(self._page(request, told), status_code=401)
+        response = RedirectResponse(wanted if is_own_path(wanted) else "/console", status_code=303)
+        response.set_cookie(
+            cookie_name(request),
+            cookie,
+            max_age=int(SIGNED_IN_S),
+            path="/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def leave(self, request: Request) -> Response:
+        """Answer `POST /console/leave`: sign out, in every browser that is signed in as the same person."""
+        self._sign_in.browsers.sign_out(request.cookies.get(cookie_name(request), ""))
+        response = RedirectResponse(ENTER, status_code=303)
+        response.delete_cookie(cookie_name(request), path="/", httponly=True, samesite="strict")
+        return response
+
+    def _page(self, request: Request, told: str = "") -> str:
+        wanted = request.query_params.get("next", "")
+        return render(
+            "enter.html",
+            access=None,
+            path=ENTER,
+            told=told,
+            next=wanted if is_own_path(wanted) else "",
+            takes_keys=self._sign_in.takes_keys,
+            gives_links=self._sign_in.gives_links,
+        )

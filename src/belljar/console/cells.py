@@ -1,0 +1,260 @@
+"""The output of a cell as blocks of a page: text, errors, pictures, frames; whole, or one event after another.
+
+One renderer serves the first look at a page and the changes of a page that is open. All of it is text of a session, so
+nothing gets into our document but escaped text and the addresses of pictures and frames, which are made of ids of ours.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from belljar.console.templating import markup
+from belljar.models import Display, OutputEvent
+from belljar.outputs.html import highlighted
+from belljar.outputs.mime_bundles import PAGE, RASTER, SVG, is_readable
+from belljar.outputs.terminal_text import as_plain, coloured
+
+MARKDOWN: Final = "text/markdown"
+FRAMED: Final = (PAGE, MARKDOWN)
+_READ: Final = ("text/latex", "application/json")
+_CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
+_TAGS: Final = re.compile(r"<[^<>]*>")
+_ROW_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 23, 60, 520
+_MOST_ALT_CHARS: Final = 200
+# A block that has grown beyond this is followed by another one, so that a change never sends more than this again.
+_MOST_BLOCK_CHARS: Final = 8_000
+
+BlockKind = Literal["text", "error", "picture", "frame", "left-out", "file"]
+HasScript = Callable[[str, str], bool]
+"""Tells whether the stored display of an execution, by its name, has a script."""
+
+
+@dataclass(slots=True)
+class Block:
+    """One piece of a cell's output."""
+
+    id: str
+    kind: BlockKind
+    execution_id: str
+    stream: str = ""
+    text: str = ""
+    src: str = ""
+    alt: str = ""
+    frame_src: str = ""
+    """The page beside a picture, which a person may ask for."""
+    has_script: bool = False
+    height: int = _LEAST_PIXELS
+    size: int = 0
+    display: str = ""
+    """A key for displays that later output may update."""
+
+    @property
+    def html(self) -> Any:
+        """Return its text as escaped HTML, with the colours that it had in a terminal."""
+        return markup(coloured(self.text))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of the blocks of a cell."""
+
+    kind: Literal["append", "replace", "text", "clear", "update"]
+    block: Block | None = None
+    text: str = ""
+
+
+@dataclass(slots=True)
+class CellOutput:
+    """The blocks of one cell. `count` is its number, for those who cannot see its figures."""
+
+    execution_id: str
+    has_script: HasScript
+    count: int = 0
+    blocks: list[Block] = field(default_factory=list[Block])
+    sequence: int = 0
+    """The number of the latest event that is in the blocks."""
+    _is_clear_pending: bool = False
+    _figures: int = 0
+
+    def add_all(self, events: Iterable[OutputEvent]) -> None:
+        """Add events whose single changes nobody wants."""
+        for event in events:
+            self.add(event)
+
+    def add(self, event: OutputEvent) -> list[Step]:
+        """Add the next event; return what changes."""
+        self.sequence = max(self.sequence, event.sequence)
+        if event.kind == "clear":
+            self._is_clear_pending = bool(event.data.get("wait"))
+            return [] if self._is_clear_pending else self._clear()
+        before = self._clear() if self._is_clear_pending else []
+        return [*before, *self._add(event)]
+
+    def _clear(self) -> list[Step]:
+        self._is_clear_pending = False
+        self.blocks = []
+        return [Step("clear")]
+
+    def _add(self, event: OutputEvent) -> list[Step]:
+        match event.kind:
+            case "stdout" | "stderr":
+                return self._add_text(event.kind, event.text, event.sequence)
+            case "notice" if event.sequence == 0:
+                return self._append(self._block(event, "left-out", text=event.text.strip()))
+            case "notice":
+                return self._add_text("notice", event.text, event.sequence)
+            case "input":
+                return self._add_text("input", f"{event.text}\n", event.sequence)
+            case "error":
+                return self._append(self._block(event, "error", text=_traceback(event)))
+            case _:
+                return self._add_display(event)
+
+    def _add_text(self, stream: str, text: str, sequence: int) -> list[Step]:
+        last = self.blocks[-1] if self.blocks else None
+        if last is None or last.kind != "text" or last.stream != stream or len(last.text) > _MOST_BLOCK_CHARS:
+            return self._append(
+                Block(self._id(sequence), "text", execution_id=self.execution_id, stream=stream, text=text)
+            )
+        is_plain = not (_CONTROLS.search(text) or _CONTROLS.search(last.text))
+        last.text += text
+        return [Step("text", last, text)] if is_plain else [Step("replace", last)]
+
+    def _append(self, block: Block) -> list[Step]:
+        self.blocks.append(block)
+        return [Step("append", block)]
+
+    def _id(self, sequence: int) -> str:
+        # What was left out has no number of its own.
+        return f"o-{self.execution_id}-{sequence or f'cut{len(self.blocks)}'}"
+
+    def _block(self, event: OutputEvent, kind: BlockKind, **values: Any) -> Block:
+        return Block(self._id(event.sequence), kind, execution_id=self.execution_id, **values)
+
+    # Displays
+
+    def _add_display(self, event: OutputEvent) -> list[Step]:
+        block = self._display_block(event)
+        display_id = event.data.get("display_id")
+        if isinstance(display_id, str) and display_id:
+            block.display = hashlib.sha256(display_id.encode(errors="replace")).hexdigest()[:16]
+            if event.data.get("update"):
+                shown = [place for place, one in enumerate(self.blocks) if one.display == block.display]
+                for place in shown:
+                    self.blocks[place] = replace(block, id=self.blocks[place].id)
+                return [Step("update", block)]
+        return self._append(block)
+
+    def _display_block(self, event: OutputEvent) -> Block:
+        value = event.data.get("display")
+        display = Display.model_validate(value) if isinstance(value, dict) else None
+        if display is None:
+            return self._text_block(event, event.text)
+        forms = {form.mime: form for form in (display, *display.also)}
+        picture = next((mime for mime in (*RASTER, SVG) if mime in forms), None)
+        framed = next((mime for mime in FRAMED if mime in forms), None)
+        plain = event.text or display.plain or ""
+        if picture is not None:
+            return self._picture(event, picture, forms.get(PAGE), plain)
+        if framed is not None:
+            return self._frame(event, forms[framed], plain)
+        read = next((forms[mime] for mime in _READ if mime in forms and forms[mime].text is not None), None)
+        if is_readable(plain) or read is not None:
+            return self._text_block(event, plain if is_readable(plain) else _readable(read))
+        return self._file(event, display, plain)
+
+    def _text_block(self, event: OutputEvent, text: str) -> Block:
+        return self._block(event, "text", stream="result" if event.kind == "result" else "display", text=text)
+
+    def _picture(self, event: OutputEvent, mime: str, page: Display | None, plain: str) -> Block:
+        self._figures += 1
+        suffix = RASTER.get(mime, ".svg")
+        has_script = page is not None and self._is_scripted(page)
+        alt = (
+            as_plain(plain)[:_MOST_ALT_CHARS] if is_readable(plain) else f"figure {self._figures} of cell {self.count}"
+        )
+        return self._block(
+            event,
+            "picture",
+            src=self._address(event, suffix),
+            alt=alt,
+            frame_src=self._address(event, ".html") if has_script else "",
+            has_script=has_script,
+        )
+
+    def _frame(self, event: OutputEvent, form: Display, plain: str) -> Block:
+        source = form.text or ""
+        rows = source.count("<tr") or math.ceil(len(_TAGS.sub("", source)) / 100)
+        height = max(_LEAST_PIXELS, min(_MOST_PIXELS, 40 + _ROW_PIXELS * rows)) if source else _MOST_PIXELS
+        return self._block(
+            event,
+            "frame",
+            src=self._address(event, ".html"),
+            alt=f"output {event.sequence} of cell {self.count}",
+            has_script=form.mime == PAGE and self._is_scripted(form),
+            height=height,
+            text=plain if is_readable(plain) else "",
+            size=form.size,
+        )
+
+    def _file(self, event: OutputEvent, display: Display, plain: str) -> Block:
+        name = (display.uri or "").rpartition("/")[2]
+        source = f"/api/v1/executions/{self.execution_id}/displays/{name}" if name else ""
+        return self._block(event, "file", src=source, text=plain or display.mime, alt=display.mime, size=display.size)
+
+    def _is_scripted(self, form: Display) -> bool:
+        if form.text is not None:
+            return "<script" in form.text.lower()
+        return self.has_script(self.execution_id, (form.uri or "").rpartition("/")[2])
+
+    def _address(self, event: OutputEvent, suffix: str) -> str:
+        return f"/frames/{self.execution_id}/{event.sequence}{suffix}"
+
+
+def stored_pages(events: Iterable[OutputEvent]) -> list[str]:
+    """Return the names of the stored displays among the events that are pages, to be looked into for scripts."""
+    names: list[str] = []
+    for event in events:
+        value = event.data.get("display")
+        if isinstance(value, dict):
+            display = Display.model_validate(value)
+            names += [
+                form.uri.rpartition("/")[2] for form in (display, *display.also) if form.mime == PAGE and form.uri
+            ]
+    return names
+
+
+def _traceback(event: OutputEvent) -> str:
+    lines = event.data.get("traceback")
+    return "\n".join(map(str, lines)) if isinstance(lines, list) and lines else event.text
+
+
+def _readable(form: Display | None) -> str:
+    text = (form.text or "") if form is not None else ""
+    if form is None or form.mime != "application/json":
+        return text
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+# Code
+
+_MOST_REMEMBERED: Final = 2_000
+_highlighted: dict[bytes, Any] = {}
+
+
+def code_markup(code: str) -> Any:
+    """Return Python as highlighted HTML; remembered, because the same cells are shown again and again."""
+    key = hashlib.sha256(code.encode(errors="replace")).digest()
+    found = _highlighted.get(key)
+    if found is None:
+        found = _highlighted[key] = markup(highlighted(code))
+        if len(_highlighted) > _MOST_REMEMBERED:
+            del _highlighted[next(iter(_highlighted))]
+    return found

@@ -1,0 +1,147 @@
+"""What cells displayed, as documents and pictures of their own: nothing of it is part of our pages.
+
+A page of a cell is a whole document with a policy of its own, from an opaque origin and without a network. Its scripts
+do not run, unless a person asked for it by a click. Pictures are checked to be pictures.
+"""
+
+import asyncio
+import io
+import re
+import secrets
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from belljar.console.cells import FRAMED, MARKDOWN
+from belljar.errors import BelljarError, ExecutionNotFound, TooLarge
+from belljar.models import Display, OutputEvent
+from belljar.monitor.base import Access, Monitor
+from belljar.outputs.mime_bundles import PAGE, RASTER, SVG
+from belljar.outputs.terminal_text import printable
+from belljar.surfaces.rest import problem
+
+_NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.(?:html|png|jpg|gif|webp|svg))")
+_BY_SUFFIX: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".svg": SVG}
+_PILLOW: Final = {"image/png": "PNG", "image/jpeg": "JPEG", "image/gif": "GIF", "image/webp": "WEBP"}
+_MOST_PAGE_BYTES: Final = 64 * 1024 * 1024
+_COMMON: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
+    "connect-src 'none'; form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
+)
+_HEADERS: Final = {
+    "Referrer-Policy": "no-referrer",
+    "X-DNS-Prefetch-Control": "off",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "private, no-store",
+}
+_STYLE: Final = (
+    "<style>:root{color-scheme:light}body{margin:8px;font:14px system-ui,sans-serif;background:#fff;color:#1c2330}"
+    "table{border-collapse:collapse}th,td{padding:2px 10px;text-align:right}"
+    "tbody tr:nth-child(odd){background:#f5f6f8}pre,code{font:13px ui-monospace,monospace}</style>"
+)
+# Tells the page around the frame how high it is, as a number and nothing else.
+_HEIGHT: Final = (
+    "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
+    "parent.postMessage(Math.ceil(Math.max(d.getBoundingClientRect().height,b?b.scrollHeight+b.offsetTop:0)),'*')};"
+    "addEventListener('load',tell);new ResizeObserver(tell).observe(document.documentElement)})()"
+)
+# WebRTC is under no policy, so its entrances are removed before a script of the page can run.
+_NO_WEBRTC: Final = (
+    "for(const name of ['RTCPeerConnection','webkitRTCPeerConnection','RTCDataChannel','RTCIceTransport',"
+    "'RTCDtlsTransport','RTCSessionDescription','RTCIceCandidate'])"
+    "{try{Object.defineProperty(globalThis,name,{value:undefined,writable:false,configurable:false})}catch{}}"
+)
+
+
+class Frames:
+    """Serves displays to browsers that may see them."""
+
+    def __init__(self, monitor: Monitor, *, allows_scripts: bool) -> None:
+        self._monitor = monitor
+        self._allows_scripts = allows_scripts
+
+    async def serve(self, request: Request) -> Response:
+        """Answer `/frames/EXECUTION/SEQUENCE.SUFFIX`."""
+        try:
+            return await self._answer(request)
+        except BelljarError as error:
+            return problem(error)
+
+    async def _answer(self, request: Request) -> Response:
+        access: Access = request.state.access
+        execution_id = str(request.path_params["execution_id"])
+        wanted = _NAME.fullmatch(str(request.path_params["name"]))
+        if wanted is None:
+            raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no such display")
+        event = await self._monitor.event(access, execution_id, int(wanted["sequence"]))
+        forms = _forms(event)
+        if wanted["suffix"] == ".html":
+            form = next((forms[mime] for mime in FRAMED if mime in forms), None)
+            content = await self._content(access, execution_id, form)
+            runs_scripts = request.query_params.get("scripts") == "1" and self._allows_scripts
+            return await _page(content, form.mime if form else PAGE, runs_scripts=runs_scripts)
+        mime = _BY_SUFFIX[wanted["suffix"]]
+        return await _picture(await self._content(access, execution_id, forms.get(mime)), mime)
+
+    async def _content(self, access: Access, execution_id: str, form: Display | None) -> bytes:
+        if form is None:
+            raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no such display")
+        if form.text is not None:
+            return form.text.encode(errors="replace")
+        content = await self._monitor.display(access, execution_id, (form.uri or "").rpartition("/")[2])
+        if len(content) > _MOST_PAGE_BYTES:
+            raise TooLarge(f"the display has {len(content):,} bytes, too many to show", hint="Download it instead")
+        return content
+
+
+def _forms(event: OutputEvent) -> dict[str, Display]:
+    value = event.data.get("display")
+    if not isinstance(value, dict):
+        return {}
+    display = Display.model_validate(value)
+    return {form.mime: form for form in (display, *display.also)}
+
+
+async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
+    text = content.decode(errors="replace")
+    body = await asyncio.to_thread(_markdown, text) if mime == MARKDOWN else printable(text)
+    nonce = secrets.token_urlsafe(16)
+    if runs_scripts:
+        scripts = "script-src 'unsafe-inline' 'unsafe-eval' blob:; worker-src blob:"
+        first = f"<script>{_NO_WEBRTC}</script><script>{_HEIGHT}</script>"
+    else:
+        scripts = f"script-src 'nonce-{nonce}'"
+        first = f'<script nonce="{nonce}">{_HEIGHT}</script>'
+    policy = f"sandbox allow-scripts; {_COMMON}; {scripts}"
+    document = f'<!DOCTYPE html><html><head><meta charset="utf-8">{first}{_STYLE}</head><body>{body}</body></html>'
+    return HTMLResponse(document.encode(errors="replace"), headers={**_HEADERS, "Content-Security-Policy": policy})
+
+
+def _markdown(text: str) -> str:
+    """Return Markdown as HTML; HTML in it stays text."""
+    from markdown_it import MarkdownIt
+
+    options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": 40}
+    return str(MarkdownIt("commonmark", options).enable("table").render(printable(text)))
+
+
+async def _picture(content: bytes, mime: str) -> Response:
+    if mime != SVG and not await asyncio.to_thread(_is_picture, content, mime):
+        raise ExecutionNotFound("the display is not a picture of its type")
+    # In an <img> no script of an SVG runs; opened by itself, the policy keeps it from running too.
+    policy = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
+    headers = {**_HEADERS, "Content-Security-Policy": policy, "Cache-Control": "private, max-age=3600"}
+    return Response(content, media_type=mime, headers=headers)
+
+
+def _is_picture(content: bytes, mime: str) -> bool:
+    """Return whether the header of a picture is of its type; its pixels are not decoded."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=(_PILLOW[mime],)) as picture:
+            return picture.width > 0
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+        return False

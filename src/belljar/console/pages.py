@@ -1,0 +1,272 @@
+"""The pages of the console: what each template gets. Reads through `Monitor` and changes nothing."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from belljar.console.cells import Block, CellOutput, code_markup, stored_pages
+from belljar.console.templating import duration_words, render
+from belljar.errors import BelljarError
+from belljar.models import OutputEvent
+from belljar.monitor.base import (
+    Access,
+    ExecutionEntry,
+    Monitor,
+    SessionDetail,
+    SessionEntry,
+    SessionFilter,
+)
+
+CELLS_AT_ONCE: Final = 50
+_SESSIONS_AT_ONCE: Final = 100
+_MOST_REMEMBERED: Final = 5_000
+_SCRIPT: Final = b"<script"
+_CELL_PIXELS: Final = 220
+_LOST_SHOWN: Final = 20
+_UNFINISHED: Final = ("queued", "running")
+_WORDS: Final = {
+    "ok": "ok",
+    "error": "error",
+    "timeout": "timed out",
+    "interrupted": "interrupted",
+    "out_of_memory": "out of memory",
+    "died": "died",
+    "running": "running",
+    "queued": "waiting",
+    "rejected": "refused",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """One cell as templates show it."""
+
+    entry: ExecutionEntry
+    blocks: list[Block]
+    code: Any
+    is_rewindable: bool = False
+    sequence: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return its number as notebooks write it."""
+        return f"[{self.entry.execution_count or '*' if self.entry.status in _UNFINISHED else ' '}]"
+
+    @property
+    def words(self) -> str:
+        """Return its status in words."""
+        return _WORDS.get(self.entry.status, self.entry.status)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it has not ended."""
+        return self.entry.status in _UNFINISHED
+
+    @property
+    def took(self) -> str:
+        """Return how long it ran."""
+        return duration_words(self.entry.usage.wall_s) if not self.is_running and self.entry.usage.wall_s else ""
+
+    @property
+    def lost_more(self) -> int:
+        """Return how many lost names are not listed."""
+        return max(0, len(self.entry.lost) - _LOST_SHOWN)
+
+
+class ScriptProbe:
+    """Remembers which stored pages have scripts, so that each is read once."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._known: dict[tuple[str, str], bool] = {}
+
+    async def look(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
+        """Read the stored pages among these events that are not known yet."""
+        for name in stored_pages(events):
+            if (execution_id, name) in self._known:
+                continue
+            try:
+                content = await self._monitor.display(access, execution_id, name)
+            except BelljarError:
+                content = b""
+            self._known[execution_id, name] = await asyncio.to_thread(_has_script, content)
+            if len(self._known) > _MOST_REMEMBERED:
+                del self._known[next(iter(self._known))]
+
+    def has_script(self, execution_id: str, name: str) -> bool:
+        """Return whether a stored page has a script; what is not known counts as having one."""
+        return self._known.get((execution_id, name), True)
+
+
+def _has_script(content: bytes) -> bool:
+    return _SCRIPT in content.lower()
+
+
+class Pages:
+    """Makes pages and parts of pages."""
+
+    def __init__(self, monitor: Monitor, *, address: str = "", allows_scripts: bool = True) -> None:
+        self._monitor = monitor
+        self._address = address
+        self._allows_scripts = allows_scripts
+        self.probe = ScriptProbe(monitor)
+
+    # Sessions
+
+    async def sessions(self, request: Request) -> Response:
+        """Answer `/console`."""
+        access: Access = request.state.access
+        query = request.query_params
+        wanted = SessionFilter(
+            state=query.get("state", ""), owner=query.get("owner", "")[:200], text=query.get("q", "")[:200]
+        )
+        found = await self._monitor.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
+        live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
+        others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
+        return _page(
+            "sessions.html",
+            request,
+            live=live,
+            others=others,
+            wanted=wanted,
+            next=found.next,
+            address=self._address or str(request.base_url).rstrip("/"),
+            is_filtered=bool(wanted.state or wanted.owner or wanted.text),
+        )
+
+    def session_row(self, access: Access, entry: SessionEntry) -> str:
+        """Return the row of a session in the list."""
+        return render("_session_row.html", entry=entry, access=access, **_helpers())
+
+    async def session(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID`."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        found = await self._monitor.executions(access, session_id, limit=CELLS_AT_ONCE)
+        entries = found.items[::-1]
+        views = await self.views(access, entries, detail)
+        blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
+        older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
+        return _page(
+            "session.html",
+            request,
+            session=detail,
+            cells=views,
+            older=older,
+            after=_place(views),
+            allows_scripts=self._allows_scripts,
+        )
+
+    def session_header(self, access: Access, entry: SessionEntry) -> str:
+        """Return the part of a session's page that changes with its state."""
+        return render("_session_state.html", session=entry, access=access, **_helpers())
+
+    async def older_cells(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/cells`: the cells before a cursor, as a part of the page."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        cursor = request.query_params.get("cursor", "")
+        found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
+        views = await self.views(access, found.items[::-1], detail)
+        return HTMLResponse("".join(map(self.cell, views)))
+
+    # Cells
+
+    async def views(
+        self, access: Access, entries: list[ExecutionEntry], detail: SessionDetail | None = None
+    ) -> list[CellView]:
+        """Return cells with what they printed and showed, of long text only head and tail."""
+        excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
+        rewindable = frozenset(detail.rewindable if detail else ())
+        outputs: list[CellOutput] = []
+        for entry, events in zip(entries, excerpts, strict=True):
+            await self.probe.look(access, entry.execution_id, events)
+            output = CellOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
+            output.add_all(events)
+            outputs.append(output)
+        return [
+            CellView(entry, output.blocks, code_markup(entry.code), entry.execution_id in rewindable, output.sequence)
+            for entry, output in zip(entries, outputs, strict=True)
+        ]
+
+    def cell(self, view: CellView) -> str:
+        """Return a cell as a part of a page."""
+        return render("_cell.html", cell=view, allows_scripts=self._allows_scripts, **_helpers())
+
+    def cell_head(self, view: CellView) -> str:
+        """Return the line above a cell."""
+        return render("_cell_head.html", cell=view, **_helpers())
+
+    def cell_end(self, view: CellView) -> str:
+        """Return what stands below the output of a cell: how it ended, the files that it changed, what was lost."""
+        return render("_cell_end.html", cell=view, **_helpers())
+
+    def block(self, block: Block) -> str:
+        """Return a block of output as a part of a page."""
+        return render("_block.html", block=block, allows_scripts=self._allows_scripts, **_helpers())
+
+    def tail(self, execution_id: str, lines: int, text: str) -> str:
+        """Return the end of the output of a cell that printed more than its page shows while it runs."""
+        block = Block(f"tail-{execution_id}", "text", execution_id=execution_id, stream="stdout", text=text)
+        return render("_tail.html", block=block, lines=lines, **_helpers())
+
+
+def _place(views: list[CellView]) -> str:
+    """Return the place in the stream of a session up to which a page has everything."""
+    # The first cell that had not ended: those after it wait for it.
+    last = next((view for view in views if view.is_running), views[-1] if views else None)
+    return f"{last.entry.execution_id}:{max(last.sequence, last.entry.events)}" if last is not None else ""
+
+
+# Pages
+
+
+def _page(template: str, request: Request, **values: Any) -> Response:
+    access: Access = request.state.access
+    return HTMLResponse(render(template, access=access, path=request.url.path, **_helpers(), **values))
+
+
+def _helpers() -> dict[str, Any]:
+    return {"ago": _ago, "until": _until, "spark": _spark, "words": _WORDS}
+
+
+def _age_s(time_iso: str) -> float:
+    return time.time() - datetime.fromisoformat(time_iso).timestamp()
+
+
+def _ago(time_iso: str) -> str:
+    """Return how long ago a time was, in words."""
+    age_s = _age_s(time_iso)
+    return "just now" if age_s < 5 else f"{_rough(age_s)} ago"
+
+
+def _until(time_iso: str) -> str:
+    """Return how long until a time, in words."""
+    left_s = -_age_s(time_iso)
+    return f"in {_rough(left_s)}" if left_s > 0 else "now"
+
+
+def _rough(seconds: float) -> str:
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return f"{int(seconds)} s"
+
+
+def _spark(values: list[float], width: int = 96, height: int = 20) -> str:
+    """Return the points of a line through values, for a picture of this size."""
+    if len(values) < 2:
+        return ""
+    most = max(*values, 0.001)
+    step = width / (len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{height - 1 - value / most * (height - 2):.1f}" for place, value in enumerate(values)
+    )

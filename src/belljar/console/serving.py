@@ -1,0 +1,65 @@
+"""The console of a server: its monitor, its ways in, and the links that its operator's socket gives."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp
+
+from belljar.attachments.messages import ConsoleLink
+from belljar.console.app import PATHS, console_app
+from belljar.console.guard import ENTER
+from belljar.monitor.local import LocalMonitor
+from belljar.runtime import Runtime
+from belljar.settings import Settings
+from belljar.surfaces.auth import build_auth
+from belljar.surfaces.auth.browser import BrowserSignIn
+from belljar.surfaces.operations import Operations
+
+
+@dataclass(slots=True)
+class ServedConsole:
+    """A console that is mounted in an app. `url` is set once the server listens."""
+
+    sign_in: BrowserSignIn
+    apps: dict[str, ASGIApp] = field(default_factory=dict[str, ASGIApp])
+    """The same app at each of its paths."""
+    url: str = ""
+
+    def link(self) -> ConsoleLink:
+        """Return where the console is, with a token that signs in once."""
+        if not self.url:
+            return ConsoleLink()
+        link = f"{self.url}{ENTER}#{self.sign_in.links.make()}" if self.sign_in.gives_links else ""
+        return ConsoleLink(url=f"{self.url}/console", link=link)
+
+
+def browser_sign_in(settings: Settings) -> BrowserSignIn:
+    """Return the ways in that the settings allow."""
+    auth = build_auth(settings)
+    return BrowserSignIn(
+        verifier=auth.verifier if auth else None,
+        scopes=(auth.settings.required_scopes or []) if auth else [],
+        operators=settings.console_operators,
+        gives_links=settings.console_link,
+    )
+
+
+@asynccontextmanager
+async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]:
+    """Open the console of a runtime; None where the settings turn it off."""
+    settings = runtime.settings
+    if not settings.console:
+        yield None
+        return
+    monitor = LocalMonitor(runtime.sessions, settings.data_directory, runtime.name, Operations(runtime).checks)
+    sign_in = browser_sign_in(settings)
+    app = console_app(monitor, sign_in, settings)
+    console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
+    runtime.operators.console_link = console.link
+    monitor.start()
+    try:
+        yield console
+    finally:
+        runtime.operators.console_link = None
+        await monitor.aclose()

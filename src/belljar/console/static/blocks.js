@@ -1,0 +1,44 @@
+// Earlier cells: a block of them stands as an empty space of about its height, and is fetched when it comes near.
+import { sizeFrames } from "./frames.js";
+import { parsed } from "./patch.js";
+
+const NEAR = "1500px 0px";
+
+/** @param {HTMLElement} cells */
+export function loadBlocks(cells) {
+  const session = cells.dataset.session ?? "";
+  /** @type {Promise<void>} */
+  let last = Promise.resolve();
+  const observer = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries) {
+        if (!entry.isIntersecting) continue;
+        observer.unobserve(entry.target);
+        const spacer = /** @type {HTMLElement} */ (entry.target);
+        last = last.then(() => fill(session, spacer)).catch(() => observer.observe(spacer));
+      }
+    },
+    { rootMargin: NEAR },
+  );
+  for (const spacer of /** @type {NodeListOf<HTMLElement>} */ (cells.querySelectorAll(".spacer"))) {
+    spacer.style.height = `${Number(spacer.dataset.height) || 1000}px`;
+    observer.observe(spacer);
+  }
+}
+
+/**
+ * @param {string} session
+ * @param {HTMLElement} spacer
+ */
+async function fill(session, spacer) {
+  const query = new URLSearchParams({ cursor: spacer.dataset.cursor ?? "" });
+  const answer = await fetch(`/console/sessions/${encodeURIComponent(session)}/cells?${query}`);
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  const elements = parsed(await answer.text());
+  // What is on the screen stays where it is, although what is above it changes its height.
+  const anchor = [...document.querySelectorAll(".cell")].find((cell) => cell.getBoundingClientRect().bottom > 0);
+  const before = anchor?.getBoundingClientRect().top ?? 0;
+  spacer.replaceWith(...elements);
+  for (const element of elements) sizeFrames(element);
+  if (anchor) scrollBy(0, anchor.getBoundingClientRect().top - before);
+}

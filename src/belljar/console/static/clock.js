@@ -1,0 +1,21 @@
+// Shows how long something has been running, once a second, for elements with `data-since`.
+
+/** @param {number} seconds */
+function words(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export function startClock() {
+  const tick = () => {
+    if (document.hidden) return;
+    for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-since]"))) {
+      const seconds = (Date.now() - Date.parse(element.dataset.since ?? "")) / 1000;
+      if (Number.isFinite(seconds)) element.textContent = words(Math.max(0, seconds));
+    }
+  };
+  tick();
+  setInterval(tick, 1000);
+}

@@ -1,0 +1,171 @@
+// One session as a notebook that grows while its cells run.
+import { loadBlocks } from "./blocks.js";
+import { startClock } from "./clock.js";
+import { listenToFrames, sizeFrames } from "./frames.js";
+import { addText, append, parsed, replace } from "./patch.js";
+import { openStream } from "./stream.js";
+
+/** @typedef {import("./stream.js").Change} Change */
+
+const cells = /** @type {HTMLElement} */ (document.getElementById("cells"));
+const followButton = /** @type {HTMLButtonElement} */ (document.getElementById("follow"));
+const pauseButton = /** @type {HTMLButtonElement} */ (document.getElementById("pause"));
+const NEAR_END = 120;
+
+// Following the end, unless the person has scrolled up
+
+let isFollowing = isAtEnd();
+/** @type {Change[] | null} */
+let held = null;
+
+function isAtEnd() {
+  return innerHeight + scrollY >= document.documentElement.scrollHeight - NEAR_END;
+}
+
+addEventListener(
+  "scroll",
+  () => {
+    isFollowing = isAtEnd();
+    followButton.hidden = isFollowing;
+  },
+  { passive: true },
+);
+followButton.addEventListener("click", () => {
+  isFollowing = true;
+  scrollToEnd();
+});
+
+function scrollToEnd() {
+  scrollTo({ top: document.documentElement.scrollHeight });
+}
+
+// A pause holds the page still and counts what it holds back
+
+pauseButton.addEventListener("click", () => {
+  const waiting = held;
+  held = held ? null : [];
+  for (const change of waiting ?? []) apply(change);
+  showPause();
+});
+
+function showPause() {
+  pauseButton.textContent = held ? `Go on (${held.length} changes)` : "Pause";
+}
+
+/** @param {Change} change */
+function receive(change) {
+  if (held) {
+    held.push(change);
+    showPause();
+    return;
+  }
+  const wasFollowing = isFollowing;
+  apply(change);
+  if (wasFollowing) requestAnimationFrame(scrollToEnd);
+}
+
+/** @param {Change} change */
+function apply(change) {
+  const html = change.html ?? "";
+  switch (change.do) {
+    case "cell":
+      addCell(change.target, html);
+      break;
+    case "append":
+      append(change.target, html);
+      sizeFrames(cells);
+      break;
+    case "replace":
+      if (change.ended && document.querySelector(`#head-${change.target.slice(5)}[data-running]`)) announce(change.ended);
+      replace(change.target, html);
+      sizeFrames(cells);
+      if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
+      break;
+    case "text":
+      addText(change.target, change.text ?? "");
+      break;
+    case "empty":
+      document.getElementById(change.target)?.replaceChildren();
+      break;
+    case "update":
+      updateDisplays(change.target, html);
+      break;
+    case "tail":
+      append(change.outputs ?? "", html);
+      break;
+    case "undone":
+      for (const id of change.ids ?? []) document.getElementById(id)?.classList.add("undone");
+      addUnfoldButtons();
+      break;
+    case "reload":
+      location.reload();
+      break;
+    case "gone":
+      announce("The session has ended");
+      break;
+  }
+}
+
+/**
+ * @param {string} id
+ * @param {string} html
+ */
+function addCell(id, html) {
+  document.getElementById("empty")?.remove();
+  if (document.getElementById(id)) replace(id, html);
+  else cells.append(...parsed(html));
+  sizeFrames(cells);
+}
+
+/**
+ * @param {string} display
+ * @param {string} html
+ */
+function updateDisplays(display, html) {
+  if (!/^[0-9a-f]+$/.test(display)) return;
+  for (const place of document.querySelectorAll(`[data-display="${display}"]`)) {
+    const [element] = parsed(html);
+    if (!element) continue;
+    element.id = place.id;
+    place.replaceWith(element);
+  }
+  sizeFrames(cells);
+}
+
+/** @param {string} text */
+function announce(text) {
+  const place = document.getElementById("announcer");
+  if (place) place.textContent = text;
+}
+
+// Cells that were undone are folded, and unfold by a button
+
+function addUnfoldButtons() {
+  for (const cell of document.querySelectorAll(".cell.undone")) {
+    const head = cell.querySelector(".cell-head");
+    if (!head || head.querySelector("button")) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet";
+    const show = () => {
+      button.textContent = cell.classList.contains("open") ? "Fold" : "Show what was undone";
+      button.setAttribute("aria-expanded", String(cell.classList.contains("open")));
+    };
+    button.addEventListener("click", () => {
+      cell.classList.toggle("open");
+      show();
+    });
+    show();
+    head.append(button);
+  }
+}
+
+new MutationObserver(addUnfoldButtons).observe(cells, { childList: true });
+addUnfoldButtons();
+sizeFrames(document);
+listenToFrames();
+loadBlocks(cells);
+startClock();
+pauseButton.hidden = !document.querySelector("#session-state .state-running");
+if (!location.hash) scrollToEnd();
+openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", receive);

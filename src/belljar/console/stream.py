@@ -1,0 +1,215 @@
+"""The changes of an open page, as parts of HTML over server-sent events.
+
+One stream a tab. Each event says what to do with which element: append, replace, add text, empty, remove. A page that
+comes back names the place up to which it has everything, and goes on there.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from belljar.console.cells import CellOutput, Step, code_markup
+from belljar.console.pages import CellView, Pages
+from belljar.errors import BelljarError, InvalidArgument
+from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor
+from belljar.surfaces.event_streams import StreamShares, event_stream
+
+_GATHER_S: Final = 0.5
+_LIVE: Final = ("running", "idle", "fresh")
+
+
+class PageStreams:
+    """The streams of all pages that are open."""
+
+    def __init__(self, monitor: Monitor, pages: Pages) -> None:
+        self._monitor = monitor
+        self._pages = pages
+        self._shares = StreamShares()
+
+    async def serve(self, request: Request) -> Response:
+        """Answer `/console/stream?page=…&after=…`."""
+        access: Access = request.state.access
+        page = request.query_params.get("page", "")
+        after = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        kind, _, session_id = page.partition(":")
+        if kind == "sessions":
+            events = self._sessions(access, after)
+        elif kind == "session":
+            await self._monitor.session(access, session_id)  # a plain 404 where there is none
+            events = SessionPageStream(self._monitor, self._pages, access, session_id).events(after)
+        else:
+            raise InvalidArgument(f"there is no page {page[:64]!r}")
+        return event_stream(events, self._shares, access.principal)
+
+    async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
+        """Yield the rows of sessions that changed, gathered for half a second."""
+        changed: set[str] = set()
+        wake = asyncio.Event()
+        place = after
+
+        async def listen() -> None:
+            nonlocal place
+            async with aclosing(self._monitor.happenings(access, after)) as happened:
+                async for item in happened:
+                    place = item.id
+                    changed.add(item.session_id if item.kind != "reset" else "")
+                    wake.set()
+
+        listening = asyncio.get_running_loop().create_task(listen())
+        try:
+            while True:
+                await _first(wake.wait(), listening)
+                await asyncio.sleep(_GATHER_S)
+                wake.clear()
+                ids, at = [*changed], place
+                changed.clear()
+                if "" in ids:
+                    yield change("reload", id=at)
+                    continue
+                for session_id in ids:
+                    yield await self._row(access, session_id, at)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _row(self, access: Access, session_id: str, place: str) -> dict[str, str]:
+        try:
+            entry = await self._monitor.session(access, session_id)
+        except BelljarError:
+            return change("remove", f"session-{session_id}", id=place)
+        if entry.state == "gone":
+            return change("remove", f"session-{session_id}", id=place)
+        html = self._pages.session_row(access, entry)
+        return change("row", f"session-{session_id}", html, id=place, list="live" if entry.state in _LIVE else "others")
+
+
+async def _first(waiting: Any, task: "asyncio.Task[None]") -> None:
+    """Wait until something happens, or raise what ended the task."""
+    wait = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait([wait, task], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        wait.cancel()
+    if task.done():
+        task.result()
+
+
+class SessionPageStream:
+    """The stream of one open page of a session."""
+
+    def __init__(self, monitor: Monitor, pages: Pages, access: Access, session_id: str) -> None:
+        self._monitor = monitor
+        self._pages = pages
+        self._access = access
+        self._session_id = session_id
+        self._cell: CellOutput | None = None
+        self._has_tail = False
+
+    async def events(self, after: str) -> AsyncGenerator[dict[str, str]]:
+        """Yield the changes after a place."""
+        if after:
+            await self._resume(after)
+        async with aclosing(self._monitor.follow(self._access, self._session_id, after)) as happened:
+            async for item in happened:
+                async for event in self._changes(item):
+                    yield event
+
+    async def _resume(self, after: str) -> None:
+        """Know the cell that the page shows last as the page knows it."""
+        execution_id, _, sequence = after.partition(":")
+        if not (sequence.isdecimal() and len(sequence) < 10):
+            return
+        try:
+            entry = await self._monitor.execution(self._access, execution_id)
+            events = await self._monitor.excerpt(self._access, execution_id, int(sequence)) if int(sequence) else []
+        except BelljarError:
+            return
+        self._cell = await self._output(entry)
+        self._cell.add_all(events)
+
+    async def _output(self, entry: ExecutionEntry) -> CellOutput:
+        self._has_tail = False
+        return CellOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
+
+    async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
+        match item.kind:
+            case "cell" if item.execution is not None:
+                if self._cell is None or self._cell.execution_id != item.execution_id:
+                    self._cell = await self._output(item.execution)
+                    html = self._pages.cell(_view(item.execution, self._cell))
+                    yield change("cell", f"cell-{item.execution_id}", html, id=item.id)
+                else:
+                    html = self._pages.cell_head(_view(item.execution, self._cell))
+                    yield change("replace", f"head-{item.execution_id}", html, id=item.id)
+            case "output" if item.output is not None and self._cell is not None:
+                await self._pages.probe.look(self._access, item.execution_id, [item.output])
+                steps = self._cell.add(item.output)
+                for place, step in enumerate(steps):
+                    # Only the last step of an event completes it: a page that comes back gets all of it or nothing.
+                    yield self._step(step, item.execution_id, item.id if place == len(steps) - 1 else "")
+            case "tail" if item.tail is not None:
+                self._has_tail = True
+                html = self._pages.tail(item.execution_id, item.tail.lines, item.tail.text)
+                yield change("tail", f"tail-{item.execution_id}", html, id=item.id, outputs=f"out-{item.execution_id}")
+            case "ended" if item.execution is not None:
+                async for event in self._ended(item, item.execution):
+                    yield event
+            case "undone":
+                yield change("undone", ids=[f"cell-{execution_id}" for execution_id in item.undone])
+            case "session" if item.session is not None:
+                html = self._pages.session_header(self._access, item.session)
+                yield change("replace", "session-state", html, running=item.session.state == "running")
+            case "gone":
+                yield change("gone")
+            case "reset":
+                yield change("reload")
+            case _:
+                pass
+
+    def _step(self, step: Step, execution_id: str, place: str) -> dict[str, str]:
+        outputs = f"out-{execution_id}"
+        match step.kind:
+            case "append" if step.block is not None:
+                return change("append", outputs, self._pages.block(step.block), id=place)
+            case "text" if step.block is not None:
+                return change("text", step.block.id, id=place, text=step.text)
+            case "replace" if step.block is not None:
+                return change("replace", step.block.id, self._pages.block(step.block), id=place)
+            case "update" if step.block is not None:
+                html = self._pages.block(step.block)
+                return change("update", step.block.display, html, id=place)
+            case _:
+                return change("empty", outputs, id=place)
+
+    async def _ended(self, item: Followed, entry: ExecutionEntry) -> AsyncIterator[dict[str, str]]:
+        """Yield how a cell ended; of one that printed too much for the stream also its output, head and tail."""
+        if self._has_tail:
+            (view,) = await self._pages.views(self._access, [entry])
+            yield change("replace", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
+            self._has_tail = False
+            return
+        output = self._cell or await self._output(entry)
+        view = _view(entry, output)
+        yield change("replace", f"head-{item.execution_id}", self._pages.cell_head(view))
+        yield change(
+            "replace",
+            f"end-{item.execution_id}",
+            self._pages.cell_end(view),
+            id=item.id,
+            ended=f"{view.label} {view.words}",
+        )
+
+
+def _view(entry: ExecutionEntry, output: CellOutput) -> CellView:
+    return CellView(entry, output.blocks, code_markup(entry.code))
+
+
+def change(kind: str, target: str = "", html: str = "", *, id: str = "", **more: object) -> dict[str, str]:  # noqa: A002
+    """Return one event for the page."""
+    data = {"do": kind, "target": target, **({"html": html} if html else {}), **more}
+    return {"event": "change", "data": json.dumps(data), **({"id": id} if id else {})}

@@ -1,0 +1,119 @@
+"""Templates and static files of the console. Jinja is imported with the first page, not when the server starts.
+
+Everything that a template prints is escaped, and characters that would control rather than show something are made
+visible first, so that no text of a session can act on our pages. The only markup that is not escaped is made by
+functions of this package out of escaped text (`Markup` in `cells.py`).
+"""
+
+import gzip
+import hashlib
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.outputs.page_style import CODE, TOKENS
+from belljar.outputs.terminal_text import printable
+
+_FOLDER: Final = Path(__file__).parent
+_TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+_SHARED: Final = "shared.css"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file that browsers may keep for a year, because its name changes with its content."""
+
+    content: bytes
+    compressed: bytes
+    media_type: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """Return the static files by their names. All share the digest in their folder's name, so modules find others."""
+    found = {path.name: path.read_bytes() for path in sorted((_FOLDER / "static").iterdir()) if path.suffix in _TYPES}
+    found[_SHARED] = (TOKENS + CODE).encode()
+    return {
+        name: StaticFile(content, gzip.compress(content, 6, mtime=0), _TYPES[Path(name).suffix])
+        for name, content in found.items()
+    }
+
+
+@cache
+def static_version() -> str:
+    """Return a digest of all static files."""
+    digest = hashlib.sha256()
+    for name, file in sorted(static_files().items()):
+        digest.update(name.encode() + b"\0" + file.content + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def static_url(name: str) -> str:
+    """Return where browsers find a static file."""
+    return f"/console/static/{static_version()}/{name}"
+
+
+@cache
+def _environment() -> Any:
+    jinja2 = importlib.import_module("jinja2")
+    markup = importlib.import_module("markupsafe").Markup
+
+    def shown(value: object) -> object:
+        """Return a value as it is printed: markup of ours as it is, every other text with visible controls."""
+        return printable(value) if isinstance(value, str) and not isinstance(value, markup) else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.globals["static"] = static_url
+    environment.filters["bytes"] = size_words
+    environment.filters["duration"] = duration_words
+    environment.filters["short"] = short
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page or a part of one."""
+    return str(_environment().get_template(template).render(**values))
+
+
+def markup(escaped: str) -> Any:
+    """Return text that is HTML of ours already; whoever calls this has escaped what came from a session."""
+    return importlib.import_module("markupsafe").Markup(escaped)
+
+
+def short(identifier: str) -> str:
+    """Return the beginning of an id, as people say it."""
+    return identifier[:8]
+
+
+def size_words(size: float) -> str:
+    """Return a number of bytes as people read it."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return ""
+
+
+def duration_words(seconds: float) -> str:
+    """Return a duration as people read it."""
+    if seconds < 0.001:
+        return "under 1 ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"

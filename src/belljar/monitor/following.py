@@ -1,0 +1,214 @@
+"""Follows one session: its cells in order, each with its output, from any place on and as it comes.
+
+A place is `EXECUTION:SEQUENCE`, the last output event that the reader has of the last cell that it knows. Output is
+read from the journal, in parts, so a slow reader delays nobody but itself, and a reader who comes back after a restart
+of the server misses nothing and gets nothing twice.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+
+from belljar.executions.execution import Execution
+from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS, ExecutionEntry, Followed, SessionEntry, Tail
+from belljar.monitor.history import ExecutionRow, HistoryReader
+from belljar.sessions.changes import ChangeLog
+
+_TEXT = ("stdout", "stderr", "notice")
+_ROWS = 20
+_EVENTS = 500
+_TAIL_INTERVAL_S = 0.25
+# How long to wait at most before looking again although nothing was published: for a change that was missed.
+_LOOK_S = 5.0
+_UNFINISHED = ("queued", "running")
+
+
+@dataclass(slots=True)
+class _Cell:
+    """How much of the cell that is followed now the reader has."""
+
+    row: ExecutionRow
+    sequence: int = 0
+    chars: int = 0
+    lines: int = 0
+    is_told: bool = False
+    is_ended: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.row.id}:{self.sequence}"
+
+    def count(self, text: str) -> None:
+        self.chars += len(text)
+        self.lines += text.count("\n")
+
+
+class SessionFollower:
+    """One reader of one session."""
+
+    def __init__(
+        self,
+        session_id: str,
+        history: HistoryReader,
+        changes: ChangeLog,
+        live: Callable[[ExecutionRow], Execution | None],
+        entry: Callable[[ExecutionRow], ExecutionEntry],
+        session: Callable[[str], Awaitable[SessionEntry | None]],
+    ) -> None:
+        self._session_id = session_id
+        self._history = history
+        self._changes = changes
+        self._live = live
+        self._entry = entry
+        self._session = session
+        self._place = 0
+        """The cells before this place in the journal are done with."""
+
+    async def run(self, after: str) -> AsyncGenerator[Followed]:
+        """Yield what happened after a place and what happens from now on, until the session is gone."""
+        cell: _Cell | None = None
+        if after:
+            cell = await self._resumed(after)
+            if cell is None:
+                yield Followed(kind="reset")
+                return
+            if undone := await self._history.undone(self._session_id):
+                yield Followed(kind="undone", id=cell.id, undone=undone)
+        number = self._changes.number
+        while True:
+            looked_at = self._changes.number
+            async for item in self._news_since(number):
+                yield item
+                if item.kind == "gone":
+                    return
+            number = looked_at
+            has_more = False
+            if cell is not None:
+                async for item in self._cell_news(cell):
+                    has_more = True
+                    yield item
+            if cell is None or cell.is_ended:
+                following = await self._next(cell)
+                if following is not None:
+                    cell = following
+                    continue
+            if has_more:
+                await asyncio.sleep(BATCH_INTERVAL_S)
+            else:
+                await self._wait(cell, number)
+
+    async def _resumed(self, after: str) -> _Cell | None:
+        """Return the cell that a reader knew last, as far as they had it; None if it is none of this session."""
+        execution_id, _, sequence = after.partition(":")
+        if not (sequence.isdecimal() and len(sequence) < 10):
+            return None
+        row = await self._history.execution(execution_id)
+        if row is None or row.session_id != self._session_id:
+            return None
+        cell = _Cell(row, int(sequence), is_told=True)
+        if row.result is None:
+            cell.chars, cell.lines = await self._history.size(row.id, cell.sequence)
+        return cell
+
+    async def _next(self, cell: _Cell | None) -> _Cell | None:
+        place = cell.row.place + 1 if cell is not None else 0
+        rows = await self._history.executions_from(self._session_id, place, 1)
+        return _Cell(rows[0]) if rows else None
+
+    async def _news_since(self, number: int) -> AsyncGenerator[Followed]:
+        """Yield what happened to the session itself since a change."""
+        undone: list[str] = []
+        is_changed = is_gone = False
+        for change in self._changes.after(number):
+            if change.session_id != self._session_id:
+                continue
+            if change.kind == "execution" and change.state == "undone":
+                undone.append(change.execution_id)
+            is_changed = True
+            is_gone = is_gone or (change.kind == "session" and change.state == "gone")
+        if undone:
+            yield Followed(kind="undone", undone=undone)
+        if is_changed and (entry := await self._session(self._session_id)) is not None:
+            yield Followed(kind="session", session=entry)
+        if is_gone:
+            yield Followed(kind="gone")
+
+    async def _cell_news(self, cell: _Cell) -> AsyncGenerator[Followed]:
+        """Yield what is new of a cell: at most one part of its output."""
+        if cell.is_ended:
+            return
+        # Read this first: what is written between this line and the next is then found in the next round.
+        row = await self._history.execution(cell.row.id)
+        if row is None:  # its session was cleared
+            cell.is_ended = True
+            return
+        entry = self._entry(row)
+        has_begun_now = cell.row.started_at is None and row.started_at is not None
+        cell.row = row
+        if not cell.is_told or has_begun_now:
+            cell.is_told = True
+            yield Followed(kind="cell", id=cell.id, execution=entry, execution_id=row.id)
+        is_long = cell.chars > STREAM_CHARS
+        has_more = False
+        if is_long:
+            async for item in self._tail_news(cell):
+                has_more = True
+                yield item
+        else:
+            events, has_more = await self._history.output(row.id, cell.sequence, _EVENTS)
+            for event in events:
+                cell.sequence = event.sequence
+                if event.kind == "clear":
+                    cell.chars = cell.lines = 0
+                elif event.kind in _TEXT:
+                    cell.count(event.text)
+                yield Followed(kind="output", id=cell.id, execution_id=row.id, output=event)
+                if cell.chars > STREAM_CHARS:
+                    has_more = True
+                    break
+        if not has_more and entry.status not in _UNFINISHED and cell.sequence >= entry.events:
+            cell.is_ended = True
+            yield Followed(kind="ended", id=cell.id, execution=entry, execution_id=row.id)
+
+    async def _tail_news(self, cell: _Cell) -> AsyncGenerator[Followed]:
+        read_at = time.monotonic()
+        found = await self._history.tail(cell.row.id, cell.sequence)
+        if found is None:
+            return
+        tail, others = found
+        cell.sequence = tail.sequence
+        cell.chars += tail.chars
+        cell.lines += tail.lines
+        for event in others:
+            yield Followed(kind="output", id=cell.id, execution_id=cell.row.id, output=event)
+            if event.kind == "clear":
+                cell.chars = cell.lines = 0
+        if tail.chars:
+            whole = Tail(
+                execution_id=cell.row.id, sequence=tail.sequence, lines=cell.lines, chars=cell.chars, text=tail.text
+            )
+            yield Followed(kind="tail", id=cell.id, execution_id=cell.row.id, tail=whole)
+        await asyncio.sleep(max(0.0, _TAIL_INTERVAL_S - (time.monotonic() - read_at)))
+
+    async def _wait(self, cell: _Cell | None, number: int) -> None:
+        """Wait until something may be new."""
+        if self._changes.number > number:
+            await asyncio.sleep(BATCH_INTERVAL_S)  # of another session, maybe; or not in the file yet
+            return
+        waits = [asyncio.ensure_future(self._changes.wait(number, _LOOK_S))]
+        execution = self._live(cell.row) if cell is not None and not cell.is_ended else None
+        if execution is not None and cell is not None:
+            if execution.sequence > cell.sequence or execution.is_finished:
+                # It is on its way to the file.
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.sleep(BATCH_INTERVAL_S)
+                return
+            waits.append(asyncio.ensure_future(execution.wait_for_change(_LOOK_S)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)

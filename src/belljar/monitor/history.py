@@ -1,0 +1,454 @@
+"""Reads the journal for those who look on: lists of sessions and executions, output, lines, tool calls.
+
+Every query runs on a read-only connection in a thread of its own, so that neither the event loop nor the writer waits
+for it. Knows nothing of live sessions, and checks no access: its callers do.
+"""
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+from urllib.parse import quote
+
+from belljar.errors import EngineError, InvalidArgument
+from belljar.journal.schema import VERSION, version_of
+from belljar.journal.session_records import SessionState
+from belljar.models import ExecutionResult, OutputEvent
+from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES, CallEntry, Tail, iso_ms
+from belljar.outputs.budget import EventBudget
+
+_T = TypeVar("_T")
+_THREADS = 3
+_BUSY_S = 5.0
+_TEXT = ("stdout", "stderr", "notice")
+# About what an event takes in an answer beside its text.
+_EVENT_BYTES = 120
+# Output up to this size is read whole; of a longer one the head, the tail, and what is not text.
+_WHOLE_BYTES = 1_000_000
+_MOST_RICH = 500
+_TAIL_BYTES = 2_000_000
+_TAIL_CHARS = 8_000
+_MOST_FOUND = 1_000
+_MOST_LINE_CHARS = 10_000
+_LIST = (
+    "id, principal, environment, reason, run, state, created_at, used_at, "
+    "(SELECT count(*) FROM executions WHERE session_id = sessions.id), variables, unkept, end, origin, origin_execution"
+)
+_EXECUTION = (
+    "SELECT rowid, id, session_id, principal, code, submitted_at, started_at, ended_at, undone_at, dropped_at, author, "
+    "client, output_bytes, result FROM executions"
+)
+_EVENTS = "SELECT sequence, kind, text, data FROM events WHERE execution_id = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as the journal has it."""
+
+    id: str
+    principal: str
+    environment: str
+    reason: str
+    run: str
+    state: SessionState
+    created_at: float
+    used_at: float
+    executions: int
+    variables: list[str]
+    unkept: list[str]
+    end: str
+    origin: str
+    origin_execution: str
+
+
+class ExecutionRow(NamedTuple):
+    """An execution as the journal has it."""
+
+    place: int
+    """Its place among all executions of the journal."""
+    id: str
+    session_id: str
+    principal: str
+    code: str
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    undone_at: float | None
+    dropped_at: float | None
+    author: str
+    client: str
+    output_bytes: int
+    result: ExecutionResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuery:
+    """Which sessions to read: `owner` empty means those of all owners, `run` leaves out live ones of other servers."""
+
+    owner: str = ""
+    run: str = ""
+    states: tuple[SessionState, ...] = ("live", "asleep")
+    text: str = ""
+    before: tuple[float, str] | None = None
+
+
+class HistoryReader:
+    """Reads one journal file. `aclose` ends its threads."""
+
+    def __init__(self, journal: Path) -> None:
+        self._path = journal
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+
+    async def aclose(self) -> None:
+        """Close the connections; may be called twice."""
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        while self._connections:
+            self._connections.pop().close()
+
+    async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, query)
+
+    def _run(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        try:
+            if connection is None:
+                connection = self._local.connection = self._connect()
+            return query(connection)
+        except sqlite3.Error as error:
+            self._local.connection = None
+            if connection is not None:
+                connection.close()
+            raise EngineError(
+                f"the journal cannot be read: {error}", hint="The server's log has the reason if it lasts"
+            ) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(self._path))}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            timeout=_BUSY_S,
+            check_same_thread=False,  # closed by whoever ends the reader
+        )
+        if (version := version_of(connection)) != VERSION:
+            connection.close()
+            raise EngineError(
+                f"the journal is of another belljar (version {version}, this one knows {VERSION})",
+                hint="Use the belljar that its server has",
+            )
+        self._connections.append(connection)
+        return connection
+
+    # Sessions
+
+    async def sessions(self, wanted: SessionQuery, limit: int) -> list[SessionRow]:
+        """Return sessions, the latest made first."""
+        return await self._read(lambda connection: _sessions(connection, wanted, limit))
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        """Return a session by its id; None if there is none."""
+        if not session_id.isascii():
+            return None
+        query = f"SELECT {_LIST} FROM sessions WHERE id = ? AND state <> 'unborn'"  # noqa: S608
+
+        def find(connection: sqlite3.Connection) -> SessionRow | None:
+            row = connection.execute(query, (session_id,)).fetchone()
+            return _session_row(row) if row else None
+
+        return await self._read(find)
+
+    async def forks(self, session_id: str) -> list[str]:
+        """Return the sessions that are forks of this one, oldest first."""
+        query = "SELECT id FROM sessions WHERE origin = ? AND origin <> '' ORDER BY created_at LIMIT 1000"
+        return await self._read(lambda connection: [row[0] for row in connection.execute(query, (session_id,))])
+
+    # Executions
+
+    async def executions(self, session_id: str, *, before: int | None, limit: int) -> list[ExecutionRow]:
+        """Return executions of a session before a place, the latest first."""
+        query = f"{_EXECUTION} WHERE session_id = ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
+        values = (session_id, before if before is not None else 2**62, limit)
+        return await self._read(lambda connection: [*map(_execution_row, connection.execute(query, values))])
+
+    async def executions_from(self, session_id: str, place: int, limit: int) -> list[ExecutionRow]:
+        """Return executions of a session from a place on, the earliest first."""
+        query = f"{_EXECUTION} WHERE session_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?"
+        values = (session_id, place, limit)
+        return await self._read(lambda connection: [*map(_execution_row, connection.execute(query, values))])
+
+    async def execution(self, execution_id: str) -> ExecutionRow | None:
+        """Return an execution by its id; None if there is none."""
+        if not execution_id.isascii():
+            return None
+
+        def find(connection: sqlite3.Connection) -> ExecutionRow | None:
+            row = connection.execute(f"{_EXECUTION} WHERE id = ?", (execution_id,)).fetchone()
+            return _execution_row(row) if row else None
+
+        return await self._read(find)
+
+    async def count(self, session_id: str, before: int | None = None) -> int:
+        """Return how many executions a session has, or had before a place."""
+        query = "SELECT count(*) FROM executions WHERE session_id = ? AND rowid < ?"
+        values = (session_id, before if before is not None else 2**62)
+        return await self._read(lambda connection: int(connection.execute(query, values).fetchone()[0]))
+
+    async def places(self, session_id: str, every: int) -> list[int]:
+        """Return the place of every so many executions of a session, counted from the latest."""
+        query = (
+            "SELECT place FROM (SELECT rowid AS place, row_number() OVER (ORDER BY rowid DESC) AS number, "
+            "count(*) OVER () AS total FROM executions WHERE session_id = ?) "
+            "WHERE number % ? = 0 AND number < total ORDER BY place DESC"
+        )
+        return await self._read(lambda connection: [row[0] for row in connection.execute(query, (session_id, every))])
+
+    async def undone(self, session_id: str, limit: int = 1_000) -> list[str]:
+        """Return the executions of a session that are undone, the latest first."""
+        query = "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NOT NULL ORDER BY rowid DESC LIMIT ?"
+        return await self._read(lambda connection: [row[0] for row in connection.execute(query, (session_id, limit))])
+
+    async def calls(self, execution_id: str) -> list[CallEntry]:
+        """Return the tool calls of an execution."""
+        query = (
+            "SELECT number, server, tool, state, started_at, duration_s, reason FROM calls WHERE execution_id = ? "
+            "ORDER BY number"
+        )
+
+        def read(connection: sqlite3.Connection) -> list[CallEntry]:
+            return [
+                CallEntry(
+                    number=number,
+                    server=server,
+                    tool=tool,
+                    state=state,
+                    started_at=iso_ms(started_at),
+                    duration_s=duration_s,
+                    reason=reason,
+                )
+                for number, server, tool, state, started_at, duration_s, reason in connection.execute(
+                    query, (execution_id,)
+                )
+            ]
+
+        return await self._read(read)
+
+    # Output
+
+    async def output(self, execution_id: str, since: int, limit: int) -> tuple[list[OutputEvent], bool]:
+        """Return events after number `since`, within `BATCH_BYTES` and at least one, and whether there are more."""
+        return await self._read(lambda connection: _output(connection, execution_id, since, limit))
+
+    async def event(self, execution_id: str, sequence: int) -> OutputEvent | None:
+        """Return one event; None if there is none of this number."""
+        query = f"{_EVENTS} AND sequence = ?"
+
+        def find(connection: sqlite3.Connection) -> OutputEvent | None:
+            row = connection.execute(query, (execution_id, min(sequence, 2**62))).fetchone()
+            return _event(row) if row else None
+
+        return await self._read(find)
+
+    async def excerpt(self, execution_id: str, upto: int, chars: int) -> list[OutputEvent]:
+        """Return the events up to a number (0 for all), of long text only head and tail; see `EventBudget`."""
+        return await self._read(lambda connection: _excerpt(connection, execution_id, upto or 2**62, chars))
+
+    async def size(self, execution_id: str, upto: int) -> tuple[int, int]:
+        """Return how many characters and lines the text of an execution has up to an event."""
+        query = (
+            "SELECT coalesce(sum(length(text)), 0), "
+            "coalesce(sum(length(text) - length(replace(text, char(10), ''))), 0) "
+            "FROM events WHERE execution_id = ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"
+        )
+        values = (execution_id, upto)
+        chars, lines = await self._read(lambda connection: connection.execute(query, values).fetchone())
+        return int(chars), int(lines)
+
+    async def tail(self, execution_id: str, since: int) -> tuple[Tail, list[OutputEvent]] | None:
+        """Return the end of the text after an event, counted from there, and the events that are not text.
+
+        None where there is nothing after it. Reads a part at a time, so the caller asks again until it has all.
+        """
+        return await self._read(lambda connection: _tail(connection, execution_id, since))
+
+    async def lines(self, execution_id: str, first: int, count: int, search: str) -> tuple[list[str], int, list[int]]:
+        """Return some lines of the printed output, how many there are, and which of them have the searched text."""
+        return await self._read(lambda connection: _lines(connection, execution_id, first, count, search))
+
+
+def _sessions(connection: sqlite3.Connection, wanted: SessionQuery, limit: int) -> list[SessionRow]:
+    conditions = [f"state IN ({', '.join('?' * len(wanted.states))})"]
+    values: list[object] = [*wanted.states]
+    if wanted.owner:
+        conditions.append("principal = ?")
+        values.append(wanted.owner)
+    if wanted.run:
+        conditions.append("(state <> 'live' OR run = ?)")
+        values.append(wanted.run)
+    if wanted.text:
+        conditions.append("(instr(lower(id || ' ' || reason || ' ' || environment || ' ' || principal), ?) > 0)")
+        values.append(wanted.text.lower())
+    if wanted.before is not None:
+        conditions.append("(created_at, id) < (?, ?)")
+        values.extend(wanted.before)
+    query = f"SELECT {_LIST} FROM sessions WHERE {' AND '.join(conditions)} ORDER BY created_at DESC, id DESC LIMIT ?"  # noqa: S608
+    return [_session_row(row) for row in connection.execute(query, (*values, limit))]
+
+
+def _session_row(row: tuple[Any, ...]) -> SessionRow:
+    *plain, variables, unkept, end, origin, origin_execution = row
+    identifier, principal, environment, reason, run, state, created_at, used_at, executions = plain
+    return SessionRow(
+        identifier,
+        principal,
+        environment,
+        reason,
+        run,
+        cast("SessionState", state),
+        float(created_at),
+        float(used_at),
+        executions,
+        json.loads(variables),
+        json.loads(unkept),
+        end,
+        origin,
+        origin_execution,
+    )
+
+
+def _execution_row(row: tuple[Any, ...]) -> ExecutionRow:
+    *plain, result = row
+    parsed = ExecutionResult.model_validate_json(result) if result is not None else None
+    return ExecutionRow._make((*plain, parsed))
+
+
+def _event(row: tuple[Any, ...]) -> OutputEvent:
+    sequence, kind, text, data = row
+    return OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
+
+
+def _output(
+    connection: sqlite3.Connection, execution_id: str, since: int, limit: int
+) -> tuple[list[OutputEvent], bool]:
+    found: list[OutputEvent] = []
+    size = 0
+    query = f"{_EVENTS} AND sequence > ? ORDER BY sequence LIMIT ?"
+    for row in connection.execute(query, (execution_id, min(since, 2**62), limit + 1)):
+        size += len(row[2]) + len(row[3]) + _EVENT_BYTES
+        if found and (size > BATCH_BYTES or len(found) == limit):
+            return found, True
+        found.append(_event(row))
+    return found, False
+
+
+def _excerpt(connection: sqlite3.Connection, execution_id: str, upto: int, chars: int) -> list[OutputEvent]:
+    budget = EventBudget(chars)
+    size = 0
+    last = 0
+    for row in connection.execute(f"{_EVENTS} AND sequence <= ? ORDER BY sequence", (execution_id, upto)):
+        budget.add(_event(row))
+        size += len(row[2]) + len(row[3])
+        last = row[0]
+        if size > _WHOLE_BYTES:
+            break
+    else:
+        return budget.events()
+    # Of the rest, read only what can be left of it: what is not text, and the end of the text.
+    between = "AND sequence > ? AND sequence <= ? AND kind NOT IN ('stdout', 'stderr', 'notice')"
+    place = (execution_id, last, upto)
+    rows = [*connection.execute(f"{_EVENTS} {between} ORDER BY sequence LIMIT ?", (*place, _MOST_RICH))]
+    total = (
+        "SELECT coalesce(sum(length(text)), 0) FROM events "
+        "WHERE execution_id = ? AND sequence > ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"
+    )
+    left = int(connection.execute(total, place).fetchone()[0])
+    tail: list[tuple[Any, ...]] = []
+    taken = 0
+    texts = "AND sequence > ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"
+    for row in connection.execute(f"{_EVENTS} {texts} ORDER BY sequence DESC", place):
+        tail.append(row)
+        taken += len(row[2])
+        if taken > chars:
+            break
+    skipped = left - taken
+    if skipped > 0:
+        # Stands for the text that was not read, so that what is left out is counted in full.
+        budget.skip(skipped)
+    for row in sorted([*rows, *tail]):
+        budget.add(_event(row))
+    return budget.events()
+
+
+def _tail(connection: sqlite3.Connection, execution_id: str, since: int) -> tuple[Tail, list[OutputEvent]] | None:
+    size = lines = chars = 0
+    last = since
+    text = ""
+    rich: list[OutputEvent] = []
+    for row in connection.execute(f"{_EVENTS} AND sequence > ? ORDER BY sequence", (execution_id, since)):
+        last = row[0]
+        size += len(row[2]) + len(row[3]) + _EVENT_BYTES
+        if row[1] in _TEXT:
+            lines += row[2].count("\n")
+            chars += len(row[2])
+            text = (text + row[2])[-_TAIL_CHARS:]
+        else:
+            rich.append(_event(row))
+        if size > _TAIL_BYTES:
+            break
+    if last == since:
+        return None
+    kept = "\n".join(text.split("\n")[-TAIL_LINES - 1 :])
+    return Tail(execution_id=execution_id, sequence=last, lines=lines, chars=chars, text=kept), rich
+
+
+def _lines(
+    connection: sqlite3.Connection, execution_id: str, first: int, count: int, search: str
+) -> tuple[list[str], int, list[int]]:
+    """Read the whole output once. An index of places would make far pages cheaper; reading 100 MB takes 0.5 s."""
+    query = (
+        "SELECT kind, text FROM events WHERE execution_id = ? AND text <> '' "
+        "AND kind IN ('stdout', 'stderr', 'notice', 'display') ORDER BY sequence"
+    )
+    found: list[str] = []
+    matches: list[int] = []
+    number = 1
+    rest = ""
+    wanted = search.lower()
+
+    def take(line: str) -> None:
+        nonlocal number
+        if first <= number < first + count:
+            found.append(line[:_MOST_LINE_CHARS])
+        if wanted and len(matches) < _MOST_FOUND and wanted in line.lower():
+            matches.append(number)
+        number += 1
+
+    for kind, text in connection.execute(query, (execution_id,)):
+        whole = rest + text + ("\n" if kind == "display" else "")
+        ends = whole.count("\n")
+        if not wanted and (number + ends < first or number >= first + count):
+            number += ends
+            rest = whole[whole.rfind("\n") + 1 :]
+            continue
+        *complete, rest = whole.split("\n")
+        for line in complete:
+            take(line)
+    if rest:
+        take(rest)
+    return found, number - 1, matches
+
+
+def parsed_place(place: str) -> int:
+    """Return the number in a cursor of executions, or refuse another text."""
+    if not place.isdecimal() or len(place) > 18:
+        raise InvalidArgument("the cursor is none that this list gave", hint="Pass the `next` of the page before")
+    return int(place)
+
+
+__all__ = ["STREAM_CHARS", "ExecutionRow", "HistoryReader", "SessionQuery", "SessionRow", "parsed_place"]

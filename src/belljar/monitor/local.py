@@ -1,0 +1,572 @@
+"""The monitor of this process's own sessions: the registry for what is live, the journal for everything else."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, cast
+
+from pydantic import JsonValue
+
+from belljar.control import server_sockets
+from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
+from belljar.executions.execution import Execution, make_cell
+from belljar.files.workspace import Workspace
+from belljar.journal.journal import KILLED
+from belljar.logs import pseudonym
+from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
+from belljar.monitor.base import (
+    Access,
+    CallEntry,
+    ExecutionEntry,
+    FileEntryInfo,
+    Files,
+    Followed,
+    Happening,
+    Health,
+    Lines,
+    NotebookForm,
+    Page,
+    QuestionEntry,
+    RunningCell,
+    Server,
+    SessionDetail,
+    SessionEntry,
+    SessionFilter,
+    cursor_of,
+    iso_ms,
+    place_of,
+)
+from belljar.monitor.following import SessionFollower
+from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, SessionRow, parsed_place
+from belljar.monitor.notebooks import notebook_file
+from belljar.monitor.usage import UsageSampler
+from belljar.outputs.displays import display_uri, read_display
+from belljar.policy.decision_log import FILE as DECISIONS
+from belljar.sessions.closer import DAY_S
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+
+_LIVE = ("running", "idle", "fresh")
+_STATES = (*_LIVE, "asleep", "gone")
+_MOST_FIRST_LINE = 200
+_MOST_TEXT = 200
+_LISTED_FILES = 500
+_MOST_DECISION_BYTES = 4 * 1024 * 1024
+_WAIT_S = 3600.0
+MOST_FILE_BYTES = 64 * 1024 * 1024
+"""The largest file that is read for a reader at once."""
+
+
+class LocalMonitor:
+    """A `Monitor` of the sessions of one registry. `run` is the name of its server in the data directory."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        data_directory: Path,
+        run: str,
+        check: Callable[[], Awaitable[dict[str, str]]] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._data_directory = data_directory
+        self._run = run
+        self._check = check
+        self._history = HistoryReader(data_directory / "journal.sqlite")
+        self._usage = UsageSampler(registry.all, registry.changes)
+
+    def start(self) -> None:
+        """Begin to sample memory and processor time."""
+        self._usage.start()
+
+    async def aclose(self) -> None:
+        """End its threads and its task; may be called twice."""
+        await self._usage.aclose()
+        await self._history.aclose()
+
+    # Looking
+
+    async def health(self, access: Access) -> Health:
+        """See `Monitor`. Owners see no numbers that are about others."""
+        checks = await self._check() if self._check is not None else {}
+        sessions = self._registry.all()
+        settings = self._registry.settings
+        own = [session for session in sessions if access.may_see(session.principal)]
+        gauges: dict[str, float] = {f"sessions_{state}": sum(one.state == state for one in own) for state in _LIVE}
+        if access.is_operator:
+            memory = [one.session_kernel.kernel.memory_mb() for one in sessions if one.session_kernel.kernel]
+            gauges |= {
+                "sessions_asleep": self._registry.records.count_asleep(),
+                "sessions_limit": settings.max_sessions,
+                "pool_ready": len(self._registry.pool),
+                "pool_target": settings.pool_size,
+                "memory_mb": round(sum(memory), 1),
+                "checkpoints": sum(one.session_kernel.checkpoints.count for one in sessions),
+            }
+        return Health(
+            status="not ready" if any(state != "ok" for state in checks.values()) else "ready",
+            checks=checks,
+            gauges=gauges,
+            version=version("belljar"),
+            servers=await self.servers(access),
+        )
+
+    async def servers(self, access: Access) -> list[Server]:
+        """Return this server, and for operators the others of its data directory."""
+        own = Server(
+            name=self._run,
+            pid=int(self._run.partition("-")[0]),
+            version=version("belljar"),
+            sessions=sum(access.may_see(session.principal) for session in self._registry.all()),
+        )
+        if not access.is_operator:
+            return [own]
+        names = [path.parent.name for path in await asyncio.to_thread(server_sockets, self._data_directory)]
+        others = [name for name in names if name != self._run]
+        return [own, *(Server(name=name, pid=int(name.partition("-")[0]), sessions=0) for name in others)]
+
+    async def sessions(
+        self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
+    ) -> Page[SessionEntry]:
+        """See `Monitor`."""
+        if wanted.state and wanted.state not in _STATES:
+            raise InvalidArgument(f"state {wanted.state[:64]!r} is none of {', '.join(_STATES)}")
+        owner = wanted.owner if access.is_operator else access.principal
+        query = SessionQuery(
+            owner=owner,
+            run=self._run,
+            states=_journal_states(wanted.state),
+            text=wanted.text[:_MOST_TEXT],
+            before=_session_place(cursor) if cursor else None,
+        )
+        rows = await self._history.sessions(query, limit + 1)
+        shown = rows[:limit]
+        entries = [self._entry(row) for row in shown]
+        if wanted.state in _LIVE:
+            entries = [entry for entry in entries if entry.state == wanted.state]
+        last = shown[-1] if len(rows) > limit else None
+        return Page(items=entries, next=cursor_of(f"{last.created_at!r} {last.id}") if last else None)
+
+    async def session(self, access: Access, session_id: str) -> SessionDetail:
+        """See `Monitor`."""
+        row = await self._row(access, session_id)
+        live, settings = self._live(session_id), self._registry.settings
+        entry = self._entry(row)
+        limits: dict[str, float | None] = {
+            "memory_mb": settings.memory_mb,
+            "cpus": settings.cpus,
+            "disk_mb": settings.disk_mb,
+            "max_processes": settings.max_processes,
+            "execution_timeout_s": settings.execution_timeout_s,
+            "session_idle_s": settings.session_idle_s,
+        }
+        return SessionDetail(
+            **entry.model_dump(),
+            sandbox=settings.sandbox,
+            kernel=live.session_kernel.kernel.name if live and live.session_kernel.kernel else "",
+            limits=limits,
+            variables=[*live.session_kernel.variables] if live else row.variables,
+            unkept=row.unkept,
+            origin=row.origin,
+            origin_execution=row.origin_execution,
+            forks=await self._history.forks(session_id),
+            rewindable=live.session_kernel.checkpoints.targets if live else [],
+        )
+
+    async def executions(
+        self, access: Access, session_id: str, cursor: str = "", limit: int = 50
+    ) -> Page[ExecutionEntry]:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        before = parsed_place(place_of(cursor)) if cursor else None
+        rows = await self._history.executions(session_id, before=before, limit=limit + 1)
+        shown = rows[:limit]
+        following = cursor_of(str(shown[-1].place)) if len(rows) > limit else None
+        return Page(items=[self._execution(row) for row in shown], next=following)
+
+    async def blocks(self, access: Access, session_id: str, size: int) -> list[str]:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        return [cursor_of(str(place)) for place in await self._history.places(session_id, size)]
+
+    async def execution(self, access: Access, execution_id: str) -> ExecutionEntry:
+        """See `Monitor`."""
+        return self._execution(await self._execution_row(access, execution_id))
+
+    async def result(self, access: Access, execution_id: str) -> ExecutionResult:
+        """See `Monitor`."""
+        row = await self._execution_row(access, execution_id)
+        if row.result is not None:
+            return row.result
+        live = self._live_execution(row)
+        if live is None:
+            raise ExecutionNotFound(f"execution {execution_id!r} ended with the server that ran it")
+        return live.result()
+
+    async def output(
+        self, access: Access, execution_id: str, since: int = 0, limit: int = 500
+    ) -> tuple[list[OutputEvent], bool]:
+        """See `Monitor`."""
+        await self._execution_row(access, execution_id)
+        return await self._history.output(execution_id, since, limit)
+
+    async def excerpt(self, access: Access, execution_id: str, upto: int = 0, chars: int = 20_000) -> list[OutputEvent]:
+        """See `Monitor`."""
+        await self._execution_row(access, execution_id)
+        return await self._history.excerpt(execution_id, upto, chars)
+
+    async def event(self, access: Access, execution_id: str, sequence: int) -> OutputEvent:
+        """See `Monitor`."""
+        await self._execution_row(access, execution_id)
+        event = await self._history.event(execution_id, sequence)
+        if event is None:
+            raise ExecutionNotFound(f"execution {execution_id} has no output event {sequence}")
+        return event
+
+    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> Lines:
+        """See `Monitor`."""
+        row = await self._execution_row(access, execution_id)
+        found, total, matches = await self._history.lines(execution_id, first, count, search)
+        is_complete = self._execution(row).status not in ("queued", "running")
+        return Lines(first=first, lines=found, total=total, is_complete=is_complete, matches=matches)
+
+    async def display(self, access: Access, execution_id: str, name: str) -> bytes:
+        """See `Monitor`."""
+        row = await self._execution_row(access, execution_id)
+        folder = self._data_directory / "sessions" / row.session_id / "displays"
+        content = await asyncio.to_thread(read_display, folder, display_uri(execution_id, name))
+        if content is None:
+            raise FileMissing(f"execution {execution_id} has no display {name[:64]!r}")
+        return content
+
+    async def calls(self, access: Access, execution_id: str) -> list[CallEntry]:
+        """See `Monitor`."""
+        await self._execution_row(access, execution_id)
+        return await self._history.calls(execution_id)
+
+    async def decisions(self, access: Access, *, execution_id: str = "", limit: int = 50) -> list[dict[str, JsonValue]]:
+        """See `Monitor`. The log has pseudonyms in place of owners."""
+        if execution_id:
+            await self._execution_row(access, execution_id)
+        lines = await asyncio.to_thread(_last_lines, self._data_directory / DECISIONS)
+        own = pseudonym(access.principal)
+        found: list[dict[str, JsonValue]] = []
+        for line in reversed(lines):
+            entry = _decision(line)
+            is_visible = access.is_operator or own in (entry.get("principal"), entry.get("owner"))
+            if entry and is_visible and (not execution_id or execution_id in entry.values()):
+                found.append(entry)
+            if len(found) == limit:
+                break
+        return found
+
+    async def notebook(self, access: Access, session_id: str, form: NotebookForm) -> bytes:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        self._registry.journal.commit()
+        return await asyncio.to_thread(notebook_file, self._data_directory, session_id, form)
+
+    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> Files:
+        """See `Monitor`."""
+        listing = await asyncio.to_thread(
+            (await self._workspace(access, session_id)).list_page, path, after, _LISTED_FILES
+        )
+        items = [
+            FileEntryInfo(
+                name=entry.name,
+                size=entry.size,
+                modified_at=iso_ms(entry.mtime_ns / 1e9),
+                mime_type=entry.mime_type,
+            )
+            for entry in listing.entries
+        ]
+        return Files(items=items, next=items[-1].name if items and listing.rest else None)
+
+    async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
+        """See `Monitor`."""
+        workspace = await self._workspace(access, session_id)
+        return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
+
+    async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
+        """See `Monitor`. Questions have no records yet, so there is nothing to list."""
+        del access, state
+        return []
+
+    # What happens
+
+    async def happenings(self, access: Access, after: str = "") -> AsyncGenerator[Happening]:
+        """See `Monitor`."""
+        changes = self._registry.changes
+        number = changes.number
+        if after:
+            run, _, place = after.rpartition(":")
+            is_known = run == self._run and place.isdecimal() and len(place) < 18 and changes.has(int(place))
+            if not is_known:
+                yield Happening(id=f"{self._run}:{number}", kind="reset")
+            else:
+                number = int(place)
+        while True:
+            for change in changes.after(number):
+                number = change.number
+                if access.may_see(change.principal):
+                    yield Happening(
+                        id=f"{self._run}:{number}",
+                        kind=change.kind,
+                        state=change.state,
+                        session_id=change.session_id,
+                        execution_id=change.execution_id,
+                        at=iso_ms(change.at),
+                    )
+            await changes.wait(number, _WAIT_S)
+
+    async def follow(self, access: Access, session_id: str, after: str = "") -> AsyncGenerator[Followed]:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        follower = SessionFollower(
+            session_id,
+            self._history,
+            self._registry.changes,
+            self._live_execution,
+            self._execution,
+            self._session_entry,
+        )
+        async with aclosing(follower.run(after)) as happened:
+            async for item in happened:
+                yield item
+
+    # Acting
+
+    async def create(self, access: Access, environment: str = "", reason: str = "") -> SessionEntry:
+        """See `Monitor`."""
+        await self._registry.make_room(access.principal)
+        session = self._registry.create(access.principal, environment=environment, reason=reason[:_MOST_TEXT])
+        self._registry.journal.commit()
+        return self._entry(await self._row(access, session.id))
+
+    async def run_cell(
+        self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
+    ) -> str:
+        """See `Monitor`."""
+        session = await self._reach(access, session_id)
+        cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, author=access.name)
+        known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
+        if known is not None:
+            return known
+        execution = session.submit(cell, key)
+        self._registry.journal.commit()
+        return execution.id
+
+    async def interrupt(self, access: Access, session_id: str) -> list[str]:
+        """See `Monitor`. A session that sleeps runs nothing, and is not woken."""
+        await self._row(access, session_id)
+        session = self._live(session_id)
+        if session is None:
+            return []
+        running = session.queue.running()
+        for execution in reversed(running):
+            execution.interrupt(*([f"by {access.name}"] if access.name else []))
+        await asyncio.gather(*(execution.wait(execution.stop_s) for execution in running))
+        return [execution.id for execution in running]
+
+    async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
+        """See `Monitor`."""
+        row = await self._row(access, session_id)
+        return (await self._registry.fork(session_id, row.principal, at=at))[1]
+
+    async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
+        """See `Monitor`."""
+        session = await self._reach(access, session_id)
+        rewinding = await session.rewind(to)
+        if access.name:
+            count = len(rewinding.undone)
+            cells = "a cell" if count == 1 else f"{count} cells"
+            session.authors.note(f"{access.name} rewound the session, which undid {cells},")
+        return rewinding
+
+    async def end(self, access: Access, session_id: str) -> None:
+        """See `Monitor`."""
+        row = await self._row(access, session_id)
+        session = await self._registry.reach(session_id, row.principal)
+        await self._registry.closer.close(session, f"was ended by {access.name}" if access.name else "was cleared")
+
+    async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
+        """See `Monitor`."""
+        session = await self._reach(access, session_id)
+        with session.held():
+            await session.write_file(name, content)
+        if access.name:
+            session.authors.note(f"{access.name} put {name[:_MOST_TEXT]!r} into the session folder")
+
+    async def delete_file(self, access: Access, session_id: str, name: str) -> None:
+        """See `Monitor`."""
+        session = await self._reach(access, session_id)
+        await asyncio.to_thread(session.workspace.delete, name)
+        if access.name:
+            session.authors.note(f"{access.name} deleted {name[:_MOST_TEXT]!r} from the session folder")
+
+    async def answer(
+        self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
+    ) -> QuestionEntry:
+        """See `Monitor`."""
+        del access, action, values
+        raise InvalidArgument(f"there is no question {question_id[:64]!r}", hint="GET /questions lists those that wait")
+
+    # Access
+
+    async def _row(self, access: Access, session_id: str) -> SessionRow:
+        row = await self._history.session(session_id)
+        is_elsewhere = row is not None and row.state == "live" and row.run != self._run
+        if row is None or not access.may_see(row.principal) or is_elsewhere:
+            raise SessionNotFound(f"session {session_id[:64]!r} does not exist")
+        return row
+
+    async def _execution_row(self, access: Access, execution_id: str) -> ExecutionRow:
+        row = await self._history.execution(execution_id)
+        if row is None or not access.may_see(row.principal):
+            raise ExecutionNotFound(f"execution {execution_id[:64]!r} does not exist")
+        return row
+
+    async def _reach(self, access: Access, session_id: str) -> Session:
+        row = await self._row(access, session_id)
+        return await self._registry.reach(session_id, row.principal)
+
+    async def _workspace(self, access: Access, session_id: str) -> Workspace:
+        row = await self._row(access, session_id)
+        folders, _ = self._registry.look(session_id, row.principal)
+        return Workspace(folders.workspace)
+
+    def _live(self, session_id: str) -> Session | None:
+        return self._registry.look_up(session_id)
+
+    def _live_execution(self, row: ExecutionRow) -> Execution | None:
+        session = self._live(row.session_id)
+        return session.queue.find(row.id) if session is not None else None
+
+    # Forms
+
+    async def _session_entry(self, session_id: str) -> SessionEntry | None:
+        row = await self._history.session(session_id)
+        return self._entry(row) if row is not None else None
+
+    def _entry(self, row: SessionRow) -> SessionEntry:
+        kept_s = self._registry.settings.keep_days * DAY_S
+        entry = SessionEntry(
+            session_id=row.id,
+            owner=row.principal,
+            environment=row.environment,
+            state="gone" if row.state == "gone" else "asleep",
+            reason=row.reason,
+            server=row.run,
+            created_at=iso_ms(row.created_at),
+            last_used_at=iso_ms(row.used_at),
+            expires_at=iso_ms(row.used_at + kept_s) if row.state == "asleep" else "",
+            executions=row.executions,
+            last_cause=row.end,
+        )
+        session = self._live(row.id)
+        return self._with_life(entry, session) if session is not None else entry
+
+    def _with_life(self, entry: SessionEntry, session: Session) -> SessionEntry:
+        kernel, last = session.session_kernel.kernel, session.queue.latest()
+        running = next((one for one in session.queue.running() if one.has_started), None)
+        memory, cpu = self._usage.of(session.id)
+        return entry.model_copy(
+            update={
+                "state": session.state,
+                "last_used_at": iso_ms(session.lease.used_at),
+                "expires_at": iso_ms(session.lease.expires_at),
+                "executions": session.count,
+                "checkpoints": session.session_kernel.checkpoints.count,
+                "memory_mb": round(kernel.memory_mb(), 1) if kernel else 0.0,
+                "cpu_percent": cpu[-1] if cpu else 0.0,
+                "memory_history": memory,
+                "cpu_history": cpu,
+                "last_status": last.result().status if last else None,
+                "last_cause": session.session_kernel.last_cause or "",
+                "now": _running_cell(running) if running else None,
+            }
+        )
+
+    def _execution(self, row: ExecutionRow) -> ExecutionEntry:
+        result = row.result
+        entry = ExecutionEntry(
+            execution_id=row.id,
+            session_id=row.session_id,
+            code=row.code,
+            author=row.author,
+            client=row.client,
+            status="died",
+            submitted_at=iso_ms(row.submitted_at),
+            started_at=iso_ms(row.started_at) if row.started_at else None,
+            ended_at=iso_ms(row.ended_at) if row.ended_at else None,
+            is_undone=row.undone_at is not None,
+            is_dropped=row.dropped_at is not None,
+            output_bytes=row.output_bytes,
+        )
+        if result is not None:
+            return entry.model_copy(
+                update={
+                    "status": result.status,
+                    "execution_count": result.execution_count,
+                    "usage": result.usage,
+                    "error": result.error,
+                    "cause": result.cause,
+                    "state": result.state,
+                    "lost": result.lost,
+                    "files": result.files,
+                    "events": result.sequence,
+                }
+            )
+        live = self._live_execution(row)
+        if live is None:
+            return entry.model_copy(update={"cause": KILLED, "state": "lost"})
+        return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
+
+
+def _running_cell(execution: Execution) -> RunningCell:
+    usage = execution.result().usage
+    lines = (line.strip() for line in execution.cell.code.splitlines())
+    return RunningCell(
+        execution_id=execution.id,
+        first_line=next((line for line in lines if line), "")[:_MOST_FIRST_LINE],
+        since=iso_ms(time.time() - usage.wall_s),
+        running_s=round(usage.wall_s, 1),
+    )
+
+
+def _journal_states(state: str) -> tuple[Literal["unborn", "live", "asleep", "gone"], ...]:
+    if state == "asleep":
+        return ("asleep",)
+    if state == "gone":
+        return ("gone",)
+    return ("live",) if state else ("live", "asleep")
+
+
+def _session_place(cursor: str) -> tuple[float, str]:
+    created_at, _, session_id = place_of(cursor).partition(" ")
+    try:
+        return float(created_at), session_id
+    except ValueError:
+        raise InvalidArgument("the cursor is none that this list gave", hint="Pass `next` unchanged") from None
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MOST_DECISION_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    return lines[1:] if size > _MOST_DECISION_BYTES else lines
+
+
+def _decision(line: bytes) -> dict[str, JsonValue]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return cast("dict[str, JsonValue]", entry) if isinstance(entry, dict) else {}

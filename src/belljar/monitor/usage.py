@@ -1,0 +1,90 @@
+"""Memory and processor time of live sessions over the last minutes, read by one task for all of them."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from belljar.sessions.changes import ChangeLog
+from belljar.sessions.session import Session
+
+INTERVAL_S = 5.0
+KEPT_S = 15 * 60.0
+SHOWN_POINTS = 60
+# Less than this is no change that a reader need be told of.
+LEAST_MB = 1.0
+LEAST_PERCENT = 1.0
+
+
+@dataclass(slots=True)
+class SessionUsage:
+    """The samples of one session, oldest first."""
+
+    memory_mb: deque[float] = field(default_factory=lambda: deque(maxlen=int(KEPT_S / INTERVAL_S)))
+    cpu_percent: deque[float] = field(default_factory=lambda: deque(maxlen=int(KEPT_S / INTERVAL_S)))
+    cpu_s: float = 0.0
+    read_at: float = 0.0
+
+
+class UsageSampler:
+    """Samples the sessions that `sessions` returns, every `INTERVAL_S`, until it is closed."""
+
+    def __init__(self, sessions: Callable[[], list[Session]], changes: ChangeLog) -> None:
+        self._sessions = sessions
+        self._changes = changes
+        self._usage: dict[str, SessionUsage] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Stop; may be called twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            self.sample()
+            await asyncio.sleep(INTERVAL_S)
+
+    def sample(self) -> None:
+        """Read all sessions once."""
+        sessions = self._sessions()
+        living = {session.id for session in sessions}
+        for gone in self._usage.keys() - living:
+            del self._usage[gone]
+        for session in sessions:
+            self._sample(session)
+
+    def _sample(self, session: Session) -> None:
+        kernel = session.session_kernel.kernel
+        memory_mb = kernel.memory_mb() if kernel else 0.0
+        cpu_s, now = (kernel.cpu_s() if kernel else 0.0), time.monotonic()
+        known = self._usage.setdefault(session.id, SessionUsage())
+        elapsed_s = now - known.read_at
+        # A kernel that started again counts from zero.
+        percent = max(0.0, cpu_s - known.cpu_s) / elapsed_s * 100 if known.read_at and elapsed_s > 0 else 0.0
+        before = (known.memory_mb[-1], known.cpu_percent[-1]) if known.memory_mb else (0.0, 0.0)
+        known.cpu_s, known.read_at = cpu_s, now
+        known.memory_mb.append(round(memory_mb, 1))
+        known.cpu_percent.append(round(percent, 1))
+        if abs(before[0] - memory_mb) >= LEAST_MB or abs(before[1] - percent) >= LEAST_PERCENT:
+            self._changes.publish("usage", "sampled", session.id, session.principal)
+
+    def of(self, session_id: str) -> tuple[list[float], list[float]]:
+        """Return the memory and the processor share of a session over the last minutes, at most `SHOWN_POINTS`."""
+        known = self._usage.get(session_id)
+        if known is None:
+            return [], []
+        return _thinned([*known.memory_mb]), _thinned([*known.cpu_percent])
+
+
+def _thinned(values: list[float]) -> list[float]:
+    """Return at most `SHOWN_POINTS` values, each the largest of those that it stands for."""
+    step = -(-len(values) // SHOWN_POINTS)
+    return [max(values[start : start + step]) for start in range(0, len(values), step)] if step > 1 else values

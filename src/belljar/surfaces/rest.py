@@ -1,0 +1,606 @@
+"""The HTTP API of the console, `/api/v1`: its operations in one table, which also makes the OpenAPI document.
+
+Knows `Monitor` and nothing below it. Who calls is in the request (`console/guard.py` put it there), and the guard has
+refused everybody else.
+"""
+
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, cast
+from urllib.parse import quote
+
+from pydantic import BaseModel, Field, JsonValue, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from belljar.errors import (
+    BelljarError,
+    Busy,
+    CodeRejected,
+    CopyRefused,
+    EngineError,
+    ExecutionNotFound,
+    FileMissing,
+    InvalidArgument,
+    KernelDied,
+    NoCheckpoint,
+    SessionNotFound,
+    TooLarge,
+    Unauthorized,
+)
+from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
+from belljar.monitor.base import (
+    MOST_ITEMS,
+    Access,
+    CallEntry,
+    ExecutionEntry,
+    Files,
+    Followed,
+    Health,
+    Lines,
+    Monitor,
+    NotebookForm,
+    Page,
+    QuestionEntry,
+    Server,
+    SessionDetail,
+    SessionEntry,
+    SessionFilter,
+)
+from belljar.surfaces.event_streams import StreamShares, TooManyStreams, event_stream
+
+PREFIX: Final = "/api/v1"
+ID: Final = r"[0-9A-Za-z_-]{1,64}"
+_STATUSES: Final[dict[type[BelljarError], int]] = {
+    SessionNotFound: 404,
+    ExecutionNotFound: 404,
+    FileMissing: 404,
+    Unauthorized: 401,
+    NoCheckpoint: 409,
+    CodeRejected: 409,
+    Busy: 409,
+    TooManyStreams: 429,
+    KernelDied: 409,
+    CopyRefused: 409,
+    TooLarge: 413,
+    EngineError: 500,
+}
+_NOTEBOOK_TYPES: Final[dict[str, str]] = {
+    "ipynb": "application/x-ipynb+json",
+    "html": "text/html; charset=utf-8",
+    "py": "text/x-python; charset=utf-8",
+    "md": "text/markdown; charset=utf-8",
+}
+_BYTES: Final = "application/octet-stream"
+_STREAM: Final = "text/event-stream"
+_MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class ProblemDetail(Model):
+    """What is wrong, and what to do about it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Problem(Model):
+    """The answer to a request that was refused."""
+
+    error: ProblemDetail
+
+
+class NewSession(Model):
+    """A session to open."""
+
+    environment: str = ""
+    reason: str = Field("", max_length=200)
+
+
+class NewCell(Model):
+    """A cell to run."""
+
+    code: str
+    timeout_s: float | None = Field(None, gt=0)
+
+
+class ForkRequest(Model):
+    """Where to fork a session: before the execution `at`, or where it is now."""
+
+    at: str = ""
+
+
+class RewindRequest(Model):
+    """The execution before which the session goes on."""
+
+    to: str
+
+
+class AnswerRequest(Model):
+    """The answer to a question."""
+
+    action: Literal["accept", "decline"]
+    values: dict[str, JsonValue] = {}
+
+
+class Queued(Model):
+    """A cell that was accepted."""
+
+    execution_id: str
+
+
+class InterruptedList(Model):
+    """The executions that were stopped."""
+
+    interrupted: list[str]
+
+
+class OutputPage(Model):
+    """Output events in order."""
+
+    items: list[OutputEvent]
+    next: int | None = None
+    """What to pass as `since` for those that follow; null when there are no more yet."""
+
+
+class Servers(Model):
+    """The servers of the data directory."""
+
+    items: list[Server]
+
+
+class Calls(Model):
+    """Tool calls in order."""
+
+    items: list[CallEntry]
+
+
+class Decisions(Model):
+    """Decisions of the policy, newest first."""
+
+    items: list[dict[str, JsonValue]]
+
+
+class Questions(Model):
+    """Questions to a person."""
+
+    items: list[QuestionEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter in the query of an operation."""
+
+    meaning: str
+    default: str | int = ""
+    least: int = 0
+    most: int = 2**31
+
+    def read(self, name: str, text: str | None) -> str | int:
+        """Return the value, or refuse one of another form."""
+        if text is None or (text == "" and isinstance(self.default, int)):
+            return self.default
+        if isinstance(self.default, str):
+            return text
+        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not self.least <= int(text) <= self.most:
+            raise InvalidArgument(
+                f"{name} is {text[:64]!r}", hint=f"Pass a whole number from {self.least} to {self.most}"
+            )
+        return int(text)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return its JSON Schema."""
+        if isinstance(self.default, str):
+            return {"type": "string", "default": self.default}
+        return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
+
+
+LIMIT: Final = Parameter("How many items at most", 50, 1, MOST_ITEMS)
+CURSOR: Final = Parameter("The `next` of the page before")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, checked as far as its operation says."""
+
+    request: Request
+    access: Access
+    query: dict[str, Any]
+    body: Any = None
+
+    def path(self, name: str) -> str:
+        """Return a part of the path."""
+        return str(self.request.path_params[name])
+
+
+Handler = Callable[[Call], Awaitable[Model | Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the table."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    answer: type[BaseModel] | None = None
+    query: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
+    body: type[BaseModel] | None = None
+    status: int = 200
+    media: str = "application/json"
+
+
+class RestApi:
+    """The operations over one monitor."""
+
+    def __init__(self, monitor: Monitor, *, max_upload_bytes: int) -> None:
+        self._monitor = monitor
+        self._max_upload_bytes = max_upload_bytes
+        self._streams = StreamShares()
+        session, execution = "/sessions/{session_id}", "/executions/{execution_id}"
+        state = Parameter("running, idle, fresh, asleep or gone")
+        after = Parameter("The id of the last event that the reader has")
+        self.operations: list[Operation] = [
+            Operation("GET", "/servers", "The servers of the data directory", self._servers, Servers),
+            Operation("GET", "/health", "Checks and gauges", self._health, Health),
+            Operation(
+                "GET",
+                "/sessions",
+                "Sessions, newest first",
+                self._list,
+                Page[SessionEntry],
+                {
+                    "state": state,
+                    "owner": Parameter("Of this owner only; for operators"),
+                    "q": Parameter("Text in id, reason, environment or owner"),
+                    "cursor": CURSOR,
+                    "limit": LIMIT,
+                },
+            ),
+            Operation("POST", "/sessions", "Open a session", self._create, SessionEntry, body=NewSession, status=201),
+            Operation("GET", session, "One session", self._session, SessionDetail),
+            Operation("DELETE", session, "End a session and delete all of it", self._end, status=204),
+            Operation(
+                "GET",
+                f"{session}/executions",
+                "Executions, newest first, without output",
+                self._executions,
+                Page[ExecutionEntry],
+                {"cursor": CURSOR, "limit": LIMIT},
+            ),
+            Operation(
+                "POST",
+                f"{session}/executions",
+                "Run a cell; with the header Idempotency-Key, once",
+                self._run,
+                Queued,
+                body=NewCell,
+                status=202,
+            ),
+            Operation("POST", f"{session}/interrupt", "Stop what runs and waits", self._interrupt, InterruptedList),
+            Operation("POST", f"{session}/fork", "Fork it", self._fork, SessionFork, body=ForkRequest, status=201),
+            Operation("POST", f"{session}/rewind", "Rewind it", self._rewind, Rewinding, body=RewindRequest),
+            Operation(
+                "GET",
+                f"{session}/files",
+                "Files by name",
+                self._files,
+                Files,
+                {"path": Parameter("A folder"), "after": Parameter("A name")},
+            ),
+            Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=_BYTES),
+            Operation("PUT", f"{session}/files/{{name:path}}", "Write a file", self._write_file, status=204),
+            Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
+            Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=_BYTES),
+            Operation(
+                "GET",
+                f"{session}/events",
+                "Cells and output as they come",
+                self._follow,
+                None,
+                {"after": after},
+                media=_STREAM,
+            ),
+            Operation("GET", execution, "One execution, without output", self._execution, ExecutionEntry),
+            Operation("GET", f"{execution}/result", "What its client was told", self._result, ExecutionResult),
+            Operation(
+                "GET",
+                f"{execution}/events",
+                "Output events",
+                self._output,
+                OutputPage,
+                {"since": Parameter("After this number", 0), "limit": Parameter("How many", 500, 1, 500)},
+            ),
+            Operation(
+                "GET",
+                f"{execution}/lines",
+                "Lines of its printed output",
+                self._lines,
+                Lines,
+                {
+                    "first": Parameter("The first line", 1, 1),
+                    "count": Parameter("How many", 200, 1, 1_000),
+                    "q": Parameter("Text to look for"),
+                },
+            ),
+            Operation("GET", f"{execution}/calls", "Its tool calls", self._calls, Calls),
+            Operation("GET", f"{execution}/decisions", "The policy's decisions", self._own_decisions, Decisions),
+            Operation("GET", f"{execution}/displays/{{name}}", "The file of a display", self._display, media=_BYTES),
+            Operation(
+                "GET",
+                "/decisions",
+                "The policy's decisions, newest first",
+                self._decisions,
+                Decisions,
+                {"limit": LIMIT},
+            ),
+            Operation(
+                "GET",
+                "/questions",
+                "Questions to a person",
+                self._questions,
+                Questions,
+                {"state": Parameter("waiting or answered", "waiting")},
+            ),
+            Operation(
+                "POST", "/questions/{question_id}", "Answer a question", self._answer, QuestionEntry, body=AnswerRequest
+            ),
+            Operation(
+                "GET", "/events", "What happens to sessions", self._happenings, None, {"after": after}, media=_STREAM
+            ),
+        ]
+
+    def routes(self) -> list[Route]:
+        """Return the routes, with the description of all of them."""
+        routes = [
+            Route(f"{PREFIX}{one.path}", self._endpoint(one), methods=[one.method], name=f"{one.method} {one.path}")
+            for one in self.operations
+        ]
+        return [*routes, Route(f"{PREFIX}/openapi.json", self._describe, methods=["GET"])]
+
+    async def _describe(self, _: Request) -> Response:
+        from belljar.surfaces.openapi import description
+
+        return JSONResponse(description(self.operations, PREFIX, Problem))
+
+    def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                call = await _checked(operation, request)
+                found = await operation.handler(call)
+            except BelljarError as error:
+                return problem(error)
+            except Exception:
+                log.exception("%s %s failed", operation.method, operation.path)
+                return _response(500, "internal-error", "The server failed; its log has the reason")
+            if isinstance(found, Response):
+                return found
+            if operation.status == 204:
+                return Response(status_code=204)
+            return JSONResponse(found.model_dump(mode="json", by_alias=True), status_code=operation.status)
+
+        return answer
+
+    # Looking
+
+    async def _servers(self, call: Call) -> Model:
+        return Servers(items=(await self._monitor.health(call.access)).servers)
+
+    async def _health(self, call: Call) -> Model:
+        return await self._monitor.health(call.access)
+
+    async def _list(self, call: Call) -> Model:
+        query = call.query
+        wanted = SessionFilter(state=query["state"], owner=query["owner"], text=query["q"])
+        return await self._monitor.sessions(call.access, wanted, query["cursor"], query["limit"])
+
+    async def _session(self, call: Call) -> Model:
+        return await self._monitor.session(call.access, call.path("session_id"))
+
+    async def _executions(self, call: Call) -> Model:
+        cursor, limit = call.query["cursor"], call.query["limit"]
+        return await self._monitor.executions(call.access, call.path("session_id"), cursor, limit)
+
+    async def _execution(self, call: Call) -> Model:
+        return await self._monitor.execution(call.access, call.path("execution_id"))
+
+    async def _result(self, call: Call) -> Model:
+        return await self._monitor.result(call.access, call.path("execution_id"))
+
+    async def _output(self, call: Call) -> Model:
+        since, limit = call.query["since"], call.query["limit"]
+        events, has_more = await self._monitor.output(call.access, call.path("execution_id"), since, limit)
+        return OutputPage(items=events, next=events[-1].sequence if has_more else None)
+
+    async def _lines(self, call: Call) -> Model:
+        query = call.query
+        return await self._monitor.lines(
+            call.access, call.path("execution_id"), query["first"], query["count"], query["q"][:200]
+        )
+
+    async def _calls(self, call: Call) -> Model:
+        return Calls(items=await self._monitor.calls(call.access, call.path("execution_id")))
+
+    async def _own_decisions(self, call: Call) -> Model:
+        return Decisions(items=await self._monitor.decisions(call.access, execution_id=call.path("execution_id")))
+
+    async def _decisions(self, call: Call) -> Model:
+        return Decisions(items=await self._monitor.decisions(call.access, limit=call.query["limit"]))
+
+    async def _display(self, call: Call) -> Response:
+        name = call.path("name")
+        return attachment(await self._monitor.display(call.access, call.path("execution_id"), name), name)
+
+    async def _notebook(self, call: Call) -> Response:
+        session_id, form = call.path("session_id"), call.path("form")
+        if form not in _NOTEBOOK_TYPES:
+            raise InvalidArgument(f"form {form[:64]!r} is none of {', '.join(_NOTEBOOK_TYPES)}")
+        content = await self._monitor.notebook(call.access, session_id, cast("NotebookForm", form))
+        return attachment(content, f"session-{session_id[:8]}.{form}", _NOTEBOOK_TYPES[form])
+
+    async def _files(self, call: Call) -> Model:
+        path, after = call.query["path"], call.query["after"]
+        return await self._monitor.files(call.access, call.path("session_id"), path, after)
+
+    async def _read_file(self, call: Call) -> Response:
+        name = call.path("name")
+        content = await self._monitor.read_file(call.access, call.path("session_id"), name)
+        return _ranged(call.request, content, name.rpartition("/")[2])
+
+    async def _questions(self, call: Call) -> Model:
+        return Questions(items=await self._monitor.questions(call.access, call.query["state"]))
+
+    # Acting
+
+    async def _create(self, call: Call) -> Model:
+        return await self._monitor.create(call.access, call.body.environment, call.body.reason)
+
+    async def _end(self, call: Call) -> Model:
+        await self._monitor.end(call.access, call.path("session_id"))
+        return Model()
+
+    async def _run(self, call: Call) -> Model:
+        key = call.request.headers.get("idempotency-key", "")
+        execution_id = await self._monitor.run_cell(
+            call.access, call.path("session_id"), call.body.code, call.body.timeout_s, key
+        )
+        return Queued(execution_id=execution_id)
+
+    async def _interrupt(self, call: Call) -> Model:
+        return InterruptedList(interrupted=await self._monitor.interrupt(call.access, call.path("session_id")))
+
+    async def _fork(self, call: Call) -> Model:
+        return await self._monitor.fork(call.access, call.path("session_id"), call.body.at)
+
+    async def _rewind(self, call: Call) -> Model:
+        return await self._monitor.rewind(call.access, call.path("session_id"), call.body.to)
+
+    async def _write_file(self, call: Call) -> Model:
+        content = await _body(call.request, self._max_upload_bytes)
+        await self._monitor.write_file(call.access, call.path("session_id"), call.path("name"), content)
+        return Model()
+
+    async def _delete_file(self, call: Call) -> Model:
+        await self._monitor.delete_file(call.access, call.path("session_id"), call.path("name"))
+        return Model()
+
+    async def _answer(self, call: Call) -> Model:
+        body: AnswerRequest = call.body
+        return await self._monitor.answer(call.access, call.path("question_id"), body.action, body.values)
+
+    # What happens
+
+    async def _happenings(self, call: Call) -> Response:
+        after = call.request.headers.get("last-event-id") or call.query["after"]
+
+        async def events() -> AsyncGenerator[dict[str, str]]:
+            async with aclosing(self._monitor.happenings(call.access, after)) as happened:
+                async for item in happened:
+                    yield {"event": item.kind, "id": item.id, "data": item.model_dump_json()}
+
+        return event_stream(events(), self._streams, call.access.principal)
+
+    async def _follow(self, call: Call) -> Response:
+        session_id = call.path("session_id")
+        # A session that is not there is a plain 404, not a stream that ends.
+        await self._monitor.session(call.access, session_id)
+        after = call.request.headers.get("last-event-id") or call.query["after"]
+
+        async def events() -> AsyncGenerator[dict[str, str]]:
+            async with aclosing(self._monitor.follow(call.access, session_id, after)) as happened:
+                async for item in happened:
+                    yield _followed(item)
+
+        return event_stream(events(), self._streams, call.access.principal)
+
+
+def _followed(item: Followed) -> dict[str, str]:
+    data = item.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "id"})
+    return {"event": item.kind, "data": json.dumps(data)} | ({"id": item.id} if item.id else {})
+
+
+# Requests
+
+
+async def _checked(operation: Operation, request: Request) -> Call:
+    query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
+    body = None
+    if operation.body is not None:
+        content = await _body(request, _MOST_BODY_BYTES)
+        try:
+            body = operation.body.model_validate_json(content or b"{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the body"
+            raise InvalidArgument(
+                f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
+            ) from None
+    return Call(request, request.state.access, query, body)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > most:
+            raise TooLarge(f"the body has more than {most:,} bytes")
+    return bytes(parts)
+
+
+# Answers
+
+
+def problem(error: BelljarError) -> Response:
+    """Return the answer about an error."""
+    status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 400)
+    return _response(status, error.code, error.message, error.hint)
+
+
+def _response(status: int, code: str, message: str, hint: str = "") -> Response:
+    detail = ProblemDetail(code=code, message=message, hint=hint)
+    return JSONResponse(Problem(error=detail).model_dump(), status_code=status)
+
+
+def refused(status: int, code: str, message: str, hint: str = "", **headers: str) -> Response:
+    """Return the answer of a guard."""
+    response = _response(status, code, message, hint)
+    for name, value in headers.items():
+        response.headers[name.replace("_", "-")] = value
+    return response
+
+
+_UNSAFE_NAME: Final = re.compile(r"[^\w.() -]+", re.ASCII)
+
+
+def attachment(content: bytes, name: str, media_type: str = _BYTES) -> Response:
+    """Return bytes of a session as a download: a browser never shows them in our origin."""
+    plain = _UNSAFE_NAME.sub("_", name).strip(". ")[-100:] or "download"
+    encoded = quote(name[-200:].encode(errors="replace"), safe="")
+    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}"
+    return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})
+
+
+def _ranged(request: Request, content: bytes, name: str) -> Response:
+    response = attachment(content, name)
+    response.headers["Accept-Ranges"] = "bytes"
+    wanted = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", request.headers.get("range", ""))
+    if wanted is None or wanted[0] == "bytes=-":
+        return response
+    size = len(content)
+    first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
+    last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
+    if first > last:
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
+    part = attachment(content[first : last + 1], name)
+    part.status_code = 206
+    part.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    return part

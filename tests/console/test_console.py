@@ -1,0 +1,381 @@
+"""The console and its API as browsers and scripts use them: who gets in, what they see, what comes live."""
+
+import json
+import re
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from calls import held, until_said
+from consoles import Place, events, opened_place
+
+from belljar.console.app import PATHS
+from belljar.environments import Environment
+from belljar.settings import hash_key
+from waiting import until
+
+pytestmark = pytest.mark.anyio
+
+ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
+HOSTILE = "<script>alert(1)</script>\u202ereversed"
+
+
+@pytest.fixture(scope="module")
+async def place(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Place]:
+    async with opened_place(
+        default_environment,
+        tmp_path_factory.mktemp("console"),
+        api_keys=[f"alice:sha256:{hash_key(ALICE)}", f"bob:sha256:{hash_key(BOB)}"],
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def ran(place: Place) -> dict[str, str]:
+    """A session of the agent with a few cells: text, an error, a table, a figure, a file."""
+    first = await place.agent.execute("print('hello <b>world</b>')\nopen('note.txt', 'w').write('hi')")
+    await place.agent.execute("1/0", first.session_id)
+    table = await place.agent.execute(
+        "from IPython.display import HTML, Markdown, SVG, display\n"
+        "display(HTML('<table><tr><td>7</td></tr></table>'))\n"
+        "display(HTML('<script>parent.document.title = 1</script>'))\n"
+        "display(SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"><script>1</script></svg>'))",
+        first.session_id,
+    )
+    return {"session": first.session_id, "first": first.execution_id, "table": table.execution_id}
+
+
+def every_route(place: Place) -> list[tuple[str, str]]:
+    """Every method and path of the app, by introspection."""
+    guard = place.console.apps[PATHS[0]]
+    routes = guard._app.routes  # pyright: ignore[reportAttributeAccessIssue]
+    return [(method, re.sub(r"\{\w+(:path)?\}", "x", route.path)) for route in routes for method in route.methods]
+
+
+async def test_every_route_refuses_those_who_are_not_signed_in(place: Place) -> None:
+    routes = every_route(place)
+    assert len(routes) > 40
+    async with place.browser() as browser:
+        for method, path in routes:
+            answer = await browser.request(method, path)
+            if path == "/console/enter" or path.startswith("/console/static/"):
+                continue
+            is_page = path.startswith("/console") and method in ("GET", "HEAD") and path != "/console/stream"
+            assert answer.status_code == (303 if is_page else 401), (method, path)
+            if is_page:
+                assert answer.headers["location"].startswith("/console/enter?next=")
+
+
+async def test_a_cookie_does_not_work_from_another_origin(place: Place) -> None:
+    async with place.operator() as browser:
+        for site in ("cross-site", "same-site", "none"):
+            answer = await browser.post("/api/v1/sessions", json={}, headers={"Sec-Fetch-Site": site})
+            assert answer.status_code == 403, site
+        del browser.headers["Sec-Fetch-Site"]
+        assert (await browser.post("/api/v1/sessions", json={})).status_code == 403
+        foreign = {"Origin": "http://127.0.0.1:1"}
+        assert (await browser.post("/api/v1/sessions", json={}, headers=foreign)).status_code == 403
+        answer = await browser.get("/api/v1/sessions", headers={"Sec-Fetch-Site": "same-site"})
+        assert answer.status_code == 403
+        answer = await browser.get("/console", headers={"Host": "evil.example"})
+        assert answer.status_code == 421
+
+
+async def test_a_link_works_once(place: Place) -> None:
+    token = place.console.sign_in.links.make()
+    async with place.browser() as browser, place.browser() as second:
+        assert (await browser.post("/console/enter", data={"token": token})).status_code == 303
+        assert "HttpOnly" in str(browser.cookies.jar) or browser.cookies
+        assert (await browser.get("/console")).status_code == 200
+        again = await second.post("/console/enter", data={"token": token})
+        assert (again.status_code, "has been used" in again.text) == (401, True)
+
+
+async def test_signing_out_ends_every_browser_of_the_person(place: Place) -> None:
+    async with place.person(ALICE) as one, place.person(ALICE) as other, place.person(BOB) as bob:
+        assert (await one.post("/console/leave")).status_code == 303
+        assert (await other.get("/console")).status_code == 303
+        assert (await bob.get("/console")).status_code == 200
+
+
+async def test_a_next_page_is_one_of_ours(place: Place) -> None:
+    async with place.browser() as browser:
+        for wanted in ("//evil.example", "https://evil.example", "/console/../x//y", "/\\evil"):
+            answer = await browser.post("/console/enter", data={"key": ALICE, "next": wanted})
+            assert answer.headers["location"] == "/console", wanted
+        answer = await browser.post("/console/enter", data={"key": ALICE, "next": "/console/sessions/a"})
+        assert answer.headers["location"] == "/console/sessions/a"
+
+
+async def test_others_sessions_are_answered_as_unknown_ones(place: Place, ran: dict[str, str]) -> None:
+    """The agent is `local`; Bob has a session of his own and sees no other."""
+    paths = [
+        "/api/v1/sessions/{session}",
+        "/api/v1/sessions/{session}/executions",
+        "/api/v1/sessions/{session}/files",
+        "/api/v1/sessions/{session}/events",
+        "/api/v1/sessions/{session}/notebook.ipynb",
+        "/api/v1/executions/{first}",
+        "/api/v1/executions/{first}/events",
+        "/api/v1/executions/{first}/lines",
+        "/api/v1/executions/{first}/calls",
+        "/api/v1/executions/{first}/displays/1.png",
+        "/console/sessions/{session}",
+        "/console/stream?page=session:{session}",
+        "/frames/{first}/1.html",
+    ]
+    unknown = dict.fromkeys(ran, "0" * 32)
+    async with place.person(BOB) as bob:
+        for path in paths:
+            foreign, missing = await bob.get(path.format(**ran)), await bob.get(path.format(**unknown))
+            assert (foreign.status_code, missing.status_code) == (404, 404), path
+            for key, value in ran.items():
+                assert foreign.text.replace(value, "") == missing.text.replace(unknown[key], "").replace(value, ""), (
+                    path
+                )
+                break
+        for method, path in [("DELETE", ""), ("POST", "/interrupt"), ("POST", "/fork"), ("PUT", "/files/a")]:
+            answer = await bob.request(method, f"/api/v1/sessions/{ran['session']}{path}")
+            assert answer.status_code == 404, path
+        assert ran["session"] not in (await bob.get("/console")).text
+        assert (await bob.get("/api/v1/sessions")).json() == {"items": [], "next": None}
+
+
+async def test_scripts_use_keys(place: Place) -> None:
+    async with httpx.AsyncClient(base_url=place.url, headers={"Authorization": f"Bearer {BOB}"}) as script:
+        made = await script.post("/api/v1/sessions", json={"reason": HOSTILE})
+        assert made.status_code == 201, made.text
+        session_id = made.json()["session_id"]
+        queued = await script.post(
+            f"/api/v1/sessions/{session_id}/executions", json={"code": "6*7"}, headers={"Idempotency-Key": "once"}
+        )
+        again = await script.post(
+            f"/api/v1/sessions/{session_id}/executions", json={"code": "6*7"}, headers={"Idempotency-Key": "once"}
+        )
+        assert queued.status_code == 202
+        assert queued.json() == again.json()
+        execution_id = queued.json()["execution_id"]
+
+        async def is_done() -> bool:
+            return (await script.get(f"/api/v1/executions/{execution_id}")).json()["status"] == "ok"
+
+        await until(is_done)
+        result = (await script.get(f"/api/v1/executions/{execution_id}/result")).json()
+        assert (result["result"], result["execution_count"]) == ("42", 1)
+        put = await script.put(f"/api/v1/sessions/{session_id}/files/a%2Fb.txt", content=b"0123456789")
+        assert put.status_code == 204, put.text
+        part = await script.get(f"/api/v1/sessions/{session_id}/files/a/b.txt", headers={"Range": "bytes=2-4"})
+        assert (part.status_code, part.content, part.headers["content-range"]) == (206, b"234", "bytes 2-4/10")
+        assert part.headers["content-disposition"].startswith("attachment")
+        async with place.person(BOB) as bob:
+            page = (await bob.get("/console")).text
+            assert "<script>alert" not in page
+            assert "&lt;script&gt;alert(1)&lt;/script&gt;\ufffdreversed" in page
+        assert (await script.delete(f"/api/v1/sessions/{session_id}")).status_code == 204
+        assert (await script.get(f"/api/v1/sessions/{session_id}/executions")).json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/sessions?limit=0", None, 400),
+        ("GET", "/sessions?limit=x", None, 400),
+        ("GET", "/sessions?cursor=%00", None, 400),
+        ("GET", "/sessions?cursor=AAAA", None, 400),
+        ("GET", "/sessions?state=nope", None, 400),
+        ("GET", "/sessions/%ED%A0%80", None, 404),
+        ("GET", "/executions/é", None, 404),
+        ("GET", "/nowhere", None, 404),
+        ("POST", "/sessions", "{", 400),
+        ("POST", "/sessions", '{"unknown": 1}', 400),
+        ("POST", "/sessions", '{"environment": "no-such"}', 400),
+        ("POST", "/questions/1", '{"action": "accept"}', 400),
+        ("PATCH", "/sessions", None, 405),
+    ],
+)
+async def test_bad_requests_get_a_clear_answer(
+    place: Place, method: str, path: str, body: str | None, status: int
+) -> None:
+    async with place.operator() as browser:
+        answer = await browser.request(method, f"/api/v1{path}", content=body)
+        assert answer.status_code == status, answer.text
+        if status != 405:
+            assert answer.json()["error"]["message"]
+
+
+async def test_the_description_has_every_route(place: Place) -> None:
+    async with place.operator() as browser:
+        document = (await browser.get("/api/v1/openapi.json")).json()
+    assert document["openapi"] == "3.1.0"
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    guard = place.console.apps[PATHS[0]]
+    served = {
+        (method, re.sub(r"\{(\w+):path\}", r"{\1}", route.path))
+        for route in guard._app.routes  # pyright: ignore[reportAttributeAccessIssue]
+        if route.path.startswith("/api/v1/") and not route.path.endswith("openapi.json")
+        for method in route.methods - {"HEAD"}
+    }
+    assert described == served
+    # Every reference leads somewhere.
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert names <= document["components"]["schemas"].keys()
+
+
+async def test_a_notebook_page_shows_escaped_text_and_frames(place: Place, ran: dict[str, str]) -> None:
+    async with place.operator() as browser:
+        answer = await browser.get(f"/console/sessions/{ran['session']}")
+        assert answer.status_code == 200, answer.text
+        page = answer.text
+        assert "hello &lt;b&gt;world&lt;/b&gt;" in page
+        assert "ZeroDivisionError" in page
+        assert "note.txt" in page
+        assert f'<iframe src="/frames/{ran["table"]}/' in page
+        assert f'data-run-frame="/frames/{ran["table"]}/' in page
+        policy = answer.headers["content-security-policy"]
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        # Nothing of ours is inline either.
+        assert not re.search(r"<script(?! type=\"module\" src=)", page)
+        assert not re.search(r"\s(on\w+|style)=", page)
+        for source in re.findall(r"/frames/[0-9a-f]+/\d+\.\w+", page):
+            framed = await browser.get(source)
+            assert framed.status_code == 200, source
+            policy = framed.headers["content-security-policy"]
+            assert policy.startswith("sandbox")
+            assert "default-src 'none'" in policy
+            assert "allow-same-origin" not in policy
+
+
+async def test_scripts_of_a_frame_run_only_when_asked_for(place: Place, ran: dict[str, str]) -> None:
+    async with place.operator() as browser:
+        quiet = (await browser.get(f"/frames/{ran['table']}/2.html")).headers["content-security-policy"]
+        asked = (await browser.get(f"/frames/{ran['table']}/2.html?scripts=1")).headers["content-security-policy"]
+    assert re.search(r"script-src 'nonce-[\w-]+'", quiet)
+    assert "'unsafe-inline'" in asked.partition("script-src")[2]
+    assert "connect-src 'none'" in asked
+
+
+async def test_a_cell_streams_while_it_runs_and_a_reader_resumes_without_gap_or_repeat(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    code = "for n in range(5): print('line', n, flush=True)\n" + held("go") + "print('after')"
+    running = await place.agent.execute(code, session_id, wait_s=0)
+    await until_said(place.runtime, running.execution_id, "held")
+    texts: list[str] = []
+    async with place.operator() as browser:
+        path = f"/api/v1/sessions/{session_id}/events"
+        async with events(browser, path) as happened:
+            async for event in happened:
+                if event["event"] == "output":
+                    texts.append(event["data"]["output"]["text"])
+                    last = event["id"]
+                if "held" in "".join(texts):
+                    break
+        await place.agent.release(session_id, "go")
+        kinds: list[str] = []
+        async with events(browser, path, **{"Last-Event-ID": last}) as happened:
+            async for event in happened:
+                kinds.append(event["event"])
+                if event["event"] == "output":
+                    texts.append(event["data"]["output"]["text"])
+                if event["event"] == "ended":
+                    assert event["data"]["execution"]["status"] == "ok"
+                    break
+        assert "".join(texts) == "".join(f"line {n}\n" for n in range(5)) + "held\nafter\n"
+        assert "cell" not in kinds
+        async with events(browser, f"{path}?after={'0' * 32}:1") as happened:
+            assert (await anext(happened))["event"] == "reset"
+
+
+async def test_a_page_that_is_open_gets_what_changes(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    async with place.operator() as browser:
+        page = (await browser.get(f"/console/sessions/{session_id}")).text
+        assert "Nothing has run yet" in page
+        done: list[str] = []
+        async with events(browser, f"/console/stream?page=session:{session_id}&after=") as happened:
+            await place.agent.execute("print('<i>one</i>')\nprint('two')\n3", session_id)
+            async for event in happened:
+                change = event["data"]
+                done.append(change["do"])
+                assert "<i>" not in change.get("html", "")
+                if "end-" in change["target"]:
+                    break
+        assert done[0] in ("cell", "replace")
+        assert "cell" in done
+        assert "append" in done
+
+
+async def test_looking_does_not_use_a_session(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    session = place.runtime.sessions.look_up(session_id)
+    assert session is not None
+    used_at = session.lease.used_at
+    async with place.operator() as browser:
+        for path in (f"/console/sessions/{session_id}", f"/api/v1/sessions/{session_id}", "/console"):
+            assert (await browser.get(path)).status_code == 200
+        async with events(browser, f"/console/stream?page=session:{session_id}"):
+            assert session.is_idle
+            assert not session.watchers
+    assert session.lease.used_at == used_at
+
+
+async def test_the_list_changes_while_it_is_open(place: Place) -> None:
+    async with place.operator() as browser, events(browser, "/console/stream?page=sessions") as happened:
+        session_id = await place.agent.new_session()
+        async for event in happened:
+            change = event["data"]
+            if change["target"] == f"session-{session_id}":
+                assert (change["do"], change["list"]) == ("row", "live")
+                break
+        await place.agent.fields("clear_session", session_id=session_id)
+        async for event in happened:
+            if event["data"]["do"] == "remove":
+                assert event["data"]["target"] == f"session-{session_id}"
+                break
+
+
+async def test_acts_of_a_person_are_told_to_the_agent(place: Place) -> None:
+    first = await place.agent.execute("x = 1")
+    async with place.operator() as browser:
+        path = f"/api/v1/sessions/{first.session_id}"
+        queued = await browser.post(f"{path}/executions", json={"code": "x = 2"})
+        await place.agent.ended(queued.json()["execution_id"])
+        await browser.put(f"{path}/files/from-me.txt", content=b"hi")
+        entry = (await browser.get(f"/api/v1/executions/{queued.json()['execution_id']}")).json()
+        assert entry["author"]
+    told = await place.agent.execute("x", first.session_id)
+    assert told.result == "2"
+    said = "".join(told.output)
+    assert f"{entry['author']} ran a cell" in said
+    assert f"{entry['author']} put 'from-me.txt' into the session folder" in said
+
+
+async def test_wrong_keys_are_slowed_down(place: Place) -> None:
+    async with place.browser() as browser:
+        statuses = [(await browser.post("/console/enter", data={"key": f"wrong{n}"})).status_code for n in range(12)]
+    assert statuses[:9] == [401] * 9
+    assert statuses[-1] == 429
+    place.console.sign_in.guesses.__init__()
+
+
+def test_templates_mark_nothing_safe_and_scripts_parse_no_text_into_the_page() -> None:
+    from belljar.console import templating
+
+    folder = templating.__file__.rpartition("/")[0]
+    from pathlib import Path
+
+    for path in [*Path(folder).glob("templates/*.html"), *Path(folder).glob("static/*.js")]:
+        text = path.read_text()
+        for word in (
+            "|safe",
+            "| safe",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "srcdoc",
+        ):
+            assert word not in text, (path.name, word)
