@@ -50,7 +50,7 @@ _CALL = (
 )
 # Of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
 MOST_CALLS = 1_000
-_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client FROM executions"
+_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client FROM executions"  # noqa: E501
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
