@@ -1,5 +1,7 @@
 import gc
 import os
+from collections.abc import Generator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from belljar.environments.managed import Recipe, prepare
 from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex
 from shared_environment import prepared_environment, settings_with
+from warm_processes import with_warm_processes
 
 # Thousands of tests are collected by every worker, and nothing of that is garbage: a fifth less time without it.
 gc.disable()
@@ -86,6 +89,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes() -> Generator[None]:
+    """See `warm_processes`."""
+    with nullcontext() if os.environ.get("BELLJAR_COLD") else with_warm_processes():
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`belljar serve` over its bare pipes: lines in, lines out, for what no client library would send."""
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -11,6 +10,7 @@ from typing import Any
 
 from belljar.environments import Environment
 from serving_process import COLD, serve_command, variables
+from warm_processes import heed_hangups
 
 HELLO: dict[str, Any] = {
     "jsonrpc": "2.0",
@@ -73,8 +73,7 @@ def opened_wire(environment: Environment | None, folder: Path, **chosen: str) ->
             stdout=subprocess.PIPE,
             stderr=said,
             env={**variables(folder), **COLD, **chosen},
-            # Whoever runs the tests may ignore it, and servers respect that.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            preexec_fn=heed_hangups,
         ) as process,
     ):
         wire = Wire(process)

@@ -1,0 +1,168 @@
+"""Starts `python -m belljar …` for tests from a process that has imported everything already.
+
+A server's imports take most of the processor time of a test that starts one. So each pytest worker has one process that
+imports them once, and a server is a copy of it: a child of the worker like any other, with its own arguments,
+variables, folder and descriptors. `with_warm_processes` makes `subprocess` do this for exactly that command. How it
+starts from nothing is tested by those that start it otherwise, and by all tests when BELLJAR_COLD=1.
+"""
+
+import array
+import ctypes
+import gc
+import inspect
+import json
+import os
+import platform
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_COMMAND = [sys.executable, "-m", "belljar"]
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+_CLONE_PARENT = 0x8000
+_REQUEST_BYTES = 1 << 18
+_MODULES = ("belljar.cli.serve", "belljar.surfaces.http", "belljar.surfaces.stdio", "IPython.core.inputtransformer2")
+
+
+class WarmProcess:
+    """The process that is copied; started when the first copy is asked for."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start_copy(self, order: dict[str, Any], descriptors: list[int]) -> int:
+        """Return the id of a copy that runs the command of the order with these descriptors."""
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                number = str(theirs.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, __file__, number], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                )
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        self._socket.sendmsg([json.dumps(order).encode()], rights)
+        return int(self._socket.recv(32))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.wait()
+
+
+@contextmanager
+def with_warm_processes() -> Generator[None]:
+    """Copy the warm process wherever the command would be started, until the block ends."""
+    usual: Callable[..., None] = getattr(subprocess.Popen, "_execute_child")  # noqa: B009 - it is private
+    names = [*inspect.signature(usual).parameters][1:]
+    warm = WarmProcess()
+
+    def execute_child(self: "subprocess.Popen[bytes]", *values: Any) -> None:
+        given = dict(zip(names, values, strict=True))
+        if not _can_be_a_copy(given):
+            usual(self, *values)
+            return
+        ends = [given[name] if given[name] >= 0 else number for number, name in enumerate(_ENDS)]
+        order = {
+            "arguments": [*map(os.fsdecode, given["args"])][len(_COMMAND) :],
+            "variables": {os.fsdecode(k): os.fsdecode(v) for k, v in (given["env"] or os.environ).items()},
+            "folder": os.fsdecode(given["cwd"] or Path.cwd()),
+            "numbers": [0, 1, 2, *given["pass_fds"]],
+            "is_leader": bool(given["start_new_session"]),
+            "heeds_hangups": given["preexec_fn"] is heed_hangups,
+        }
+        self.pid = warm.start_copy(order, [*ends, *given["pass_fds"]])
+        vars(self)["_child_created"] = True
+        close: Callable[..., None] = getattr(self, "_close_pipe_fds")  # noqa: B009 - it is private
+        close(*(given[name] for name in _PIPES))
+
+    setattr(subprocess.Popen, "_execute_child", execute_child)  # noqa: B010 - it is private
+    try:
+        yield
+    finally:
+        setattr(subprocess.Popen, "_execute_child", usual)  # noqa: B010
+        warm.close()
+
+
+_ENDS = ("p2cread", "c2pwrite", "errwrite")
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def _can_be_a_copy(given: dict[str, Any]) -> bool:
+    words: Any = given["args"]
+    if isinstance(words, str | bytes) or [*map(os.fsdecode, words)][: len(_COMMAND)] != _COMMAND:
+        return False
+    variables = given["env"] if given["env"] is not None else os.environ
+    changed = {name for name in variables if name.startswith("PYTHON") and variables[name] != os.environ.get(name)}
+    is_usual = given["preexec_fn"] in {None, heed_hangups} and not given["shell"] and given["executable"] == words[0]
+    return bool(_SYS_CLONE) and is_usual and not changed and given["uid"] in {None, -1}
+
+
+def heed_hangups() -> None:
+    """Let the hangup signal end the process that is started: whoever runs the tests may ignore it, and it then would."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def main() -> None:
+    """Import what servers need, then make copies until the other end is closed."""
+    for name in _MODULES:
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        data, ancillary, _, _ = orders.recvmsg(_REQUEST_BYTES, socket.CMSG_SPACE(64 * 4))
+        if not data:
+            return None
+        descriptors = array.array("i")
+        for _, _, rights in ancillary:
+            descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
+        if (pid := _copy()) == 0:
+            orders.close()
+            return _become(json.loads(data), [*descriptors])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        orders.send(str(pid).encode())
+
+
+def _copy() -> int:
+    """Fork, but as a child of this process's parent: the worker waits for it as for any it started."""
+    library = ctypes.PyDLL(None)
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = int(library.syscall(_SYS_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    return pid
+
+
+def _become(order: dict[str, Any], descriptors: list[int]) -> None:
+    if order["is_leader"]:
+        os.setsid()
+    if order["heeds_hangups"]:
+        heed_hangups()
+    # First out of the way of the numbers they shall have.
+    high = [os.dup2(one, 500 + index) for index, one in enumerate(descriptors)]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for one, number in zip(high, order["numbers"], strict=True):
+        os.dup2(one, number)
+        os.close(one)
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["variables"])
+    sys.argv = ["belljar", *order["arguments"]]
+    del sys.path[0]  # the folder of this file
+    runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
