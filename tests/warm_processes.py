@@ -106,7 +106,7 @@ def _can_be_a_copy(given: dict[str, Any]) -> bool:
 
 
 def heed_hangups() -> None:
-    """Let the hangup signal end the process that is started: whoever runs the tests may ignore it, and it then would."""
+    """Let hangups end the process that is started: whoever runs the tests may ignore them, and so would it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
