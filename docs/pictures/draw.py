@@ -231,9 +231,7 @@ def architecture() -> str:
         for number, line in enumerate(box.lines):
             parts.append(f'<text x="{box.x + 12}" y="{box.y + 40 + 18 * number}" class="small">{escape(line)}</text>')
     for x1, y1, x2, y2, label in ARROWS:
-        parts.append(
-            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="arrow" marker-end="url(#tip)"/>'
-        )
+        parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="arrow" marker-end="url(#tip)"/>')
         if label:
             parts.append(f'<text x="{x1 + 8}" y="{y1 - 4}" class="small">{label}</text>')
     return "\n".join([*parts, "</svg>", ""])

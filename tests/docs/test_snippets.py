@@ -21,7 +21,7 @@ from mcp.types import ElicitResult
 
 import belljar
 from belljar.environments import Environment
-from belljar.hooks import ToolCall
+from belljar.hooks import ToolCallFacts
 from belljar.runtime import Runtime
 
 TESTS = Path(__file__).parents[1]
@@ -175,7 +175,7 @@ def test_the_plugin_refuses_what_it_says() -> None:
     judge = names["judge_tool_call"]
 
     def judged(server: str, to: str) -> Any:
-        return judge(ToolCall("session", "local", server, "send", {"to": to}))
+        return judge(ToolCallFacts("session", "local", server, "send", {"to": to}))
 
     assert judged("mail", "ada@example.com") is None
     assert judged("files", "bob@elsewhere.test") is None
