@@ -113,7 +113,7 @@ GROUPS: dict[str, CommandGroup] = {
         },
     ),
     "env": CommandGroup(
-        "The environments of sessions: list, create, check, remove, lock.",
+        "The environments of sessions: list, create, check, remove, lock, bundle, unbundle.",
         {
             "list": CommandEntry(
                 "env:list_command",
@@ -136,6 +136,16 @@ GROUPS: dict[str, CommandGroup] = {
                 "env:lock_command",
                 "Print the packages of a session at their versions, its own included, to make the same environment"
                 " again.",
+            ),
+            "bundle": CommandEntry(
+                "env:bundle_command",
+                "Write environments to one file, with what sessions need beside them, for a host that reaches no"
+                " package index.",
+            ),
+            "unbundle": CommandEntry(
+                "env:unbundle_command",
+                "Put the environments of a bundle in their places, without a package index; what is there already"
+                " stays.",
             ),
         },
     ),
