@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.environments import open_environment
+from belljar.environments import ipython_support, open_environment
 from belljar.environments.bundle import Part, bundle, unbundle
 from belljar.errors import InvalidArgument
 from belljar.settings import EnvironmentEntry, Settings
-from local_index import LocalIndex
+from local_index import LocalIndex, add_support
 from shared_environment import settings_with
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     (folder / "index").mkdir()
     index = LocalIndex(folder / "index")
     index.add_wheel("ham", "1.5", {"ham.py": "TASTE = 'salty'\n", "ham_data/fact.txt": "pink"})
+    add_support(index)
     with pytest.MonkeyPatch.context() as patch:
+        # The real IPython has thousands of files.
+        patch.setattr(ipython_support, "own_packages", lambda *_: [])
         patch.setenv("UV_DEFAULT_INDEX", index.url)
         patch.setenv("UV_CACHE_DIR", str(folder / "cache"))
         parts = asyncio.run(bundle(settings_of(folder / "data"), ["lunch"], folder / "lunch.tar.gz", ignore))
