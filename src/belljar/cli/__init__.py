@@ -30,6 +30,8 @@ class CommandEntry:
     help: str
     """The line that lists of commands show: the first paragraph of the function's docstring."""
     is_hidden: bool = False
+    elsewhere: str = ""
+    """The function on systems other than Linux; empty where the command is Linux's only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,11 @@ class CommandGroup:
 
 # A new command is a file in this package and a line in this table.
 COMMANDS: dict[str, CommandEntry] = {
-    "serve": CommandEntry("serve:command", "Serve MCP over stdio, or over HTTP with --http HOST:PORT."),
+    "serve": CommandEntry(
+        "serve:command",
+        "Serve MCP over stdio, or over HTTP with --http HOST:PORT.",
+        elsewhere="elsewhere:serve_command",
+    ),
     "container": CommandEntry(
         "container:command",
         "Serve as the image does: stdio under `docker run -i`, else HTTP at port 8000 with a key of its own.",
@@ -50,6 +56,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "run": CommandEntry(
         "run:command",
         "Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.",
+        elsewhere="elsewhere:run_command",
     ),
     "sessions": CommandEntry("sessions:command", "List the sessions of all running servers of this data directory."),
     "top": CommandEntry(
@@ -70,6 +77,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "config": CommandEntry(
         "config:command",
         "Show every setting and where its value comes from, and which ones of an untrusted file are ignored.",
+        elsewhere="config:command",
     ),
     "trust": CommandEntry(
         "trust:command",
@@ -79,9 +87,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "plugins": CommandEntry(
         "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."
     ),
-    "doctor": CommandEntry("doctor:command", "Check what this host can do."),
-    "install": CommandEntry("install:command", "Tell an MCP client how to start belljar."),
-    "key": CommandEntry("key:command", "Make a bearer key for HTTP."),
+    "doctor": CommandEntry("doctor:command", "Check what this host can do.", elsewhere="elsewhere:doctor_command"),
+    "install": CommandEntry("install:command", "Tell an MCP client how to start belljar.", elsewhere="install:command"),
+    "key": CommandEntry("key:command", "Make a bearer key for HTTP.", elsewhere="key:command"),
     "reference": CommandEntry("reference:command", "Print a page of the reference as Markdown.", is_hidden=True),
 }
 GROUPS: dict[str, CommandGroup] = {
@@ -240,8 +248,8 @@ def application() -> TyperGroup:
 
 
 def load_command(entry: CommandEntry) -> Callable[..., None]:
-    """Import the function of a command."""
-    module, _, function = entry.target.partition(":")
+    """Import the function of a command. Modules that only Linux has are imported by no other way from here."""
+    module, _, function = (entry.target if sys.platform == "linux" else entry.elsewhere).partition(":")
     path = f"{__name__}.{module}"
     if path not in sys.modules:
         with uncollected_imports():
@@ -272,9 +280,20 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return a context of the imported command, which the group then invokes instead of this one."""
+        if sys.platform != "linux" and not self._entry.elsewhere:
+            self.callback = self._refuse
+            return super().make_context(
+                info_name, args, parent, **extra, ignore_unknown_options=True, allow_extra_args=True
+            )
         table = _typer()
         table.command(self.name)(load_command(self._entry))
         return typer.main.get_command(table).make_context(info_name, args, parent, **extra)
+
+    def _refuse(self) -> None:
+        raise UsageError(
+            f"belljar {self.name} needs Linux, and this is {sys.platform}",
+            hint="Run it where the server runs: in its container (`docker exec`), in WSL2 or Lima, or on its machine",
+        )
 
 
 def _add_commands(group: TyperGroup, entries: Mapping[str, CommandEntry]) -> None:

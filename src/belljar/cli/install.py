@@ -133,12 +133,14 @@ def server_entry(client: Client, arguments: Sequence[str]) -> ServerEntry:
     return {"type": "stdio", **entry} if client.states_type else entry
 
 
-def container_entry(client: Client, image: str, arguments: Sequence[str], *, has_profile: bool = True) -> ServerEntry:
+def container_entry(
+    client: Client, image: str, arguments: Sequence[str], *, has_profile: bool = True, engine: str = ""
+) -> ServerEntry:
     """Return the entry with which the client starts belljar in a container; `has_profile` writes the engine's rules.
 
     The container is removed when the client ends it; sessions sleep in a named volume and wake under the next one.
     """
-    engine = _find_engine()
+    engine = engine or _find_engine()
     if Path(engine).name.startswith("podman"):
         options = ["--security-opt", "unmask=ALL"]
     else:
