@@ -22,10 +22,10 @@ import platformdirs, anyio, mcp, mcp.client, httpx, jsonschema, packaging, yaml
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "readline", "curses", "pyseccomp"}
 NAMES = {
     os: "geteuid getuid getgid getegid fchmod fchown chown O_NOFOLLOW O_CLOEXEC O_DIRECTORY O_NONBLOCK O_PATH "
-    "O_TMPFILE pidfd_open sched_getaffinity sched_setaffinity killpg getpgid setsid fork memfd_create getxattr mkfifo eventfd",
+    "O_TMPFILE pidfd_open sched_getaffinity sched_setaffinity killpg getpgid setsid fork memfd_create getxattr mkfifo",
     signal: "SIGKILL SIGHUP SIGSTOP SIGCONT SIGUSR1 SIGUSR2 SIGCHLD SIGPIPE SIGQUIT SIGWINCH pidfd_send_signal",
     select: "poll epoll",
-    socket: "AF_UNIX SO_PEERCRED SCM_RIGHTS send_fds recv_fds CMSG_SPACE CMSG_LEN",
+    socket: "SO_PEERCRED SCM_RIGHTS send_fds recv_fds CMSG_SPACE CMSG_LEN",
 }
 
 class Missing:
@@ -49,8 +49,8 @@ import json
 for line in sys.stdin:
     asked = json.loads(line)
     if not (pid := fork()):
-        for number, (path, mode) in enumerate(zip(asked["files"], "rww")):
-            pipes(open(path, mode).fileno(), number)
+        for number, path in enumerate(asked["files"]):
+            pipes(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
         os.environ.clear()
         os.environ.update(asked["variables"])
         os.chdir(asked["folder"])
@@ -108,7 +108,8 @@ class Elsewhere:
 
     def execute(self, code: str, stdin: str = "", variables: dict[str, str] | None = None) -> Answer:
         files = [self.folder.parent / name for name in ("stdin", "stdout", "stderr")]
-        files[0].write_text(stdin)
+        for file, text in zip(files, (stdin, "", ""), strict=True):
+            file.write_text(text)
         asked = {
             "files": [str(file) for file in files],
             "variables": {**self.variables, **(variables or {})},
@@ -125,10 +126,11 @@ class Elsewhere:
 def elsewhere(tmp_path: Path, copies: subprocess.Popen[str]) -> Elsewhere:
     (tmp_path / "bin").mkdir()
     (tmp_path / "place").mkdir()
-    engine = tmp_path / "bin" / "docker"
+    engine = tmp_path / "bin" / "docker.exe"
     engine.write_text(ENGINE)
     engine.chmod(0o755)
-    variables = {"HOME": str(tmp_path), "PATH": f"{engine.parent}:/usr/bin:/bin", "XDG_CONFIG_HOME": str(tmp_path)}
+    variables = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PATHEXT": ".exe"}
+    variables["PATH"] = f"{engine.parent}:/usr/bin:/bin"
     return Elsewhere(tmp_path / "place", variables, copies)
 
 
