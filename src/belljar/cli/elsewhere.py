@@ -83,9 +83,12 @@ def run_command(
     arguments = ["run", "-", "--out", "/out", *(["--json"] if as_json else [])]
     arguments += ["--timeout", f"{timeout:g}"] if timeout is not None else []
     arguments += ["--environment", environment] if environment else []
+    # The container's user is an ordinary one, whom not every engine takes for the owner of this folder.
+    folder.chmod(0o777)
     try:
         status = _start([*_forwarded(), "-v", f"{folder}:/out"], arguments, text)
     finally:
+        folder.chmod(0o755)
         if not any(folder.iterdir()):
             folder.rmdir()
     if folder.is_dir():
