@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import doctor
-from belljar.cli.doctor import HostFinding, examine_providers, report
+from belljar.cli import doctor, limit_check
+from belljar.cli.doctor import examine_providers
+from belljar.cli.findings import HostFinding, report
 from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
+from belljar.sandboxes.cgroup_discovery import read_control_groups
+from belljar.sandboxes.limit_trials import LimitTrial
+from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from provider_packages import packages_on_path
 
@@ -32,6 +36,17 @@ class BrokenProvider:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def limits_not_hit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the test that is about it hits limits, because that takes a second."""
+
+    async def tried(enforcer: Enforcer) -> list[LimitTrial]:
+        return [LimitTrial(name, True, "not tried") for name in enforcer.groups.controllers]
+
+    if "every_section" not in request.node.name:
+        monkeypatch.setattr(limit_check, "try_limits", tried)
 
 
 @pytest.fixture
@@ -57,6 +72,16 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
     }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
     assert found["sandbox/configured"]["status"] == "warn", "process does not isolate, and must say so"
+    usable = read_control_groups().usable()
+    for controller, name in {"memory": "memory", "cpu": "processors", "pids": "processes"}.items():
+        row = found[f"limits/{name}"]
+        if controller in usable:
+            assert (row["status"], row["cost"], row["hint"]) == ("ok", "", "")
+            assert row["detail"].startswith("held when hit: ")
+        else:
+            assert row["status"] == "warn"
+            assert row["cost"]
+            assert row["hint"]
 
 
 def test_a_data_directory_that_cannot_be_made_fails_the_command(

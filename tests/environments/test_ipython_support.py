@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.environments import open_environment
+from belljar.environments import ipython_support, open_environment
 from belljar.errors import EnvironmentBroken
 from belljar.settings import Settings
 from local_index import LocalIndex, add_support
@@ -17,7 +17,8 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalIndex:
-    """An index that uv takes for its own."""
+    """An index that uv takes for its own; packages of the server's environment are not used instead of it."""
+    monkeypatch.setattr(ipython_support, "own_packages", lambda *_: [])
     (tmp_path / "index").mkdir()
     index = LocalIndex(tmp_path / "index")
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
@@ -108,3 +109,20 @@ async def test_one_that_lacks_only_cloudpickle_runs_without_it_if_need_be(
     (site_packages(venv) / "ipython-9.0.dist-info").mkdir()
 
     assert (await open_environment(settings)).support is None
+
+
+async def test_an_environment_of_the_servers_kind_gets_the_servers_ipython_without_an_index(
+    venv: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    lines: list[str] = []
+
+    environment = await open_environment(settings, on_progress=lines.append)
+
+    assert [line.partition(" for ")[0] for line in lines] == ["copying the server's IPython"]
+    assert environment.support is not None
+    assert {"IPython", "cloudpickle", "traitlets"} <= {path.name for path in environment.support.iterdir()}
+    assert not (environment.support / "pytest").exists(), "only what it needs"
+    assert list(site_packages(venv).iterdir()) == []
+    assert (tmp_path / "cache").exists() is False, "uv was not asked"

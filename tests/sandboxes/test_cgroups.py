@@ -14,9 +14,10 @@ import pytest
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups
-from belljar.sandboxes.cgroups import PREFIX, ControlGroup, GroupV1, ServerGroups
+from belljar.sandboxes.cgroups import ControlGroup, GroupV1
 from belljar.sandboxes.limit_trials import try_limits
 from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.server_groups import PREFIX, ServerGroups
 
 LIMITS = Limits(memory_mb=100, cpus=1.5, processes=20)
 FILES = {

@@ -10,10 +10,10 @@ from trials import PYTHON, READABLE, run, usable
 
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
-from belljar.sandboxes.cgroups import PREFIX
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
+from belljar.sandboxes.server_groups import PREFIX
 
 pytestmark = pytest.mark.anyio
 

@@ -246,3 +246,11 @@ def test_the_root_has_a_place_for_everything_shown(tmp_path: Path) -> None:
 def test_guest_init_runs_on_the_commands_python_or_the_systems() -> None:
     assert interpreter_for(["/opt/science/bin/python3.12", "-c", ""]) == "/opt/science/bin/python3.12"
     assert interpreter_for(["true"]).endswith("python3")
+
+
+def test_the_server_of_earlier_versions_is_answered_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSB_SERVER_URL", "http://127.0.0.1:5555")
+    server = next(check for check in MicroVMProvider().check() if check.name == "server")
+    assert server.is_ok, "it keeps nothing from working"
+    assert "is set and not used" in server.detail
+    assert "belljar serve --http" in server.hint

@@ -11,7 +11,7 @@ from belljar.files import disk_usage
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sandboxes.cgroup_discovery import read_control_groups
-from belljar.sandboxes.cgroups import PREFIX
+from belljar.sandboxes.server_groups import PREFIX
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -32,6 +32,8 @@ class CommandEntry:
     is_hidden: bool = False
     takes_rest: bool = False
     """Whether everything after its first argument is the arguments of something else, options included."""
+    elsewhere: str = ""
+    """The function on systems other than Linux; empty where the command is Linux's only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,11 @@ class CommandGroup:
 
 # A new command is a file in this package and a line in this table.
 COMMANDS: dict[str, CommandEntry] = {
-    "serve": CommandEntry("serve:command", "Serve MCP over stdio, or over HTTP with --http HOST:PORT."),
+    "serve": CommandEntry(
+        "serve:command",
+        "Serve MCP over stdio, or over HTTP with --http HOST:PORT.",
+        elsewhere="elsewhere:serve_command",
+    ),
     "container": CommandEntry(
         "container:command",
         "Serve as the image does: stdio under `docker run -i`, else HTTP at port 8000 with a key of its own.",
@@ -53,6 +59,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "run:command",
         "Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.",
         takes_rest=True,
+        elsewhere="elsewhere:run_command",
     ),
     "sessions": CommandEntry("sessions:command", "List the sessions of all running servers of this data directory."),
     "top": CommandEntry(
@@ -73,6 +80,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "config": CommandEntry(
         "config:command",
         "Show every setting and where its value comes from, and which ones of an untrusted file are ignored.",
+        elsewhere="config:command",
     ),
     "trust": CommandEntry(
         "trust:command",
@@ -82,9 +90,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "plugins": CommandEntry(
         "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."
     ),
-    "doctor": CommandEntry("doctor:command", "Check what this host can do."),
-    "install": CommandEntry("install:command", "Tell an MCP client how to start belljar."),
-    "key": CommandEntry("key:command", "Make a bearer key for HTTP."),
+    "doctor": CommandEntry("doctor:command", "Check what this host can do.", elsewhere="elsewhere:doctor_command"),
+    "install": CommandEntry("install:command", "Tell an MCP client how to start belljar.", elsewhere="install:command"),
+    "key": CommandEntry("key:command", "Make a bearer key for HTTP.", elsewhere="key:command"),
     "reference": CommandEntry("reference:command", "Print a page of the reference as Markdown.", is_hidden=True),
 }
 GROUPS: dict[str, CommandGroup] = {
@@ -116,7 +124,7 @@ GROUPS: dict[str, CommandGroup] = {
         },
     ),
     "env": CommandGroup(
-        "The environments of sessions: list, create, check, remove, lock.",
+        "The environments of sessions: list, create, check, remove, lock, bundle, unbundle.",
         {
             "list": CommandEntry(
                 "env:list_command",
@@ -139,6 +147,16 @@ GROUPS: dict[str, CommandGroup] = {
                 "env:lock_command",
                 "Print the packages of a session at their versions, its own included, to make the same environment"
                 " again.",
+            ),
+            "bundle": CommandEntry(
+                "env:bundle_command",
+                "Write environments to one file, with what sessions need beside them, for a host that reaches no"
+                " package index.",
+            ),
+            "unbundle": CommandEntry(
+                "env:unbundle_command",
+                "Put the environments of a bundle in their places, without a package index; what is there already"
+                " stays.",
             ),
         },
     ),
@@ -233,8 +251,8 @@ def application() -> TyperGroup:
 
 
 def load_command(entry: CommandEntry) -> Callable[..., None]:
-    """Import the function of a command."""
-    module, _, function = entry.target.partition(":")
+    """Import the function of a command. Modules that only Linux has are imported by no other way from here."""
+    module, _, function = (entry.target if sys.platform == "linux" else entry.elsewhere).partition(":")
     path = f"{__name__}.{module}"
     if path not in sys.modules:
         with uncollected_imports():
@@ -265,10 +283,21 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return a context of the imported command, which the group then invokes instead of this one."""
+        if sys.platform != "linux" and not self._entry.elsewhere:
+            self.callback = self._refuse
+            return super().make_context(
+                info_name, args, parent, **extra, ignore_unknown_options=True, allow_extra_args=True
+            )
         table = _typer()
         settings = {"allow_interspersed_args": False} if self._entry.takes_rest else None
         table.command(self.name, context_settings=settings)(load_command(self._entry))
         return typer.main.get_command(table).make_context(info_name, args, parent, **extra)
+
+    def _refuse(self) -> None:
+        raise UsageError(
+            f"belljar {self.name} needs Linux, and this is {sys.platform}",
+            hint="Run it where the server runs: in its container (`docker exec`), in WSL2 or Lima, or on its machine",
+        )
 
 
 def _add_commands(group: TyperGroup, entries: Mapping[str, CommandEntry]) -> None:

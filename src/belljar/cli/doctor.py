@@ -5,20 +5,19 @@ and environments are in their own packages; this module runs them and prints the
 """
 
 import asyncio
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from belljar.cli.findings import HostFinding, print_findings
 from belljar.cli.fork_check import check_forks
 from belljar.cli.limit_check import check_limits
 from belljar.environments import check_environments
@@ -36,25 +35,9 @@ from belljar.toolbox.server_config import load_servers
 
 _OLDEST_NODE = 22
 _SOON_DAYS = 21
-_WIDEST_NAME = 28
 _LIMITED_BY_US = ("namespace", "process", "gvisor")
 """The sandboxes whose limits are a section of their own, in which each is proved."""
 _NO_SESSIONS = "no session can start with these settings"
-
-
-@dataclass(frozen=True, slots=True)
-class HostFinding:
-    """One row of the report."""
-
-    section: str
-    status: Literal["ok", "warn", "fail"]
-    name: str
-    detail: str
-    """What this host gives."""
-    hint: str = ""
-    """The command that gets the rest, or what else to do."""
-    cost: str = ""
-    """What it costs not to have it."""
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
@@ -64,12 +47,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print the find
     session, and forks one; exits with 1 if something that the settings need fails.
     """
     findings = list(examine(load_settings()))
-    print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else report(findings))
-    failed = sum(finding.status == "fail" for finding in findings)
-    if failed:
-        print(f"{failed} of {len(findings)} checks failed that these settings need", file=sys.stderr)
-        raise typer.Exit(1)
-    print("everything that these settings need is there", file=sys.stderr)
+    raise typer.Exit(print_findings(findings, as_json=as_json))
 
 
 def examine(settings: Settings) -> Iterator[HostFinding]:
@@ -92,29 +70,6 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
             yield from check(settings)
         except BelljarError as error:
             yield HostFinding(name, "fail", name, error.message, error.hint)
-
-
-def report(findings: Sequence[HostFinding]) -> str:
-    """Return the findings as a table: what this host gives, and below it what the lack of it costs and what gets it."""
-    width = max((len(finding.name) for finding in findings), default=0)
-    width = min(width, _WIDEST_NAME)
-    lines = [f"{' ' * (width + 10)}what this host gives"]
-    section = ""
-    for finding in findings:
-        if finding.section != section:
-            section = finding.section
-            lines.append(section)
-        gap = " " * (width + 10)
-        lines.append(f"  {finding.status:<4}  {finding.name:<{width}}  {_indented(finding.detail, gap)}")
-        if finding.cost:
-            lines.append(f"{gap}without it: {_indented(finding.cost, gap)}")
-        if finding.hint:
-            lines.append(f"{gap}to get it: {_indented(finding.hint, gap)}")
-    return "\n".join(lines)
-
-
-def _indented(text: str, gap: str) -> str:
-    return text.replace("\n", f"\n{gap}  ")
 
 
 def _check_host(settings: Settings) -> Iterator[HostFinding]:

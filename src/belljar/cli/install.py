@@ -117,12 +117,12 @@ def address_entry(client: Client, url: str, headers: Sequence[str]) -> ServerEnt
     return client.address(url, {key.strip(): value.strip() for key, _, value in pairs})
 
 
-def container_command(image: str, arguments: Sequence[str], *, has_profile: bool = True) -> list[str]:
+def container_command(image: str, arguments: Sequence[str], *, has_profile: bool = True, engine: str = "") -> list[str]:
     """Return the command that starts belljar in a container; `has_profile` writes the engine's rules.
 
     The container is removed when the client ends it; sessions sleep in a named volume and wake under the next one.
     """
-    engine = _find_engine()
+    engine = engine or _find_engine()
     if Path(engine).name.startswith("podman"):
         options = ["--security-opt", "unmask=ALL"]
     else:

@@ -15,15 +15,14 @@ rich draws on the terminal itself, so it gets `raw_stream`, and only texts that 
 import logging
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
 from belljar.outputs.terminal_text import without_escapes
 
-BROKEN_PIPE = 128 + signal.SIGPIPE
-"""The exit status that a shell gives a process that SIGPIPE killed."""
+BROKEN_PIPE = 128 + 13
+"""The exit status that a shell gives a process that SIGPIPE killed; Windows has no such signal."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Line separators, characters that change the direction of text, and lone surrogates, which may be encoded as any byte.

@@ -1,7 +1,8 @@
 """IPython and cloudpickle for environments without them, in a separate folder: no environment is changed.
 
-uv makes one folder for each kind of interpreter, once, under the data directory. Our runner searches it after
-everything that the environment has itself, so that it hides nothing.
+There is one folder for each kind of interpreter, made once under the data directory: of the server's own packages where
+the interpreter can use them, else by uv. Our runner searches it after everything that the environment has itself, so
+that it hides nothing.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from anyio import to_thread
 from belljar.environments.base import Interpreter, last_words, run_briefly
 from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_packages import PackageFolder
+from belljar.environments.own_packages import copy_packages, own_packages
 from belljar.environments.uv import run_uv
 from belljar.errors import EnvironmentBroken
 from belljar.files.fd_walk import remove_tree
@@ -85,10 +87,14 @@ async def _make(folder: Path, interpreter: Interpreter, on_progress: Callable[[s
         ) as lock:
             if _is_whole(folder):
                 return
-            tell(f"fetching IPython for Python {version}, once")
             unfinished = folder.with_name(f".{folder.name}.unfinished")
             await to_thread.run_sync(remove_tree, unfinished)
-            await _fetch(unfinished, interpreter, lock, tell)
+            if packages := await to_thread.run_sync(own_packages, interpreter, REQUIREMENTS):
+                tell(f"copying the server's IPython for Python {version}, once")
+                await to_thread.run_sync(copy_packages, packages, unfinished)
+            else:
+                tell(f"fetching IPython for Python {version}, once")
+                await _fetch(unfinished, interpreter, lock, tell)
             unfinished.replace(folder)
     except OSError as error:
         raise EnvironmentBroken(
@@ -111,7 +117,7 @@ async def _fetch(folder: Path, interpreter: Interpreter, lock: int, tell: Callab
         raise EnvironmentBroken(
             f"{interpreter.executable} lacks IPython or cloudpickle, and they could not be fetched: {answer.complaint}",
             hint=f"See that the package index can be reached, or install it there: uv pip install --python "
-            f"{interpreter.executable} ipython",
+            f"{interpreter.executable} ipython; on a host without an index: belljar env unbundle FILE",
         )
 
 

@@ -95,6 +95,11 @@ def is_ready(root: Path) -> bool:
     return (root / _READY).is_file() and os.access(interpreter_path(root), os.X_OK)
 
 
+def mark_ready(root: Path) -> None:
+    """Say that an environment is finished."""
+    (root / _READY).touch()
+
+
 async def prepare(
     settings: Settings,
     recipe: Recipe = DEFAULT,
@@ -194,7 +199,7 @@ class _Build:
             await self._install()
         if self.recipe.lock is None:
             await to_thread.run_sync(self._write_lock)
-        (self.root / _READY).touch()
+        mark_ready(self.root)
         self.tell(f"the {self.recipe.name} environment is ready")
 
     def _can_continue(self) -> bool:
@@ -268,5 +273,6 @@ def _failed(recipe: Recipe, answer: UvAnswer) -> EnvironmentBroken:
     return EnvironmentBroken(
         f"the {recipe.name} environment could not be made: {answer.complaint}",
         hint="See that the package index can be reached (uv reads UV_DEFAULT_INDEX and uv.toml, not pip.conf), "
-        "or set environment to the path of a virtual environment",
+        "or set environment to the path of a virtual environment; on a host without an index: "
+        "`belljar env bundle FILE` elsewhere, `belljar env unbundle FILE` here",
     )

@@ -6,13 +6,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.hooks import hookimpl
 from belljar.plugins import Plugins
 from belljar.sandboxes.base import Provider
-from belljar.sandboxes.container.provider import ContainerProvider
-from belljar.sandboxes.gvisor.provider import GVisorProvider
 from belljar.sandboxes.installed import ask_checks, load_provider, make_provider
-from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.microvm import MicroVMProvider
-from belljar.sandboxes.namespace.provider import NamespaceProvider
-from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import Settings
 from belljar.settings.sandboxes import PLUGIN_PREFIX
 
@@ -23,6 +17,14 @@ class OwnProviders:
     @hookimpl
     def sandbox_providers(self, settings: Settings) -> Mapping[str, Callable[[], Provider]]:
         """Return what makes them, by name."""
+        # Not at the top, because other systems lack modules that these need, and have use for the rest of the package.
+        from belljar.sandboxes.container.provider import ContainerProvider
+        from belljar.sandboxes.gvisor.provider import GVisorProvider
+        from belljar.sandboxes.limits import Enforcer
+        from belljar.sandboxes.microvm import MicroVMProvider
+        from belljar.sandboxes.namespace.provider import NamespaceProvider
+        from belljar.sandboxes.process import ProcessProvider
+
         enforcer = Enforcer(asks_systemd=settings.systemd_scope)
         return {
             "namespace": lambda: NamespaceProvider(enforcer),

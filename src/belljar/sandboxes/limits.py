@@ -1,6 +1,7 @@
 """Enforces what a session may use: by a control group where there is one, by limits of each process where not.
 
-Reports the limits that were hit as incidents. Starts no process, knows no namespaces; `cgroups.py` writes the groups.
+Reports the limits that were hit as incidents. Starts no process, knows no namespaces; `cgroups.py` writes the
+groups.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ from typing import Any
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
-from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, ServerGroups
+from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup
+from belljar.sandboxes.server_groups import ServerGroups
 from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, scope_gap
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}

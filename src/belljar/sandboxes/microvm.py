@@ -39,6 +39,7 @@ from belljar.sandboxes.defaults import HOME, SCRATCH, SandboxBase, WithoutHostUs
 from belljar.sandboxes.namespace.bwrap_args import check_folders
 
 _PACKAGE = "microsandbox"
+_SERVER = "MSB_SERVER_URL"
 _FIRST_PORT = 5_000
 _DEFAULT_MEMORY_MB = 1_024
 _TRIAL_TIMEOUT_S = 60.0
@@ -63,14 +64,15 @@ class MicroVMProvider(WithoutHostUsers):
     def check(self) -> list[HostCheck]:
         """Return what keeps a machine from booting here, if that can be told at once; else boot one, once."""
         if obstacle := find_obstacle():
-            return [obstacle]
+            return [*_check_server(), obstacle]
         found = HostCheck("microsandbox", is_ok=True, detail="installed; the host has KVM")
+        found_all = [found, *_check_server()]
         if complaint := self._complaint:
             hint = "`msb doctor` examines the host; `--sandbox gvisor` needs no KVM"
-            return [found, HostCheck("microvm", is_ok=False, detail=complaint, hint=hint)]
+            return [*found_all, HostCheck("microvm", is_ok=False, detail=complaint, hint=hint)]
         works = HostCheck("microvm", is_ok=True, detail="a machine booted, ran a command and told its status")
         return [
-            found,
+            *found_all,
             works,
             HostCheck("packages", is_ok=True, detail="sessions have no egress and install no packages"),
         ]
@@ -86,6 +88,15 @@ class MicroVMProvider(WithoutHostUsers):
         # In a thread, because the current one may be running the server's event loop.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(lambda: asyncio.run(_try_machine())).result()
+
+
+def _check_server() -> list[HostCheck]:
+    """Return what to do instead for those who set the server of microsandbox's earlier versions."""
+    if not os.environ.get(_SERVER):
+        return []
+    detail = f"{_SERVER} is set and not used: machines boot on this host, without a server"
+    hint = f"Unset {_SERVER}; for machines on another host, run belljar there: `belljar serve --http HOST:PORT`"
+    return [HostCheck("server", is_ok=True, detail=detail, hint=hint)]
 
 
 class MicroVMSandbox(SandboxBase):

@@ -1,0 +1,269 @@
+"""`belljar serve`, `run` and `doctor` on a Mac or on Windows, where sessions cannot be sealed off natively.
+
+They start the Linux container, if docker or podman answers, and say in two lines what to do if neither does. This
+module and what it imports do without the modules that only Linux has; `cli/__init__.py` imports it instead of theirs.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from belljar.cli.findings import HostFinding, print_findings
+from belljar.cli.install import container_command
+from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.settings import Settings, load_settings
+
+_ANSWER_S = 20.0
+_PORT = 8000
+_FILES = "/files"
+"""Where files of this machine that settings name are seen in the container."""
+_HERE_ONLY = ("BELLJAR_DATA_DIRECTORY", "BELLJAR_CONTAINER_IMAGE", "BELLJAR_HTTP", "BELLJAR_DOWNLOAD_DIRECTORY")
+"""Variables that mean something on this machine only."""
+_GET_ENGINE = (
+    "Start Docker Desktop or `podman machine start`; or use belljar in WSL2 or Lima, or a server elsewhere: "
+    "belljar.connect(URL)"
+)
+_NO_SESSIONS = "`belljar serve` and `belljar run` cannot start; `install`, `config`, `key` and belljar.connect can"
+
+
+# The commands
+
+
+def serve_command(
+    http: Annotated[str | None, typer.Option(help="HOST:PORT to serve over HTTP; stdio without it.")] = None,
+    environment: Annotated[str | None, typer.Option(help="Environment of sessions.")] = None,
+    surface: Annotated[list[str] | None, typer.Option(help="Surface to serve; repeatable.")] = None,
+    mcp_config: Annotated[Path | None, typer.Option(help="File that lists the MCP servers of the toolbox.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="File of guardrails: what tools and code are allowed.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
+) -> None:
+    """Serve MCP over stdio, or over HTTP with --http HOST:PORT.
+
+    Here it starts the Linux container of belljar, with docker or podman.
+    """
+    variables = {
+        "ENVIRONMENT": environment or "",
+        "SURFACES": ",".join(surface or []),
+        "LOG_LEVEL": log_level or "",
+    }
+    options = [word for name, value in variables.items() if value for word in ("-e", f"BELLJAR_{name}={value}")]
+    for name, file in {"MCP_CONFIG": mcp_config, "POLICY": policy}.items():
+        if file is not None:
+            options += _shared_file(name, file)
+    if http is not None:
+        options += ["-p", f"{_address(http)}:{_PORT}", "-e", f"BELLJAR_HTTP=0.0.0.0:{_PORT}"]
+    raise typer.Exit(_start([*_forwarded(), *options], ["container"]))
+
+
+def run_command(
+    file: Annotated[str | None, typer.Argument(help="Python file to run; - reads the code from stdin.")] = None,
+    code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New or empty folder for figures and files of the code; without it, a new one.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Interrupt the code after this many seconds.")] = None,
+    environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+) -> None:
+    """Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.
+
+    Here it does so in the Linux container of belljar, with docker or podman; the code cannot read stdin.
+    """
+    text = _read_code(file, code)
+    folder = _new_folder(out)
+    arguments = ["run", "-", "--out", "/out", *(["--json"] if as_json else [])]
+    arguments += ["--timeout", f"{timeout:g}"] if timeout is not None else []
+    arguments += ["--environment", environment] if environment else []
+    # The container's user is an ordinary one, whom not every engine takes for the owner of this folder.
+    folder.chmod(0o777)
+    try:
+        status = _start([*_forwarded(), "-v", f"{folder}:/out"], arguments, text)
+    finally:
+        folder.chmod(0o755)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    if folder.is_dir():
+        print(f"files: {folder}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check what this host can do.
+
+    Sessions run in a Linux container here; `belljar doctor` in it says what that gives.
+    """
+    settings = load_settings()
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    detail = f"{system}: sessions run in a Linux container"
+    findings = [
+        HostFinding("host", "ok", "system", detail),
+        HostFinding("host", "ok", "python", f"{platform.python_version()} at {sys.executable}"),
+        *_engine_findings(settings),
+    ]
+    raise typer.Exit(print_findings(findings, as_json=as_json))
+
+
+# The engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    path: str
+    version: str = ""
+    complaint: str = ""
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+
+def _engines() -> list[_Engine]:
+    """Return the engines on the PATH, docker first, each with its version or why it does not answer."""
+    paths = filter(None, map(shutil.which, ("docker", "podman")))
+    return [_asked(path) for path in paths]
+
+
+def _asked(path: str) -> _Engine:
+    try:
+        answer = subprocess.run(
+            # Podman answers this for docker's template too. Only the server's part needs the engine to run.
+            [path, "version", "--format", "{{.Server.Version}}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _Engine(path, complaint=str(error))
+    words = answer.stdout.strip()
+    if answer.returncode or not words:
+        return _Engine(path, complaint=(answer.stderr.strip().splitlines() or ["no answer"])[-1][:300])
+    return _Engine(path, version=words)
+
+
+def _find_engine() -> _Engine:
+    """Return an engine that answers."""
+    engines = _engines()
+    for engine in engines:
+        if engine.version:
+            return engine
+    reason = "; ".join(f"{engine.name}: {engine.complaint}" for engine in engines)
+    raise SandboxUnavailable(
+        f"sessions need Linux, this is {sys.platform}, and neither docker nor podman answers"
+        + (f" ({reason})" if reason else ""),
+        hint=_GET_ENGINE,
+    )
+
+
+def _has_image(engine: _Engine, image: str) -> bool:
+    command = [engine.path, "image", "inspect", image]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _engine_findings(settings: Settings) -> list[HostFinding]:
+    engines = _engines()
+    found = [
+        HostFinding("container", "ok", engine.name, f"{engine.version}, {engine.path}")
+        if engine.version
+        else HostFinding("container", "warn", engine.name, engine.complaint)
+        for engine in engines
+    ]
+    answering = next((engine for engine in engines if engine.version), None)
+    if answering is None:
+        detail = "neither docker nor podman answers"
+        return [*found, HostFinding("container", "fail", "engine", detail, _GET_ENGINE, _NO_SESSIONS)]
+    image = settings.container_image
+    if _has_image(answering, image):
+        return [*found, HostFinding("container", "ok", "image", image)]
+    hint = _build_hint(answering, image)
+    return [*found, HostFinding("container", "fail", "image", f"{image} is not there", hint, _NO_SESSIONS)]
+
+
+def _build_hint(engine: _Engine, image: str) -> str:
+    return f"{engine.name} build -t {image} . (in a checkout of belljar), or set container_image to an image of yours"
+
+
+def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = None) -> int:
+    """Run the container to its end, with `text` or our own stdin as its input; return its exit status."""
+    engine = _find_engine()
+    image = load_settings().container_image
+    if not _has_image(engine, image):
+        raise SandboxUnavailable(f"{engine.name} has no image {image}", hint=_build_hint(engine, image))
+    # The command that `install --docker` writes has what the engine must allow for sealed sessions.
+    _, *words = container_command(image, [], engine=engine.path)
+    words[words.index(image) :] = [*options, image, *arguments]
+    if "-p" in options:
+        # A container that nobody writes to serves HTTP.
+        words.remove("-i")
+    try:
+        return subprocess.run([engine.path, *words], input=text, text=True, check=False).returncode
+    except KeyboardInterrupt:
+        return 130
+
+
+# What of this machine is seen in the container
+
+
+def _forwarded() -> list[str]:
+    """Return the options that pass our settings on; the engine reads their values from our variables."""
+    names = [name for name in os.environ if name.startswith("BELLJAR_") and name not in _HERE_ONLY]
+    return [word for name in sorted(names) for word in ("-e", name)]
+
+
+def _shared_file(name: str, file: Path) -> list[str]:
+    path = file.expanduser().absolute()
+    if not path.is_file():
+        raise InvalidArgument(f"{path} is no file", hint=f"Give the path of the file for {name.lower()}")
+    inside = f"{_FILES}/{name.lower()}{path.suffix}"
+    return ["-v", f"{path}:{inside}:ro", "-e", f"BELLJAR_{name}={inside}"]
+
+
+def _address(http: str) -> str:
+    host, _, port = http.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise InvalidArgument(f"{http[:200]} is no HOST:PORT", hint="Say --http 127.0.0.1:8000")
+    return f"{host or '127.0.0.1'}:{port}"
+
+
+def _read_code(file: str | None, code: str | None) -> str:
+    if (file is None) == (code is None):
+        raise InvalidArgument("belljar run takes either a file or -c CODE", hint="Use - to read the code from stdin")
+    if code is not None:
+        return code
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file or "").read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{file} cannot be read: {error}") from error
+
+
+def _new_folder(out: Path | None) -> Path:
+    """Return a new or empty folder, below this one because engines show containers the user's own folders."""
+    try:
+        if out is None:
+            return Path(tempfile.mkdtemp(prefix="belljar-run-", dir=Path.cwd()))
+        folder = out.expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"{out or Path.cwd()} cannot be written: {error.strerror}") from error
+    if any(folder.iterdir()):
+        raise InvalidArgument(f"{folder} is not empty", hint="Give a new folder, or an empty one")
+    return folder

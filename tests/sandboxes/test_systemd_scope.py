@@ -1,0 +1,107 @@
+"""What systemd is asked for, and when: a made-up tree of groups, and a `busctl` that moves us in it.
+
+That a real systemd obeys was tried in a machine of its own; docs/concepts/hosts.md has what came of it.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from belljar.sandboxes import systemd_scope
+from belljar.sandboxes.cgroup_discovery import LEAF
+from belljar.sandboxes.systemd_scope import groups_advice, scope_gap
+
+BUSCTL = """#!/bin/sh
+echo "$@" >> {log}
+unit=$(echo "$@" | sed 's/.* ssa(sv)a(sa(sv)) \\([^ ]*\\) .*/\\1/')
+[ -e {refusal} ] && {{ cat {refusal} >&2; exit 1; }}
+mkdir -p {slice}/$unit && touch {slice}/$unit/cgroup.procs && echo {slice}/$unit > {place}
+"""
+
+
+@dataclass(frozen=True)
+class Systemd:
+    """A host on which systemd runs, and which group we are in there."""
+
+    folder: Path
+
+    @property
+    def own(self) -> Path:
+        return Path((self.folder / "place").read_text().strip())
+
+    @property
+    def calls(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def refuse(self, words: str) -> None:
+        (self.folder / "refusal").write_text(words)
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
+    host = Systemd(tmp_path)
+    service = tmp_path / "system.slice" / "ours.service"
+    service.mkdir(parents=True)
+    (tmp_path / "place").write_text(str(service))
+    busctl = tmp_path / "busctl"
+    names = {name: tmp_path / name for name in ("log", "refusal", "place")}
+    busctl.write_text(BUSCTL.format(**names, slice=service.parent))
+    busctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(systemd_scope, "_BOOTED", tmp_path)
+    monkeypatch.setattr(systemd_scope, "read_own_group", lambda: host.own)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    scope_gap.cache_clear()
+    yield host
+    scope_gap.cache_clear()
+
+
+def test_systemd_is_asked_once_for_a_delegated_scope_in_the_slice_we_are_in(systemd: Systemd) -> None:
+    assert [scope_gap(), scope_gap()] == ["", ""]
+    (call,) = systemd.calls
+    assert "--system call org.freedesktop.systemd1 " in call
+    assert f"Delegate b true PIDs au 1 {os.getpid()} " in call
+    assert "Slice s system.slice" in call
+    assert (systemd.own / LEAF / "cgroup.procs").read_text() == str(os.getpid()), "children are born in the leaf"
+
+
+def test_the_limits_of_the_service_go_with_us(systemd: Systemd) -> None:
+    for name, text in {"memory.max": "700\n", "pids.max": "max\n", "cpu.max": "150000 100000\n"}.items():
+        (systemd.own / name).write_text(text)
+    assert scope_gap() == ""
+    (call,) = systemd.calls
+    assert "MemoryMax t 700 CPUQuotaPerSecUSec t 1500000" in call
+    assert "TasksMax" not in call
+
+
+def test_a_refusal_is_quoted_and_told_with_what_to_do(systemd: Systemd) -> None:
+    systemd.refuse("Call failed: Access denied\n")
+    gap = scope_gap()
+    assert gap == "systemd refuses a scope: Call failed: Access denied"
+    assert groups_advice(gap) == "Write `Delegate=yes` into its section [Service]: `sudo systemctl edit ours.service`"
+
+
+def test_nothing_is_asked_where_systemd_does_not_run_or_has_delegated_already(
+    systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getxattr", lambda *_: b"1")
+    assert scope_gap() == ""
+    scope_gap.cache_clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(systemd_scope, "_BOOTED", tmp_path / "nowhere")
+    assert scope_gap() == ""
+    assert systemd.calls == []
+
+
+def test_a_user_without_a_manager_is_told_how_to_get_one(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = systemd.folder / "user.slice" / "session-1.scope"
+    (systemd.folder / "place").write_text(str(session))
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    gap = scope_gap()
+    assert gap == "/run/user/4000000/bus is not there: systemd runs no manager for this user"
+    assert "loginctl enable-linger" in groups_advice(gap)
+    assert systemd.calls == []
