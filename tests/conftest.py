@@ -10,7 +10,7 @@ from belljar.environments import Environment
 from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.managed import Recipe, prepare
 from belljar.errors import EnvironmentBroken
-from local_index import IndexedPackages, LocalIndex
+from local_index import IndexedPackages, LocalIndex, add_support
 from shared_environment import prepared_environment, settings_with
 
 # Thousands of tests are collected by every worker, and nothing of that is garbage: a fifth less time without it.
@@ -106,6 +106,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> IndexedPackages:
     folder.chmod(0o755)
     packages = LocalIndex(folder)
     packages.add_wheel("house", "1.0", {"house.py": "floors = 1\n"})
+    add_support(packages)
     cache = str(tmp_path_factory.mktemp("uv-cache"))
     return IndexedPackages(packages, {"UV_DEFAULT_INDEX": packages.url, "UV_CACHE_DIR": cache})
 

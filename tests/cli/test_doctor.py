@@ -13,6 +13,7 @@ from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
 from belljar.sandboxes.namespace.provider import NamespaceProvider
+from local_index import IndexedPackages
 from provider_packages import packages_on_path
 
 Run = Callable[..., Any]
@@ -35,9 +36,13 @@ class BrokenProvider:
 
 
 @pytest.fixture
-def findings(belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+def findings(
+    belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch, indexed: IndexedPackages
+) -> Callable[[], dict[str, Any]]:
     """Run the command where a plain process is enough, and give its findings by section and name."""
     monkeypatch.setenv("BELLJAR_SANDBOX", "process")
+    for name, value in indexed.variables.items():
+        monkeypatch.setenv(name, value)
 
     def run() -> dict[str, Any]:
         outcome = belljar("doctor", "--json")
@@ -56,6 +61,7 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
         *("host", "sandbox", "cgroups", "environments", "forks", "node")
     }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
+    assert found["environments/package index"]["status"] == "ok"
     assert found["sandbox/configured"]["status"] == "warn", "process does not isolate, and must say so"
 
 

@@ -21,6 +21,8 @@ import typer
 
 from belljar.cli.fork_check import check_forks
 from belljar.environments import check_environments
+from belljar.environments.managed import DEFAULT, folder, is_ready
+from belljar.environments.package_index import check_index
 from belljar.errors import BelljarError
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
@@ -202,6 +204,14 @@ def _check_control_groups(settings: Settings) -> Iterator[HostFinding]:
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:
     for check in check_environments(settings):
         yield _finding("environments", check.name, check, is_needed=True)
+    yield _check_index(settings)
+
+
+def _check_index(settings: Settings) -> HostFinding:
+    """Try the package index, which the settings need only while their environment is not made."""
+    is_default = settings.environment == DEFAULT.name
+    check = asyncio.run(check_index())
+    return _finding("environments", check.name, check, is_needed=is_default and not is_ready(folder(settings)))
 
 
 def _check_azure(settings: Settings) -> Iterator[HostFinding]:
