@@ -5,9 +5,11 @@ to the terminal.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+import importlib
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from prompt_toolkit import PromptSession
@@ -17,7 +19,6 @@ from prompt_toolkit.filters import completion_is_selected
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
-from pygments.lexers.python import PythonLexer
 
 from belljar.attachments import AttachedSession
 from belljar.cli.streams import one_line
@@ -37,13 +38,14 @@ class LineEditor:
             history=_open_history(history or history_file()),
             completer=SessionCompleter(attached),
             complete_while_typing=False,
-            lexer=PygmentsLexer(PythonLexer),
+            lexer=PygmentsLexer(importlib.import_module("pygments.lexers.python").PythonLexer),
             key_bindings=self._keys(),
             multiline=True,
             prompt_continuation=lambda width, _line, _wrap: "...: ".rjust(width),
             enable_open_in_editor=True,
         )
         self._answers: PromptSession[str] = PromptSession(history=InMemoryHistory())
+        self._check = _always_whole if attached.environment.startswith("kernel:") else _checker()
 
     def redraw(self) -> None:
         """Draw the prompt again, with the number of the next cell."""
@@ -73,19 +75,22 @@ class LineEditor:
         keys = KeyBindings()
 
         @keys.add("enter", filter=~completion_is_selected)
-        async def run_or_continue(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        def run_or_continue(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
             """Run a whole cell; begin a new line in one that goes on."""
             buffer = event.current_buffer
             before, after = buffer.document.text_before_cursor, buffer.document.text_after_cursor
-            # A blank line ends an indented block. A session that does not answer gets the cell as it is.
+            status, indent = self._check(buffer.text)
+            # A blank line ends an indented block.
             is_block_end = "\n" in before and not before.rpartition("\n")[2].strip()
-            with suppress(BelljarError, TimeoutError):
-                async with asyncio.timeout(_PATIENCE_S):
-                    checked = await self._attached.check(buffer.text)
-                if after.strip() or (checked.status == "incomplete" and not is_block_end):
-                    buffer.insert_text("\n" + "".join(one_line(checked.indent))[:_LONGEST_NAME])
-                    return
-            buffer.validate_and_handle()
+            if after.strip() or (status == "incomplete" and not is_block_end):
+                buffer.insert_text("\n" + " " * (indent or 0))
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("c-j")
+        def new_line(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            """Begin a new line, whatever there is."""
+            event.current_buffer.insert_text("\n")
 
         @keys.add("escape", "enter")
         def run_now(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
@@ -127,6 +132,20 @@ class SessionCompleter(Completer):
         for name in found.matches[:_MOST_NAMES]:
             if len(name) <= _LONGEST_NAME and name == one_line(name):
                 yield Completion(name, start_position=-len(typed))
+
+
+def _checker() -> Callable[[str], tuple[str, int | None]]:
+    """Return what tells whether a text is a whole cell, and how far its next line is indented.
+
+    The session could be asked too, but what the person types before it has answered would be taken for the same cell.
+    """
+    module: Any = importlib.import_module("IPython.core.inputtransformer2")
+    return module.TransformerManager().check_complete
+
+
+def _always_whole(_: str) -> tuple[str, int | None]:
+    """Take every line of another language for a cell; Ctrl-J makes lines."""
+    return "complete", None
 
 
 def history_file() -> Path:

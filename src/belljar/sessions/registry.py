@@ -36,7 +36,7 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
-from belljar.sessions.session import Session
+from belljar.sessions.session import Session, iso
 from belljar.skills.library import SkillLibrary
 from belljar.skills.session_view import SessionSkills
 
