@@ -28,7 +28,7 @@ RUN if command -v apt-get > /dev/null; then \
       && rm -rf /var/lib/apt/lists/*; \
     fi
 
-COPY pyproject.toml README.md CHANGELOG.md LICENSE /source/
+COPY pyproject.toml hatch_build.py README.md CHANGELOG.md LICENSE /source/
 COPY src /source/src
 # Two environments of their own: the system's Python may belong to its package manager, and sessions see nothing of the
 # server's packages.

@@ -12,7 +12,7 @@ from belljar.environments import Environment
 from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.managed import Recipe, prepare
 from belljar.errors import EnvironmentBroken
-from local_index import IndexedPackages, LocalIndex
+from local_index import IndexedPackages, LocalIndex, add_support
 from shared_environment import prepared_environment, settings_with
 from warm_processes import with_warm_processes
 
@@ -120,6 +120,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> IndexedPackages:
     folder.chmod(0o755)
     packages = LocalIndex(folder)
     packages.add_wheel("house", "1.0", {"house.py": "floors = 1\n"})
+    add_support(packages)
     cache = str(tmp_path_factory.mktemp("uv-cache"))
     return IndexedPackages(packages, {"UV_DEFAULT_INDEX": packages.url, "UV_CACHE_DIR": cache})
 

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -203,3 +204,92 @@ async def _until_idle(client: Any) -> list[dict[str, Any]]:
         if message["parent_header"].get("session") == "belljar":
             seen.append(message)
     return seen
+
+
+class Screen:
+    """A person at a terminal: what is typed, and what the terminal is sent."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    async def until(self, pattern: str) -> str:
+        """Read until the pattern is there; return what it found, and forget what came up to it."""
+        async with asyncio.timeout(DEADLINE_S):
+            while (found := re.search(pattern, self.text)) is None:
+                self.text += (await asyncio.to_thread(os.read, self._descriptor, 65_536)).decode(errors="replace")
+                # What only moves the cursor or sets colours.
+                self.text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text)
+        self.text = self.text[found.end() :]
+        return found[0]
+
+
+@asynccontextmanager
+async def terminal_on(folder: Path, session_id: str) -> AsyncIterator[Screen]:
+    person, terminal = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "belljar", "attach", session_id),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env=clean_environment(
+            BELLJAR_DATA_DIRECTORY=folder,
+            BELLJAR_DOWNLOAD_DIRECTORY=folder / "saved",
+            XDG_STATE_HOME=folder / "state",
+            TERM="xterm",
+            PROMPT_TOOLKIT_NO_CPR="1",
+        ),
+    )
+    os.close(terminal)
+    try:
+        yield Screen(person)
+        os.write(person, b"\x04")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(person)
+
+
+async def test_at_a_terminal_lines_are_edited_completed_and_remembered_and_figures_saved(
+    agent: tuple[package.SessionHandle, Path],
+) -> None:
+    session, folder = agent
+    await session.execute("treasure_chest = 41")
+    async with terminal_on(folder, session.id[:8]) as screen:
+        await screen.until(r"In \[\d+\]:")
+        screen.type("treasure_c\t")
+        await screen.until("hest")
+        screen.type(" + 1\r")
+        await screen.until(r"\b42\b")
+        await screen.until(r"In \[\d+\]:")
+        screen.type("for number in (1, 2):\r")
+        await screen.until(r"\.\.\.:")
+        screen.type("print(number * 1111)\r\r")
+        await screen.until("2222")
+        await screen.until(r"In \[\d+\]:")
+        picture = "display(__import__('PIL.Image').Image.new('RGB', (2, 2)))"
+        screen.type(f"from IPython.display import display; {picture}\r")
+        saved = await screen.until(r"\[saved: \S+\.png\]")
+        assert Path(saved.removeprefix("[saved: ").removesuffix("]")).read_bytes().startswith(b"\x89PNG")
+        await screen.until(r"In \[\d+\]:")
+        await session.execute("print('the agent', 6 * 7)")
+        await screen.until("the agent 42")
+    history = folder / "state" / "belljar" / "attach-history"
+    assert "treasure_chest + 1" in history.read_text()
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    async with terminal_on(folder, session.id) as screen:
+        await screen.until(r"In \[\d+\]:")
+        screen.type("\x1b[A")  # up
+        await screen.until("display")
+        screen.type("\x03x = input('who? ')\r")
+        await screen.until(r"\nwho\? |who\? $")
+        screen.type("ada\r")
+        await screen.until(r"In \[\d+\]:")
+        assert (await session.execute("x")).result == "'ada'"

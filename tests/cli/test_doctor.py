@@ -17,6 +17,7 @@ from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.limit_trials import LimitTrial
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.provider import NamespaceProvider
+from local_index import IndexedPackages
 from provider_packages import packages_on_path
 
 Run = Callable[..., Any]
@@ -50,9 +51,13 @@ def limits_not_hit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def findings(belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+def findings(
+    belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch, indexed: IndexedPackages
+) -> Callable[[], dict[str, Any]]:
     """Run the command where a plain process is enough, and give its findings by section and name."""
     monkeypatch.setenv("BELLJAR_SANDBOX", "process")
+    for name, value in indexed.variables.items():
+        monkeypatch.setenv(name, value)
 
     def run() -> dict[str, Any]:
         outcome = belljar("doctor", "--json")
@@ -71,6 +76,7 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
         *("host", "sandbox", "limits", "environments", "forks", "node")
     }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
+    assert found["environments/package index"]["status"] == "ok"
     assert found["sandbox/configured"]["status"] == "warn", "process does not isolate, and must say so"
     usable = read_control_groups().usable()
     for controller, name in {"memory": "memory", "cpu": "processors", "pids": "processes"}.items():

@@ -71,9 +71,9 @@ async def test_packages_are_compiled_by_one_server_and_a_broken_one_stops_nothin
     packages = next(root.glob("lib/*/site-packages"))
     (packages / "template.py").write_text("def {{ name }}")
     async with open_lock(root.with_name(f".{root.name}.lock")):
-        await compile_packages(root)
+        await compile_packages(root, is_aside=True)
         assert not is_compiled(root)
-    await compile_packages(root)
+    await compile_packages(root, is_aside=True)
     assert is_compiled(root)
     assert run(python, "import house") == ""
 

@@ -6,12 +6,18 @@ from typing import Annotated, Literal
 import typer
 
 from belljar.cli.attached_console import run_console
+from belljar.cli.sessions import live_sessions
 from belljar.jupyter import require_ipykernel
 from belljar.settings import load_settings
 
 
 def command(
-    session: Annotated[str, typer.Argument(help="Id of a live session, or how it begins; may be the only one.")] = "",
+    session: Annotated[
+        str,
+        typer.Argument(
+            help="Id of a live session, or how it begins; may be the only one.", autocompletion=live_sessions
+        ),
+    ] = "",
     connection: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Serve the session to Jupyter front ends; FILE tells them how to connect."),
@@ -23,11 +29,14 @@ def command(
 ) -> None:
     """Share a live session: its variables and files, and what others run in it while you look on.
 
-    Your cells take their turn like everyone's, and are on record as yours. The session goes on when you leave.
+    Your cells take their turn like everyone's, and are on record as yours. The session goes on when you leave. On a
+    terminal, lines can be edited, names are completed by the session, what you typed is there the next time, and
+    figures are saved in the download directory, with their path shown. In a pipe, the cells are what is piped in.
     """
-    folder = load_settings({"data_directory": data_directory}).data_directory
+    settings = load_settings({"data_directory": data_directory})
+    folder = settings.data_directory
     if connection is None:
-        raise typer.Exit(run_console(folder, session))
+        raise typer.Exit(run_console(folder, session, settings.download_directory))
     require_ipykernel()
     # Imports ipykernel, which is optional and which the console does not need.
     from belljar.jupyter.application import serve_existing

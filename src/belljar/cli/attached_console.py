@@ -1,6 +1,7 @@
 """A console on a live session: it runs the person's cells, typed or piped in, and shows everyone else's as they run.
 
-Output of the person's own cells goes to stdout; prompts and other people's cells go to stderr.
+Output of the person's own cells goes to stdout; prompts and other people's cells go to stderr. On a terminal lines are
+edited (`line_editor.py`), and figures are saved as files.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Generator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from belljar.attachments import AttachedSession, open_attachment
 from belljar.attachments.messages import (
@@ -22,40 +23,55 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
+from belljar.cli.saved_outputs import FigureFiles
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import BelljarError
+from belljar.files.transfer import download_folder
 from belljar.outputs.mime_bundles import words_in
 from belljar.outputs.terminal_text import as_plain
 
+if TYPE_CHECKING:
+    from belljar.cli.line_editor import LineEditor
+
 _FAILED = 1
+_WELCOME = (
+    "Its variables are shared. Tab completes, Up and Ctrl-R find earlier lines, Alt-Enter runs what is there;\n"
+    "Ctrl-C interrupts what runs, Ctrl-D leaves, and the session goes on.\n"
+)
 
 
-def run_console(data_directory: Path, prefix: str) -> int:
+def run_console(data_directory: Path, prefix: str, download_directory: Path) -> int:
     """Run cells until the input or the session ends; return the exit status of the person's last cell."""
     try:
-        return asyncio.run(_run_console(data_directory, prefix))
+        return asyncio.run(_run_console(data_directory, prefix, download_directory))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
 
 
-async def _run_console(data_directory: Path, prefix: str) -> int:
+async def _run_console(data_directory: Path, prefix: str, download_directory: Path) -> int:
     async with open_attachment(data_directory, prefix) as attached:
-        if sys.stdin.isatty():
-            await write(
-                sys.stderr,
-                f"session {attached.session_id}, environment {attached.environment}\n"
-                "Its variables are shared. Ctrl-C interrupts what runs, Ctrl-D leaves; the session goes on.\n",
-            )
-        return await _Console(attached).run()
+        figures = FigureFiles(download_folder(download_directory, attached.session_id))
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return await _Console(attached, figures).run()
+        await write(sys.stderr, f"session {attached.session_id}, environment {attached.environment}\n{_WELCOME}")
+        # prompt_toolkit takes 150 ms to import, which a console in a pipe need not pay.
+        from prompt_toolkit.patch_stdout import patch_stdout
+
+        from belljar.cli.line_editor import LineEditor
+
+        # Whatever is written while the person types is put above the prompt.
+        with patch_stdout():
+            return await _Console(attached, figures, LineEditor(attached)).run()
 
 
 class _Console:
     """Runs the person's cells one at a time, and prints the events of the session meanwhile."""
 
-    def __init__(self, attached: AttachedSession) -> None:
+    def __init__(self, attached: AttachedSession, figures: FigureFiles, editor: "LineEditor | None" = None) -> None:
         self._attached = attached
+        self._figures = figures
+        self._editor = editor
         self._input = StandardInput()
-        self._is_prompting = False
         self._own: set[str] = set()
         self._ended: asyncio.Future[ExecutionEnded | None] | None = None
         self._answering: asyncio.Task[None] | None = None
@@ -84,8 +100,6 @@ class _Console:
         while (code := await self._read_cell()) is not None:
             if code.strip():
                 await self._run_cell(code)
-        if sys.stdin.isatty():
-            await write(sys.stderr, "\n")
 
     async def _run_cell(self, code: str) -> None:
         self._ended = asyncio.get_running_loop().create_future()
@@ -100,10 +114,11 @@ class _Console:
 
     async def _read_cell(self) -> str | None:
         """Read lines until they are a whole cell; return None at the end of the input."""
+        if self._editor is not None:
+            return await self._editor.read_cell()
         lines: list[str] = []
         while True:
-            prompt = "   ...: " if lines else f"In [{self._attached.count + 1}]: "
-            line = await self._read_line(prompt)
+            line = await self._input.answer("")
             if line is None:
                 return "\n".join(lines) if lines else None
             lines.append(line)
@@ -112,15 +127,6 @@ class _Console:
             # A blank line ends an indented block. A kernel that cannot check code makes every line a cell.
             if checked.status != "incomplete" or (len(lines) > 1 and not line.strip()):
                 return code
-
-    async def _read_line(self, prompt: str) -> str | None:
-        self._is_prompting = sys.stdin.isatty()
-        if self._is_prompting:
-            await write(sys.stderr, prompt)
-        try:
-            return await self._input.answer(prompt)
-        finally:
-            self._is_prompting = False
 
     # Events of the session
 
@@ -146,6 +152,10 @@ class _Console:
 
     async def _print_output(self, said: ExecutionOutput) -> None:
         text, stream = _text_and_stream(said)
+        if said.output in ("display_data", "execute_result"):
+            for path in await asyncio.to_thread(self._figures.save, said.content["data"]):
+                text = text if text.strip() and not text.startswith("<") else ""
+                text += f"[saved: {path}]\n"
         if said.execution_id in self._own:
             await _write_plain(stream, text)
         else:
@@ -153,8 +163,8 @@ class _Console:
 
     async def _end(self, ended: ExecutionEnded) -> None:
         if ended.execution_id not in self._own:
-            if self._is_prompting:
-                await write(sys.stderr, f"In [{ended.count + 1}]: ")
+            if self._editor is not None:
+                self._editor.redraw()
             return
         self._own.discard(ended.execution_id)
         if self._answering is not None:
@@ -163,9 +173,12 @@ class _Console:
             self._ended.set_result(ended)
 
     async def _answer(self, asks: QuestionAsked) -> None:
-        await _write_plain(sys.stderr, asks.prompt)
         with contextlib.suppress(BelljarError):
-            text = await self._input.answer("")
+            if self._editor is not None:
+                text = await self._editor.answer(asks.prompt)
+            else:
+                await _write_plain(sys.stderr, asks.prompt)
+                text = await self._input.answer("")
             await self._attached.answer(asks.execution_id, text, asks.question)
 
 

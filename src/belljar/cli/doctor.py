@@ -21,6 +21,8 @@ from belljar.cli.findings import HostFinding, print_findings
 from belljar.cli.fork_check import check_forks
 from belljar.cli.limit_check import check_limits
 from belljar.environments import check_environments
+from belljar.environments.managed import DEFAULT, folder, is_ready
+from belljar.environments.package_index import check_index
 from belljar.errors import BelljarError
 from belljar.provisioning.gpus import SessionGpus
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
@@ -164,6 +166,16 @@ def _check_gpus(settings: Settings) -> Iterator[HostFinding]:
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:
     for check in check_environments(settings):
         yield _finding("environments", check.name, check, is_needed=True, cost=_NO_SESSIONS)
+    yield _check_index(settings)
+
+
+def _check_index(settings: Settings) -> HostFinding:
+    """Try the package index, which the settings need only while their environment is not made."""
+    is_default = settings.environment == DEFAULT.name
+    check = asyncio.run(check_index())
+    is_needed = is_default and not is_ready(folder(settings))
+    cost = _NO_SESSIONS if is_needed else "sessions cannot install packages"
+    return _finding("environments", check.name, check, is_needed=is_needed, cost=cost)
 
 
 def _check_azure(settings: Settings) -> Iterator[HostFinding]:

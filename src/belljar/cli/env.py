@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from belljar.cli.progress import ProgressBar, Spinner
-from belljar.cli.streams import columns, indented, print_output
+from belljar.cli.streams import indented, print_output, table
 from belljar.control import ask_servers
 from belljar.environments import Environment, known_names, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
@@ -49,7 +49,7 @@ def list_command(
     if as_json:
         print(json.dumps([asdict(each) for each in listed], indent=2))
     else:
-        print(columns([_TITLES, *map(_row, listed)]))
+        print(table([_TITLES, *map(_row, listed)], spare=("interpreter", "size")))
         _print_problems(listed)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli.streams import columns, one_line
+from belljar.cli.streams import one_line, table
 from belljar.runtime import open_plugins
 from belljar.settings import load_settings
 from belljar.surfaces.server import add_surfaces
@@ -30,6 +30,6 @@ def command(
         print(json.dumps([asdict(record) for record in plugins.records], indent=2))
     else:
         rows = [(each.name, each.origin, ", ".join(each.hooks) or "-", each.error) for each in plugins.records]
-        print(columns([("plugin", "from", "hooks", "failed"), *(tuple(map(one_line, row)) for row in rows)]))
+        print(table([("plugin", "from", "hooks", "failed"), *(tuple(map(one_line, row)) for row in rows)]))
     if any(record.error for record in plugins.records):
         raise typer.Exit(1)

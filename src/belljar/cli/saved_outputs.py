@@ -6,14 +6,16 @@ started from. Hidden files are not saved at all, because shells and tools obey t
 """
 
 import asyncio
+import base64
 import errno
 import mimetypes
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from belljar.cli.streams import one_line
 from belljar.errors import BelljarError, InvalidArgument
@@ -26,6 +28,7 @@ from belljar.outputs.mime_bundles import is_readable
 _MEDIA = ("image/", "audio/", "video/", "application/pdf")
 _PAGE = "text/html"
 _MAX_LISTED_FILES = 20
+_MAX_FORMS = 3
 
 
 def display_in(event: OutputEvent) -> Display | None:
@@ -65,6 +68,35 @@ def check_folder(out: Path) -> Path:
             f"{out} has files in it", hint="Name a new folder or an empty one: files of a session are kept apart"
         )
     return place
+
+
+class FigureFiles:
+    """Saves the figures of Jupyter outputs as they come, in a folder that holds nothing else; at most so many."""
+
+    def __init__(self, folder: Path, most: int = 200) -> None:
+        self._folder = folder
+        self._left = most
+
+    def save(self, bundle: Mapping[str, Any]) -> list[Path]:
+        """Save what a terminal cannot show of one output, and return the files; none if it can be read as text."""
+        media = [mime for mime in bundle if mime.startswith(_MEDIA)]
+        wanted = media or ([_PAGE] if _PAGE in bundle and not is_readable(bundle.get("text/plain")) else [])
+        saved: list[Path] = []
+        for mime in wanted[:_MAX_FORMS]:
+            suffix, content = mimetypes.guess_extension(mime) or ".bin", bundle[mime]
+            if self._left <= 0 or not isinstance(content, str):
+                continue
+            is_text = mime == _PAGE or mime.endswith("+xml")
+            try:
+                data = content.encode() if is_text else base64.b64decode("".join(content.split()), validate=True)
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / f"{_free_stem(self._folder)}{suffix}"
+                _write_figure(path, data)
+            except (OSError, ValueError):
+                continue  # what it holds is not what it says, or the disk is full; the text still names its kind
+            self._left -= 1
+            saved.append(path)
+        return saved
 
 
 class OutputSaver:

@@ -1,16 +1,17 @@
-"""`belljar sessions`: the sessions of every server that uses this data directory."""
+"""`belljar sessions`: the sessions of every server that uses this data directory, and those that sleep in it."""
 
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from belljar.cli.streams import columns
+from belljar.cli.streams import table
 from belljar.control import ask_sessions
 from belljar.models import SessionInfo
-from belljar.settings import load_settings
+from belljar.settings import Settings, load_settings
 
 _TITLES = (
     "session",
@@ -27,27 +28,69 @@ _TITLES = (
     "server",
     "last",
 )
+# What a narrow terminal is spared, the least needed first.
+_SPARE = ("expires", "sandbox", "checkpoints", "server", "owner", "environment", "files", "age")
 _CAUSE_CHARACTERS = 60
+_ID_CHARACTERS = 12
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the sessions of all running servers of this data directory."""
-    folder = load_settings().data_directory
+def command(
+    has_asleep: Annotated[
+        bool, typer.Option("--all", help="Also those that sleep on disk; any call wakes one.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with nothing left out or shortened.")] = False,
+    data_directory: Annotated[Path | None, typer.Option(help="Data directory of the servers.")] = None,
+) -> None:
+    """List the sessions of all running servers of this data directory.
+
+    With --all also those that sleep on disk. On a terminal the table fits it: ids are cut to what other commands need,
+    and columns that do not fit are left out. In a pipe or a file it is whole.
+    """
+    settings = load_settings({"data_directory": data_directory})
+    folder = settings.data_directory
     found, silent = asyncio.run(ask_sessions(folder))
+    rows: list[tuple[int | None, str, SessionInfo]] = [*found]
+    if has_asleep:
+        live = {info.session_id for _, _, info in found}
+        rows += [(None, owner, info) for owner, info in _asleep(settings) if info.session_id not in live]
     for pid in silent:
         print(f"warning: the server with pid {pid} did not answer", file=sys.stderr)
     if as_json:
-        lines = [{"server": pid, "owner": owner, **info.model_dump(mode="json")} for pid, owner, info in found]
+        lines = [{"server": pid, "owner": owner, **info.model_dump(mode="json")} for pid, owner, info in rows]
         print(json.dumps(lines, indent=2))
-    elif found:
-        print(columns([_TITLES, *(_row(pid, owner, info) for pid, owner, info in found)]))
+    elif rows:
+        print(table([_TITLES, *(_row(pid, owner, info) for pid, owner, info in rows)], spare=_SPARE))
+    elif has_asleep:
+        print(f"no sessions in {folder}, awake or asleep", file=sys.stderr)
     else:
         print(f"no sessions: no running server uses {folder}, or none has any", file=sys.stderr)
+        print("hint: --all also lists those that sleep on disk", file=sys.stderr)
 
 
-def _row(pid: int, owner: str, info: SessionInfo) -> tuple[str, ...]:
+def live_sessions(incomplete: str) -> list[tuple[str, str]]:
+    """Return the live sessions whose id begins so, and what each is, for the completion of a shell."""
+    found, _ = asyncio.run(ask_sessions(load_settings().data_directory))
+    shown = [(info.session_id, f"{info.state}, {info.executions} cells {info.reason}") for _, _, info in found]
+    return [(session_id, text) for session_id, text in shown if session_id.startswith(incomplete)]
+
+
+def _asleep(settings: Settings) -> list[tuple[str, SessionInfo]]:
+    """Return the sessions that are only on disk, with their owners, from the journal."""
+    if not (settings.data_directory / "journal.sqlite").exists():
+        return []
+    # The journal's modules are imported here, because the sessions of running servers need none of them.
+    from belljar.journal.archive import open_archive
+    from belljar.journal.session_records import sleeping_info
+
+    with open_archive(settings.data_directory) as archive:
+        entries = archive.asleep()
+    sandbox, keep_days = settings.sandbox, settings.keep_days
+    return [(entry.principal, sleeping_info(entry, sandbox=sandbox, keep_days=keep_days)) for entry in entries]
+
+
+def _row(pid: int | None, owner: str, info: SessionInfo) -> tuple[str, ...]:
     return (
-        info.session_id,
+        info.session_id[:_ID_CHARACTERS] if sys.stdout.isatty() else info.session_id,
         info.state,
         info.environment,
         info.sandbox,
@@ -58,7 +101,7 @@ def _row(pid: int, owner: str, info: SessionInfo) -> tuple[str, ...]:
         duration(info.age_s),
         info.expires_at,
         owner,
-        str(pid),
+        "-" if pid is None else str(pid),
         _last(info),
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from belljar.cli.streams import columns, indented, one_line
+from belljar.cli.streams import indented, one_line, table
 from belljar.errors import InvalidArgument, InvalidPath
 from belljar.settings import Settings, load_settings
 from belljar.skills.format import MAIN, BadSkill, check_content, findings, read_folder
@@ -50,7 +50,7 @@ def list_command(owner: Owner = "", as_json: AsJson = False) -> None:
         print(json.dumps(rows, indent=2))
     else:
         shown = [tuple(one_line(value)[:100] for value in row.values()) for row in rows]
-        print(columns([("skill", "from", "state", "version", "description"), *shown]))
+        print(table([("skill", "from", "state", "version", "description"), *shown]))
 
 
 def show_command(
@@ -132,7 +132,7 @@ def history_command(name: Name, owner: Owner = "", as_json: AsJson = False) -> N
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        print(columns([tuple(rows[0]), *(tuple(one_line(str(value)) for value in row.values()) for row in rows)]))
+        print(table([tuple(rows[0]), *(tuple(one_line(str(value)) for value in row.values()) for row in rows)]))
 
 
 def export_command(

@@ -15,6 +15,7 @@ rich draws on the terminal itself, so it gets `raw_stream`, and only texts that 
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
@@ -24,6 +25,7 @@ from belljar.outputs.terminal_text import without_escapes
 BROKEN_PIPE = 128 + 13
 """The exit status that a shell gives a process that SIGPIPE killed; Windows has no such signal."""
 
+_LEAST_CELL = 8
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Line separators, characters that change the direction of text, and lone surrogates, which may be encoded as any byte.
 _INVISIBLE = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
@@ -65,6 +67,39 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def table(rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()) -> str:
+    """Return rows, the titles first, as lines that fit the terminal; elsewhere nothing is left out or shortened.
+
+    What is too wide loses the columns in `spare`, one after the other, and then the ends of its longest cells.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    return columns(fitted(rows, width, spare) if width else rows)
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int, spare: Sequence[str] = ()) -> list[list[str]]:
+    """Return the rows of a table without what does not fit the width; the last column may be cut to a few letters."""
+    shown = [[one_line(cell) for cell in row] for row in rows]
+    for title in spare:
+        if _table_width(shown) <= width:
+            break
+        place = shown[0].index(title)
+        shown = [[*row[:place], *row[place + 1 :]] for row in shown]
+    while (excess := _table_width(shown) - width) > 0:
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        place = max(range(len(widths)), key=widths.__getitem__)
+        if widths[place] <= _LEAST_CELL:
+            break
+        room = max(_LEAST_CELL, widths[place] - excess)
+        for row in shown:
+            if len(row[place]) > room:
+                row[place] = f"{row[place][: room - 1]}…"
+    return shown
+
+
+def _table_width(rows: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) - 2
 
 
 def shown_output(text: str) -> str:

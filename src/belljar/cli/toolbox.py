@@ -20,7 +20,7 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, cast
 
 import typer
 
-from belljar.cli.streams import columns, log_to_stderr, one_line, write_output
+from belljar.cli.streams import log_to_stderr, one_line, table, write_output
 from belljar.cli.terminal import INTERRUPTED, StandardInput
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
@@ -131,7 +131,7 @@ async def _list_tools(settings: Settings, server: str, as_json: bool) -> int:
             (name, str(len(found.tools)), _failure(found) or first_sentence(found.instructions, _ABOUT_CHARACTERS))
             for name, found in catalogue.servers.items()
         ]
-        print(columns([("server", "tools", "about"), *rows]))
+        print(table([("server", "tools", "about"), *rows]))
     chosen = [catalogue.servers[server]] if server else catalogue.servers.values()
     return 1 if any(each.error for each in chosen) else 0
 
@@ -227,7 +227,7 @@ def _print_tools(catalogue: Catalogue, server: str) -> None:
     _print_warnings(Catalogue({server: found}))
     if found.tools:
         rows = [(tool.name, first_sentence(tool.description or tool.title, _ABOUT_CHARACTERS)) for tool in found.tools]
-        print(columns([("tool", "about"), *rows]))
+        print(table([("tool", "about"), *rows]))
 
 
 def _as_json(catalogue: Catalogue, server: str) -> list[dict[str, Any]]:

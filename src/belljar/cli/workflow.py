@@ -20,7 +20,7 @@ import typer
 
 from belljar.answers import values_of
 from belljar.cli.run import prepare_environment
-from belljar.cli.streams import columns, indented, log_to_stderr, one_line
+from belljar.cli.streams import indented, log_to_stderr, one_line, table
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
@@ -142,7 +142,7 @@ def list_command(as_json: AsJson = False) -> None:
         return
     titles = ("run", "name", "state", "step", "started", "owner", "question")
     rows = [(info.run, info.name, info.state, info.step, info.started_at, owner, _asked(info)) for owner, info in runs]
-    print(columns([titles, *rows]))
+    print(table([titles, *rows]))
 
 
 def show_command(run: Run, as_json: AsJson = False) -> None:

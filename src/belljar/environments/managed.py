@@ -47,6 +47,7 @@ _STARTUP_LINE = (
     'and sys.path.append(os.environ["BELLJAR_STARTUP"])\n'
 )
 _BUILD_TIMEOUT_S = 1800
+_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +135,24 @@ def is_compiled(root: Path) -> bool:
     return (root / _COMPILED).exists() or not (root / _READY).exists() or not os.access(root, os.W_OK)
 
 
-async def compile_packages(root: Path, *, on_progress: Callable[[str], None] | None = None) -> None:
-    """Compile the packages of a finished environment, which may be in use; does nothing if another server does it.
+async def compile_packages(
+    root: Path, *, is_aside: bool = False, on_progress: Callable[[str], None] | None = None
+) -> None:
+    """Compile the packages of a finished environment, which may be in use.
 
-    What was compiled stays if this is cancelled or killed, and the next call goes on from there.
+    With `is_aside` this gives way to sessions, and does nothing if somebody else does it. What was compiled stays if
+    this is cancelled or killed, and the next call goes on from there.
     """
     if is_compiled(root):
         return
-    async with try_lock(root.with_name(f".{root.name}.lock")) as lock:
+    path = root.with_name(f".{root.name}.lock")
+    async with try_lock(path) if is_aside else open_lock(path) as lock:
         if lock is None or is_compiled(root):
             return
         answer = await run_compiler(
             interpreter_path(root),
             [str(packages) for packages in await to_thread.run_sync(_package_folders, root)],
+            niceness=_NICENESS if is_aside else 0,
             directory=root.parent,
             timeout_s=_BUILD_TIMEOUT_S,
             on_line=on_progress,
@@ -272,7 +278,7 @@ def _is_complete(information: Path) -> bool:
 def _failed(recipe: Recipe, answer: UvAnswer) -> EnvironmentBroken:
     return EnvironmentBroken(
         f"the {recipe.name} environment could not be made: {answer.complaint}",
-        hint="See that the package index can be reached (uv reads UV_DEFAULT_INDEX and uv.toml, not pip.conf), "
-        "or set environment to the path of a virtual environment; on a host without an index: "
+        hint="`belljar doctor` says whether the package index can be reached (uv reads UV_DEFAULT_INDEX and uv.toml, "
+        "not pip.conf); or set environment to the path of a virtual environment; on a host without an index: "
         "`belljar env bundle FILE` elsewhere, `belljar env unbundle FILE` here",
     )

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,11 +23,13 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import platformdirs
+from anyio import to_thread
 
 from belljar.egress.rules import Rule, rule_of_url
 from belljar.environments.base import exposes_home
-from belljar.environments.uv import certificate_variables, run_uv, uv_files
+from belljar.environments.uv import UvAnswer, certificate_variables, run_uv, uv_files
 from belljar.errors import EnvironmentBroken
+from belljar.sandboxes.base import HostCheck
 
 _PROBE_TIMEOUT_S = 15
 # Every index that serves our sessions has this package, because their kernel needs it.
@@ -35,6 +38,46 @@ _PIP_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 _PIP_OPTIONS = ("index-url", "extra-index-url", "find-links")
 _FETCHED = re.compile(r"https?://[^\s'\"<>`\\]+")
+
+_URL_PASSWORD = re.compile(r"(\w+://)[^/@\s]+@")
+# What uv says, what that means, and what to do about it.
+_INDEX_FAULTS = (
+    (
+        r"certificate",
+        "its certificate is signed by an authority that uv does not trust",
+        "Set SSL_CERT_FILE to a file that has the authority, or UV_SYSTEM_CERTS=1 if the system trusts it",
+    ),
+    (
+        r"dns error|failed to lookup|resolve host",
+        "its name cannot be resolved",
+        "See that this host has a network; behind a proxy set HTTPS_PROXY; for a mirror set UV_DEFAULT_INDEX",
+    ),
+    (
+        r"connection refused|unreachable",
+        "nothing answers at its address",
+        "See that it runs; behind a proxy set HTTPS_PROXY; for a mirror set UV_DEFAULT_INDEX",
+    ),
+    (
+        r"timed out|was stopped after",
+        f"it did not answer in {_PROBE_TIMEOUT_S} s",
+        "Behind a firewall set HTTPS_PROXY, or UV_DEFAULT_INDEX to a mirror that can be reached",
+    ),
+    (
+        r"\b40[13]\b|unauthorized|forbidden",
+        "it refuses our credentials, or wants some",
+        "Run `uv auth login`, or put them into the URL of UV_DEFAULT_INDEX or into ~/.netrc",
+    ),
+    (
+        r"network was disabled|offline",
+        "uv is told to stay offline",
+        "Unset UV_OFFLINE, or set environment to the path of an environment that is there",
+    ),
+    (
+        r"not found in the|no solution found",
+        f"it does not have {_PROBE}, which sessions need",
+        "Set UV_DEFAULT_INDEX to an index that mirrors PyPI",
+    ),
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +108,35 @@ async def find_index_hosts() -> IndexHosts:
     return IndexHosts(list(dict.fromkeys([*configured, *_rules(urls)])), is_complete)
 
 
+async def check_index() -> HostCheck:
+    """Ask uv's index for one package, as the making of an environment would, and say what is wrong if it fails."""
+    began_at = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="belljar-index-") as folder:
+        answer, plan = await _ask_index("", Path(folder))
+        pages, planned = [*_index_pages(answer.words)], await to_thread.run_sync(_text, plan)
+    where = _shown(pages[0]) if pages else next(iter(map(_shown, uv_places(os.environ))), "the index")
+    if not answer.status:
+        urls: list[str] = _FETCHED.findall(planned)
+        files = {host for url in urls if (host := urlsplit(url).hostname) and host != urlsplit(where).hostname}
+        elsewhere = f", with files at {', '.join(sorted(files))}" if files else ""
+        return HostCheck("package index", True, f"{where} answered in {time.monotonic() - began_at:.1f} s{elsewhere}")
+    complaint = answer.complaint
+    reason, hint = next(
+        ((reason, hint) for pattern, reason, hint in _INDEX_FAULTS if re.search(pattern, complaint, re.IGNORECASE)),
+        (_URL_PASSWORD.sub(r"\1***@", complaint.splitlines()[-1].strip()), "See that it can be reached from here"),
+    )
+    return HostCheck("package index", False, f"{where}: {reason}", hint)
+
+
+def _shown(url: str) -> str:
+    """Return the part of a URL that says which index it is, without credentials."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return _URL_PASSWORD.sub(r"\1***@", url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}{parts.path.partition(f'/{_PROBE}/')[0]}"
+
+
 def _rules(urls: Iterable[str]) -> Iterator[Rule]:
     return (rule for url in urls if (rule := rule_of_url(url)) is not None)
 
@@ -84,6 +156,15 @@ def _is_open(url: str) -> bool:
 
 async def _probe_index(index: str, folder: Path) -> tuple[list[str], list[str], bool]:
     """Let uv resolve one package; return the pages it requested in order, the files' URLs, and whether it succeeded."""
+    answer, plan = await _ask_index(index, folder)
+    if answer.status:
+        log.warning("packages: an index did not tell where its files are, only its own host is allowed")
+    planned = await to_thread.run_sync(_text, plan)
+    return [*_index_pages(answer.words)], _FETCHED.findall(planned), not answer.status
+
+
+async def _ask_index(index: str, folder: Path) -> tuple[UvAnswer, Path]:
+    """Let uv resolve one package with an index, uv's own if it is empty; return its answer and the file of its plan."""
     wanted, plan = folder / "wanted.in", folder / "pylock.toml"
     wanted.write_text(_PROBE)
     plan.unlink(missing_ok=True)
@@ -92,11 +173,7 @@ async def _probe_index(index: str, folder: Path) -> tuple[list[str], list[str], 
     command = ("--no-cache", "-v", "pip", "compile", *chosen, *options, str(wanted))
     # No retries, because the first session waits for this; the next server tries an index again that is down now.
     patience = {"UV_HTTP_RETRIES": "0"}
-    answer = await run_uv(command, directory=folder, timeout_s=_PROBE_TIMEOUT_S, variables=patience)
-    if answer.status:
-        log.warning("packages: an index did not tell where its files are, only its own host is allowed")
-    planned = plan.read_text("utf-8") if plan.exists() else ""
-    return [*_index_pages(answer.words)], _FETCHED.findall(planned), not answer.status
+    return await run_uv(command, directory=folder, timeout_s=_PROBE_TIMEOUT_S, variables=patience), plan
 
 
 def _index_pages(words: str) -> Iterator[str]:

@@ -154,6 +154,7 @@ async def run_compiler(
     python: Path,
     folders: Sequence[str],
     *,
+    niceness: int,
     directory: Path,
     timeout_s: float,
     on_line: Callable[[str], None] | None = None,
@@ -161,7 +162,7 @@ async def run_compiler(
 ) -> UvAnswer:
     """Compile all packages in the folders with the Python that will import them; no code of theirs runs."""
     return await _run_captured(
-        [str(python), "-I", "-S", str(COMPILER), *folders],
+        [str(python), "-I", "-S", str(COMPILER), str(niceness), *folders],
         directory=directory,
         timeout_s=timeout_s,
         on_line=on_line,

@@ -1,9 +1,9 @@
-"""Compile the packages of an environment: `compile_packages.py FOLDER…`, run by the environment's own Python.
+"""Compile the packages of an environment: `compile_packages.py NICENESS FOLDER…`, run by the environment's own Python.
 
 Sessions see their environment read-only and cannot store what they compile, so that without this every session compiles
 again whatever it imports: `import pandas, sklearn` takes 8 s instead of 2.5 s. Files that are compiled already are
 skipped, so a run that was killed is continued by the next one. It is started with `-I -S`, so that no code of the
-environment runs, and gives way to everything else on the machine.
+environment runs. NICENESS says how much it gives way to everything else on the machine.
 """
 
 import compileall
@@ -23,9 +23,9 @@ _LINES = 20
 """How many lines of progress are written."""
 
 
-def main(folders: "list[str]") -> None:
+def main(niceness: int, folders: "list[str]") -> None:
     """Compile every Python file below the folders, and say on stderr how many are done."""
-    os.nice(10)
+    os.nice(niceness)
     files = [str(file) for folder in folders for file in _files(Path(folder))]
     step = max(1, len(files) // _LINES)
     with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, _MOST_WORKERS)) as pool:
@@ -47,4 +47,4 @@ def _compile(file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

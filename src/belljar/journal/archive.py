@@ -56,6 +56,10 @@ class Archive:
             raise SessionNotFound(f"session {found[0]} {entry.end if entry else 'is gone'}, and its executions with it")
         return entry
 
+    def asleep(self) -> list[SessionRecord]:
+        """Return the sleeping sessions of all principals, oldest first."""
+        return self._records.all_asleep()
+
     def count(self, session_id: str) -> int:
         """Return how many executions a session has."""
         return next(self._journal.rows("SELECT count(*) FROM executions WHERE session_id = ?", (session_id,)))[0]

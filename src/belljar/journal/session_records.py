@@ -10,11 +10,14 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, cast
 
 from belljar.journal.journal import Journal
+from belljar.models import SessionInfo
 
 SessionState = Literal["unborn", "live", "asleep", "gone"]
+_DAY_S = 86_400
 
 # Executions are counted by a query, because a counter in this table would be another row to change for every cell.
 _COLUMNS = (
@@ -43,6 +46,31 @@ class SessionRecord:
     """What of it could not be saved to disk, and why."""
     end: str
     """Why it is not live."""
+
+
+def iso(timestamp: float) -> str:
+    """Return a time in the ISO format that callers read."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def sleeping_info(entry: SessionRecord, *, sandbox: str, keep_days: float) -> SessionInfo:
+    """Return a session that is only on disk as its owner sees it."""
+    return SessionInfo(
+        session_id=entry.id,
+        environment=entry.environment,
+        kernel="asleep",
+        sandbox=sandbox,
+        state="asleep",
+        created_at=iso(entry.created_at),
+        last_used_at=iso(entry.used_at),
+        expires_at=iso(entry.used_at + keep_days * _DAY_S),
+        age_s=round(time.time() - entry.created_at, 1),
+        memory_mb=0.0,
+        executions=entry.executions,
+        files=0,
+        reason=entry.reason,
+        last_cause=entry.end,
+    )
 
 
 class SessionRecords:
@@ -116,6 +144,10 @@ class SessionRecords:
     def asleep(self, principal: str) -> list[SessionRecord]:
         """Return the sleeping sessions of a principal, oldest first."""
         return [*self._where("state = 'asleep' AND principal = ? ORDER BY created_at", (principal,))]
+
+    def all_asleep(self) -> list[SessionRecord]:
+        """Return the sleeping sessions of all principals, oldest first."""
+        return [*self._where("state = 'asleep' ORDER BY created_at", ())]
 
     def has_asleep(self, principal: str, count: int) -> bool:
         """Return whether at least `count` sessions of a principal sleep on disk."""

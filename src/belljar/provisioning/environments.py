@@ -167,7 +167,7 @@ class EnvironmentCache:
 async def _compile(root: Path) -> None:
     """Compile in the background; a failure is logged only, because the environment works without."""
     try:
-        await compile_packages(root, on_progress=lambda line: log.debug("%s: %s", root.name, line))
+        await compile_packages(root, is_aside=True, on_progress=lambda line: log.debug("%s: %s", root.name, line))
     except (BelljarError, OSError) as error:
         log.warning("the packages in %s could not be compiled: %s", root, error)
     else:

@@ -20,7 +20,7 @@ from belljar.executions.admission import Admission
 from belljar.executions.execution import Execution
 from belljar.executions.shared_folder import open_owner_folders
 from belljar.journal.journal import Journal
-from belljar.journal.session_records import SessionRecord, SessionRecords
+from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
 from belljar.kernels.base import Kernel
 from belljar.models import SessionFork, SessionInfo, SessionNotice
 from belljar.plugins import Plugins
@@ -33,7 +33,7 @@ from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
 from belljar.sessions.changes import ChangeLog
-from belljar.sessions.closer import DAY_S, SessionCloser, about
+from belljar.sessions.closer import SessionCloser, about
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
@@ -353,26 +353,8 @@ class Registry:
 
     def asleep(self, principal: str) -> list[SessionInfo]:
         """Return the caller's sessions that are only on disk, oldest first. Any call with their id wakes them."""
-        kept_s = self.settings.keep_days * DAY_S
-        return [
-            SessionInfo(
-                session_id=entry.id,
-                environment=entry.environment,
-                kernel="asleep",
-                sandbox=self.settings.sandbox,
-                state="asleep",
-                created_at=iso(entry.created_at),
-                last_used_at=iso(entry.used_at),
-                expires_at=iso(entry.used_at + kept_s),
-                age_s=round(time.time() - entry.created_at, 1),
-                memory_mb=0.0,
-                executions=entry.executions,
-                files=0,
-                reason=entry.reason,
-                last_cause=entry.end,
-            )
-            for entry in self.records.asleep(principal)
-        ]
+        sandbox, keep_days = self.settings.sandbox, self.settings.keep_days
+        return [sleeping_info(entry, sandbox=sandbox, keep_days=keep_days) for entry in self.records.asleep(principal)]
 
     def look_up(self, session_id: str) -> Session | None:
         """Return an open session of any owner without marking it as used; its caller decides who may see it."""

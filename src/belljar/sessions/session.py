@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from belljar.errors import CopyRefused, KernelDied
@@ -22,7 +21,7 @@ from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
 from belljar.hooks import SessionFacts
 from belljar.journal.journal import ExecutionRecord, Journal
-from belljar.journal.session_records import SessionRecord, SessionRecords
+from belljar.journal.session_records import SessionRecord, SessionRecords, iso
 from belljar.kernels.base import Kernel, pid_of
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
@@ -473,11 +472,6 @@ class Lease:
         end = (SLEEPS if self._sleeps else ENDS).format(minutes=self._idle_s / 60)
         instructions = f"{INSTRUCTIONS} {end}"
         return SessionNotice(session_id=self._session_id, instructions=instructions, expires_at=iso(self.expires_at))
-
-
-def iso(timestamp: float) -> str:
-    """Return a time in the ISO format that callers read."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 # The authors of cells in a shared session

@@ -1,0 +1,46 @@
+"""Fills in what a release says about where it comes from: `[project.urls]`, and links of the README that lead somewhere.
+
+A package index shows README.md without the files beside it, so its relative links would lead nowhere. With
+BELLJAR_REPOSITORY, the address that the source is published at, set while a release is built, they lead to the files of
+that version there. Without it they become plain text, and the package names no address.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_LINK = re.compile(r"\[([^\]]+)\]\((?![a-z][a-z0-9+.-]*:|#)([^)\s]+)\)")
+
+
+class ReleaseMetadata(MetadataHookInterface):
+    """Hatchling's hook for the fields that pyproject.toml declares dynamic."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the README and the URLs."""
+        text = (Path(self.root) / "README.md").read_text("utf-8")
+        repository, version = os.environ.get("BELLJAR_REPOSITORY", "").rstrip("/"), metadata["version"]
+        metadata["readme"] = {"content-type": "text/markdown", "text": readme(text, repository, version)}
+        metadata["urls"] = urls(repository, version)
+
+
+def readme(text: str, repository: str, version: str) -> str:
+    """Return the README with links that work elsewhere."""
+    if not repository:
+        return _LINK.sub(r"\1", text)
+    return _LINK.sub(lambda link: f"[{link[1]}]({repository}/blob/v{version}/{link[2]})", text)
+
+
+def urls(repository: str, version: str) -> dict[str, str]:
+    """Return the addresses that an index lists beside the package."""
+    if not repository:
+        return {}
+    return {
+        "Homepage": repository,
+        "Documentation": f"{repository}/blob/v{version}/docs/README.md",
+        "Changelog": f"{repository}/blob/v{version}/CHANGELOG.md",
+        "Issues": f"{repository}/issues",
+        "Security": f"{repository}/blob/v{version}/SECURITY.md",
+    }

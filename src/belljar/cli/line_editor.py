@@ -1,0 +1,164 @@
+"""The prompt of `belljar attach` on a terminal: cells with editing, history, and names completed by the session.
+
+What the session answers is hostile: few and short names are taken from it, and control characters are shown, not sent
+to the terminal.
+"""
+
+import asyncio
+import importlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import completion_is_selected
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.lexers import PygmentsLexer
+
+from belljar.attachments import AttachedSession
+from belljar.cli.streams import one_line
+from belljar.errors import BelljarError
+
+_PATIENCE_S = 3.0
+_MOST_NAMES = 200
+_LONGEST_NAME = 200
+
+
+class LineEditor:
+    """Reads cells and answers from the person at the terminal."""
+
+    def __init__(self, attached: AttachedSession, history: Path | None = None) -> None:
+        self._attached = attached
+        self._prompt: PromptSession[str] = PromptSession(
+            history=_open_history(history or history_file()),
+            completer=SessionCompleter(attached),
+            complete_while_typing=False,
+            lexer=PygmentsLexer(importlib.import_module("pygments.lexers.python").PythonLexer),
+            key_bindings=self._keys(),
+            multiline=True,
+            prompt_continuation=lambda width, _line, _wrap: "...: ".rjust(width),
+            enable_open_in_editor=True,
+        )
+        self._answers: PromptSession[str] = PromptSession(history=InMemoryHistory())
+        self._check = _always_whole if attached.environment.startswith("kernel:") else _checker()
+
+    def redraw(self) -> None:
+        """Draw the prompt again, with the number of the next cell."""
+        self._prompt.app.invalidate()
+
+    async def read_cell(self) -> str | None:
+        """Return the next cell; None when the person leaves with Ctrl-D."""
+        while True:
+            try:
+                # Our own handler gets SIGINT while a cell runs; here Ctrl-C is a key, which drops what was typed.
+                return await self._prompt.prompt_async(self._message, handle_sigint=False)
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return None
+
+    async def answer(self, prompt: str) -> str | None:
+        """Return the person's answer to a question of a cell; None if there is none."""
+        with suppress(KeyboardInterrupt, EOFError):
+            return await self._answers.prompt_async(one_line(prompt), handle_sigint=False)
+        return None
+
+    def _message(self) -> str:
+        return f"In [{self._attached.count + 1}]: "
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("enter", filter=~completion_is_selected)
+        def run_or_continue(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            """Run a whole cell; begin a new line in one that goes on."""
+            buffer = event.current_buffer
+            before, after = buffer.document.text_before_cursor, buffer.document.text_after_cursor
+            status, indent = self._check(buffer.text)
+            # A blank line ends an indented block.
+            is_block_end = "\n" in before and not before.rpartition("\n")[2].strip()
+            if after.strip() or (status == "incomplete" and not is_block_end):
+                buffer.insert_text("\n" + " " * (indent or 0))
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("c-j")
+        def new_line(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            """Begin a new line, whatever there is."""
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("escape", "enter")
+        def run_now(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            """Run the cell as it is."""
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("tab", filter=~completion_is_selected)
+        def complete_or_indent(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            """Indent at the beginning of a line; elsewhere complete the name."""
+            buffer = event.current_buffer
+            if buffer.document.current_line_before_cursor.strip():
+                buffer.start_completion(insert_common_part=True)
+            else:
+                buffer.insert_text("    ")
+
+        return keys
+
+
+class SessionCompleter(Completer):
+    """Asks the session which names fit; a session that is busy or slow gives none."""
+
+    def __init__(self, attached: AttachedSession) -> None:
+        self._attached = attached
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> list[Completion]:
+        """Return none, because only the asynchronous method can ask."""
+        return []
+
+    async def get_completions_async(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield the names that the session's kernel knows."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                found = await self._attached.complete(document.text, document.cursor_position)
+        except (BelljarError, TimeoutError):
+            return
+        typed = document.text[max(found.start, 0) : document.cursor_position]
+        for name in found.matches[:_MOST_NAMES]:
+            if len(name) <= _LONGEST_NAME and name == one_line(name):
+                yield Completion(name, start_position=-len(typed))
+
+
+def _checker() -> Callable[[str], tuple[str, int | None]]:
+    """Return what tells whether a text is a whole cell, and how far its next line is indented.
+
+    The session could be asked too, but what the person types before it has answered would be taken for the same cell.
+    """
+    module: Any = importlib.import_module("IPython.core.inputtransformer2")
+    return module.TransformerManager().check_complete
+
+
+def _always_whole(_: str) -> tuple[str, int | None]:
+    """Take every line of another language for a cell; Ctrl-J makes lines."""
+    return "complete", None
+
+
+def history_file() -> Path:
+    """Return the file that keeps what the person typed, for the next time."""
+    return platformdirs.user_state_path("belljar", appauthor=False) / "attach-history"
+
+
+def _open_history(path: Path) -> History:
+    """Return the history of that file, which only its owner can read; one in memory where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+        path.chmod(0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
