@@ -76,7 +76,7 @@ async def test_artifacts_are_in_templates_and_never_listed(runtime: Runtime, era
 
 async def test_the_tool_list_is_cheap(caller: Caller):
     tools = (await caller.client.list_tools()).tools
-    assert len(json.dumps([tool.model_dump(mode="json", exclude_none=True) for tool in tools])) < 9_000
+    assert len(json.dumps([tool.model_dump(mode="json", exclude_none=True) for tool in tools])) < 7_000
 
 
 # Sessions

@@ -27,7 +27,6 @@ from belljar.surfaces.tools import (
     stage_reporter,
 )
 
-
 RESTART = "`import os; os._exit(0)` restarts the session's Python: files and packages stay, variables are lost."
 """What a model can do about a package that was imported before it changed; there is no kernel that it could restart."""
 
