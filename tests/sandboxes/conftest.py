@@ -12,7 +12,7 @@ import pytest
 from forked_sandboxes import BranchedProvider, ForkedSandboxes, branching_provider
 from trials import READABLE, Opener, tight, usable
 
-from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import HostFolder, Identity, Limits, Provider, Sandbox, SandboxSpec
 
 FOREIGN = os.environ.get("SANDBOX_UNDER_TEST", "")
 
@@ -36,7 +36,11 @@ async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
     opened: list[Sandbox] = []
 
     async def open_(
-        provider: Provider, *, readable: Sequence[Path] = (), identity: Identity | None = None
+        provider: Provider,
+        *,
+        readable: Sequence[Path] = (),
+        identity: Identity | None = None,
+        folders: Sequence[HostFolder] = (),
     ) -> tuple[Sandbox, SandboxSpec]:
         folder = tmp_path / f"session-{len(opened)}"
         for name in ("workspace", "scratch", "home"):
@@ -48,6 +52,7 @@ async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
             home=folder / "home",
             readable=[*READABLE, *readable],
             identity=identity,
+            folders=folders,
         )
         sandbox = await provider.open(spec)
         opened.append(sandbox)

@@ -13,7 +13,7 @@ import pytest
 from imported_image import import_image
 
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import Identity, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import HostFolder, Identity, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 
 PYTHON = os.path.realpath(sys.executable)
@@ -32,7 +32,12 @@ class Outcome:
 
 class Opener(Protocol):
     async def __call__(
-        self, provider: Provider, *, readable: Sequence[Path] = (), identity: Identity | None = None
+        self,
+        provider: Provider,
+        *,
+        readable: Sequence[Path] = (),
+        identity: Identity | None = None,
+        folders: Sequence[HostFolder] = (),
     ) -> tuple[Sandbox, SandboxSpec]: ...
 
 

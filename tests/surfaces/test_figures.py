@@ -33,7 +33,7 @@ async def shown(caller: Caller, code: str, session_id: str) -> tuple[CallToolRes
     """The answer with its blocks, and the same result as fields."""
     answer = await caller.call("execute_code", code=code, session_id=session_id)
     assert not answer.is_error, text_of(answer)
-    execution_id = text_of(answer).partition("execution_id: ")[2][:32]
+    execution_id = text_of(answer).partition("execution_id: ")[2].partition("]")[0]
     return answer, await caller.get(execution_id)
 
 

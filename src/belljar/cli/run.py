@@ -50,7 +50,7 @@ def command(
     file: Annotated[str | None, typer.Argument(help="Python file to run; - reads the code from stdin.")] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[arg]...", help="Arguments of the code, as it finds them in sys.argv."),
+        typer.Argument(metavar="arg", help="Arguments of the code, as it finds them in sys.argv."),
     ] = None,
     code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
     out: Annotated[

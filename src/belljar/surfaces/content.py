@@ -223,7 +223,7 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
         # A table says as text what its page says; the page of something that has no text of its own is worth a link.
         has_link = places and (display.mime == WIDGET or display.plain.startswith("<"))
         return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if has_link else ""]))
-    if display.mime == "text/latex" and result_text is not None:
+    if display.mime == "text/latex" and result_text is not None and not result_text.startswith("<"):
         return ""  # the value stands above, in the form that code can use
     if display.text is not None:
         return display.text

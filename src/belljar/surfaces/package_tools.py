@@ -27,6 +27,9 @@ from belljar.surfaces.tools import (
     stage_reporter,
 )
 
+RESTART = "`import os; os._exit(0)` restarts the session's Python: files and packages stay, variables are lost."
+"""What a model can do about a package that was imported before it changed; there is no kernel that it could restart."""
+
 
 class PackageReport(Model):
     """Answer of the package tools."""
@@ -68,6 +71,8 @@ class PackageTools:
             raise
         lines = [_line(outcome) for outcome in installation.outcomes]
         lines += [f"restart needed: {change}, imported before" for change in installation.restart_needed]
+        if installation.restart_needed:
+            lines.append(RESTART)
         if installation.pinned:
             lines.append(f"installed: {' '.join(installation.pinned)}")
         report = PackageReport(

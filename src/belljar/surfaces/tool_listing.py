@@ -14,6 +14,7 @@ from belljar.environments.packages import check_installed
 from belljar.errors import BelljarError
 from belljar.provisioning.environments import is_elsewhere
 from belljar.runtime import Runtime
+from belljar.settings.azure import AZURE
 
 NOTABLE = (
     *("pandas", "numpy", "scipy", "scikit-learn", "matplotlib", "seaborn", "plotly", "sympy", "pillow", "openpyxl"),
@@ -103,6 +104,8 @@ class Surroundings:
         return f"Network: only {', '.join(hosts)}." if hosts else "No network."
 
     def _folders(self, principal: str) -> str:
+        if self._settings.environment == AZURE:  # its sessions run on other machines
+            return ""
         seen = self._runtime.starter.host_folders
         isolates = self._runtime.provider.isolates
         places = [

@@ -51,7 +51,8 @@ def short_traceback(lines: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for (frames, words), link in zip(earlier, links, strict=True):
         is_inner = all(is_library for _, is_library in frames)
-        if is_inner and words and "\n".join(words).partition(": ")[2] in last_text:
+        message = "\n".join(words).partition(": ")[2]
+        if is_inner and message and message in last_text:
             continue
         shown += [*([] if is_inner else _folded(frames)), *words, link]
     return [*shown, *_folded(last_frames), *last_words]

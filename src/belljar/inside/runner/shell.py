@@ -21,6 +21,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magics import packaging
 from traitlets import Type
 from traitlets.config import Config
 
@@ -275,8 +276,15 @@ def _text(evalue: Any) -> str:
         return f"<the exception's own message cannot be shown: {type(broken).__name__}>"
 
 
+def _print_without_restart(*words: Any, **options: Any) -> None:
+    """Print what `%pip` says, except its advice to restart a kernel, which nobody here can do."""
+    if "restart the kernel" not in str(words[0] if words else ""):
+        print(*words, **options)
+
+
 def build_shell() -> Shell:
     """Build the shell, with nothing in it that a fork could not share."""
+    packaging.print = _print_without_restart  # pyright: ignore[reportAttributeAccessIssue]
     config = Config()
     config.HistoryManager.enabled = False
     config.Completer.use_jedi = False
