@@ -274,6 +274,14 @@ class SessionGpus:
 
     # For operators
 
+    def warn(self) -> None:
+        """Log what keeps sessions from the GPUs that the settings name. Call it in a thread, when a server starts.
+
+        The server starts all the same: sessions that ask for no GPU can be had.
+        """
+        if self.is_on and not (check := self.check()).is_ok:
+            log.warning("sessions get no GPU: %s. %s", check.detail, check.hint)
+
     def check(self) -> HostCheck:
         """Return the line for `doctor`."""
         found = find_gpus()
