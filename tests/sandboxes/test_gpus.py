@@ -9,6 +9,8 @@ from belljar.sandboxes.base import Identity
 from belljar.sandboxes.gpus import Partition, choose_gpus, find_gpus, gpu_view, loader_variables
 from made_up_gpus import DRIVER, make_host, stand_on, uuid_of, write
 
+FRUGAL = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -37,7 +39,7 @@ def test_gpus_are_found_in_the_order_of_the_bus_and_chosen_by_index_and_uuid(hos
 def test_a_view_has_the_chosen_nodes_and_what_all_gpus_share_and_nothing_else(host: Path) -> None:
     view = gpu_view(choose_gpus(["1"], find_gpus()))
     assert view.devices == {node: host / node[1:] for node in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1")}
-    assert (view.readable, view.variables, view.programs) == ((), {}, ())
+    assert (view.readable, view.variables, view.programs) == ((), FRUGAL, ())
     assert gpu_view([]).devices == {}
 
 
@@ -49,7 +51,8 @@ def test_libraries_outside_the_systems_folders_are_shown_and_the_loader_is_told(
     (root / "etc/ld.so.cache").unlink()
     view = gpu_view(find_gpus())
     assert view.readable == (Path("/run/opengl-driver/lib"),)
-    assert view.variables == loader_variables() == {"LD_LIBRARY_PATH": "/run/opengl-driver/lib"}
+    assert loader_variables() == {"LD_LIBRARY_PATH": "/run/opengl-driver/lib"}
+    assert view.variables == {**FRUGAL, **loader_variables()}
     (root / "usr/bin/nvidia-smi").unlink()
     write(root / "usr/local/nvidia/bin/nvidia-smi", "", 0o755)
     assert gpu_view(find_gpus()).programs == ("/usr/local/nvidia/bin",)
@@ -101,7 +104,7 @@ def test_of_a_partitioned_gpu_the_instances_take_its_place_with_the_nodes_of_the
     view = gpu_view(choose_gpus(["MIG-aaaa"], found), Identity(1234, 1234))
     own = ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31")
     assert [*view.devices] == ["/dev/nvidiactl", "/dev/nvidia-uvm", *own]
-    assert view.variables == {"CUDA_VISIBLE_DEVICES": "MIG-aaaa"}
+    assert view.variables == {**FRUGAL, "CUDA_VISIBLE_DEVICES": "MIG-aaaa"}
     with pytest.raises(GpuUnavailable, match="does not say how MIG-bbbb is reached"):
         find_gpus([Partition("MIG-bbbb", uuid_of(0), "", 4, 0)])
 

@@ -98,7 +98,6 @@ async def test_torch_computes_and_the_memory_is_told(runtime: Runtime) -> None:
         ("cupy", "import cupy; int((cupy.arange(1_000_000) % 7).sum())", "2999997"),
         (
             "jax",
-            "import os; os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'\n"
             "import jax, jax.numpy as jnp; ones = jnp.ones((64, 64))\n"
             "(jax.devices()[0].platform, float((ones @ ones)[0, 0]))",
             "('gpu', 64.0)",

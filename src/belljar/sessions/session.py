@@ -7,7 +7,7 @@ and ends sessions.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from belljar.privacy.signatures import HIDDEN, KnownSignatures, signatures_in, w
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
+from belljar.sandboxes.gpus import Gpu
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
@@ -126,6 +127,7 @@ class Session:
             self.id,
             idle_s=settings.session_idle_s,
             is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
+            find_gpus=lambda: gpus.of(self.id),
         )
         self._holds = 0
         self._stricter: list[Guard] = []
@@ -409,8 +411,16 @@ INSTRUCTIONS = (
 class Lease:
     """How long a session may stay: `idle_s` from its last use on, and without limit while it is in use."""
 
-    def __init__(self, session_id: str, *, idle_s: float, is_in_use: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        idle_s: float,
+        is_in_use: Callable[[], bool],
+        find_gpus: Callable[[], Sequence[Gpu]] = tuple[Gpu, ...],
+    ) -> None:
         self._session_id = session_id
+        self._find_gpus = find_gpus
         self._idle_s = idle_s
         self._is_in_use = is_in_use
         self.created_at = time.time()
@@ -445,6 +455,8 @@ class Lease:
             return None
         self._is_noticed = True
         instructions = INSTRUCTIONS.format(minutes=self._idle_s / 60)
+        if names := [f"GPU {gpu.index} ({gpu.name})" for gpu in self._find_gpus()]:
+            instructions += f" It has {', '.join(names)}."
         return SessionNotice(session_id=self._session_id, instructions=instructions, expires_at=iso(self.expires_at))
 
 

@@ -220,8 +220,7 @@ class InterpreterSurface:
             raise
         notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
-        given = f"GPUs: {', '.join(map(str, self._runtime.starter.gpus.of(session.id)))}\n" if info.gpus else ""
-        return model_blocks(info, f"session_id: {info.session_id}\n{given}{notice.instructions if notice else ''}")
+        return model_blocks(info, f"session_id: {info.session_id}\n{notice.instructions if notice else ''}")
 
     @refusals_as_results
     async def list_sessions(self) -> Answer:

@@ -294,7 +294,6 @@ def _with_parents(how: str, path: str, inside: str) -> Iterator[str]:
     yield from (how, path, inside)
 
 
-@cache
 def _covers() -> tuple[str, ...]:
     """Return mounts that make everything of /proc read-only but the folders of processes.
 
@@ -309,7 +308,8 @@ def _covers() -> tuple[str, ...]:
             with contextlib.suppress(OSError):
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode) or mode & 0o222:
-                    words += ("--ro-bind", entry.path, entry.path)
+                    # An entry goes when its module is unloaded, perhaps before bubblewrap looks.
+                    words += ("--ro-bind-try", entry.path, entry.path)
     return tuple(words)
 
 
