@@ -9,7 +9,7 @@ from mcp import Client
 from mcp.types import CallToolResult, TextContent
 
 from belljar.environments import Environment
-from belljar.errors import GpuUnavailable, InvalidArgument
+from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
 from belljar.executions.execution import make_cell
 from belljar.files.fd_walk import remove_tree
 from belljar.kernels.base import pid_of
@@ -17,6 +17,7 @@ from belljar.models import ExecutionResult
 from belljar.provisioning.gpu_monitor import GpuMonitor
 from belljar.provisioning.program_process import run_program
 from belljar.runtime import Runtime, open_runtime
+from belljar.sessions.fork import BY_STATE
 from belljar.sessions.pool import new_folders
 from belljar.sessions.session import Session
 from belljar.settings import Settings
@@ -132,15 +133,17 @@ async def test_a_fork_has_the_gpus_of_its_origin(runtime: Runtime) -> None:
 USE = "held = os.open('/dev/nvidia-uvm', os.O_RDWR); numbers = [1, 2]; lock = __import__('threading').Lock()"
 
 
-async def test_a_session_that_uses_its_gpu_is_forked_by_its_variables_and_says_what_is_lost(runtime: Runtime) -> None:
+async def test_a_session_with_a_gpu_is_forked_by_its_variables_and_says_what_is_lost(runtime: Runtime) -> None:
     session = runtime.sessions.create(OWNER)
     await ran(session, "import os")
-    await ran(session, USE)
+    used = await ran(session, USE)
     fork, told = await runtime.sessions.fork(session.id, OWNER)
     assert (await ran(fork, "numbers, held > 2, len(os.sep)")).result == "([1, 2], True, 1)"
-    assert "it uses a GPU" in told.lost[0]
+    assert told.lost[0] == BY_STATE
     assert any(line.startswith("lock (_thread.lock)") for line in told.lost)
     assert (await ran(session, "numbers")).result == "[1, 2]"
+    with pytest.raises(CopyRefused, match="a session with a GPU is not forked from an earlier state"):
+        await runtime.sessions.fork(session.id, OWNER, at=used.execution_id)
 
 
 async def test_a_rewind_of_a_session_that_uses_its_gpu_says_why_it_cannot(runtime: Runtime) -> None:
@@ -239,12 +242,11 @@ async def test_metrics_tell_the_memory_and_the_sessions_of_each_gpu(runtime: Run
 async def test_a_program_without_a_session_has_a_gpu_and_gives_its_place_up(runtime: Runtime) -> None:
     starter = runtime.starter
     environment = await starter.environments.get(runtime.settings.environment)
-    folders = new_folders(runtime.settings.data_directory / "sessions", starter)
+    folders = new_folders(runtime.settings.data_directory / "runs", starter)
     end = await run_program(starter, environment, folders, ["-c", LIST.replace("; ", "; print(") + ")"], timeout_s=60)
     assert "'nvidia-uvm', 'nvidia" in end.stdout
-    starter.gpus.release(folders.session_id)
-    remove_tree(folders.root)
     assert starter.gpus.of(folders.session_id) == ()
+    remove_tree(folders.root)
 
 
 async def test_a_gpu_that_is_taken_away_is_told_and_variables_are_kept(runtime: Runtime, host: Path) -> None:

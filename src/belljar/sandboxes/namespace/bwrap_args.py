@@ -209,8 +209,6 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
         *_TO_ENTER,
         *_system(),
         *("--bind", "/proc", "/proc", "--dev", "/dev"),
-        # At the host's paths, where the bubblewrap that makes the sandbox looks for them.
-        *(word for path in spec.devices.values() for word in _with_parents("--dev-bind", str(path), str(path))),
         *_files({}),
         *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
         *_shown(own, "--bind"),
@@ -284,14 +282,10 @@ def _masks() -> tuple[str, ...]:
 def _devices(spec: SandboxSpec) -> Iterator[str]:
     """Yield the arguments that show the spec's device nodes, and no others, at their paths."""
     for inside, path in spec.devices.items():
-        yield from _with_parents("--dev-bind", str(path), inside)
-
-
-def _with_parents(how: str, path: str, inside: str) -> Iterator[str]:
-    for parent in _parents(inside):
-        if parent != "/dev":
-            yield from _open_folder(parent)
-    yield from (how, path, inside)
+        for parent in _parents(inside):
+            if parent != "/dev":
+                yield from _open_folder(parent)
+        yield from ("--dev-bind", str(path), inside)
 
 
 def _covers() -> tuple[str, ...]:
