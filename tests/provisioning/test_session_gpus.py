@@ -16,7 +16,7 @@ from belljar.provisioning.gpu_monitor import GpuMonitor, is_of_session
 from belljar.provisioning.gpus import FILE, SessionGpus
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.settings import EnvironmentEntry, Settings
-from made_up_gpus import Library, make_host, stand_on, uuid_of
+from made_up_gpus import Library, make_host, stand_on, uuid_of, write
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ async def test_how_many_a_session_gets_is_the_settings_the_environments_and_the_
         gpus.count("plain", 1)
     await gpus.place("a", "plain")
     assert gpus.of("a") == ()
-    with pytest.raises(GpuUnavailable, match="the session has 2 GPUs, and only 1 are there"):
+    with pytest.raises(GpuUnavailable, match="the session has 2 GPUs, and 1 are there"):
         await gpus.place("b", "torch")
     only = make(gpus="none", environments=named)
     assert (only.is_on, only.default_count("default"), only.default_count("torch")) == (True, 0, 1)
@@ -115,6 +115,7 @@ async def test_partitions_are_places_of_their_own(make: Make, tmp_path: Path) ->
         file = tmp_path / "host/proc/driver/nvidia/capabilities/gpu0/mig" / name / "access"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"DeviceFileMinor: {minor}\n")
+        write(tmp_path / f"host/dev/nvidia-caps/nvidia-cap{minor}", "", 0o444)
     gpus = make(Library(instances=[("MIG-a", 3, 0), ("MIG-b", 4, 0)]), gpus=["MIG-a", "MIG-b"])
     for name in "ab":
         await gpus.place(name, "default")

@@ -167,6 +167,20 @@ async def test_a_session_that_sleeps_wakes_with_as_many_gpus(runtime: Runtime) -
     assert (await ran(woken, LIST)).result == "['nvidia-uvm', 'nvidia0', 'nvidia1', 'nvidiactl']"
 
 
+async def test_a_session_wakes_with_its_variables_where_its_gpus_are_gone(runtime: Runtime, host: Path) -> None:
+    session = runtime.sessions.create(OWNER)
+    await ran(session, "x = 41")
+    await runtime.sessions.closer.retire(session, "slept")
+    control = host / "dev/nvidiactl"
+    control.rename(host / "taken")
+    try:
+        woken = await runtime.sessions.reach(session.id, OWNER)
+        assert (await ran(woken, "x + 1")).result == "42"
+        assert (await ran(woken, LIST)).result == "[]"
+    finally:
+        (host / "taken").rename(control)
+
+
 async def test_gpu_memory_is_in_the_usage_and_a_shortage_has_a_name_of_its_own(
     runtime: Runtime, library: Library
 ) -> None:
