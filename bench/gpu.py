@@ -45,6 +45,10 @@ def rate(count=10):
 rate(3)
 """
 FIRST_TENSOR = "import torch; torch.ones(3, device='cuda').sum().item()"
+CONTEXT = (
+    "import ctypes; cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(); "
+    "assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)"
+)
 SERVER = {
     "BELLJAR_GPUS": "all",
     "BELLJAR_PRELOAD": "numpy, torch",
@@ -70,9 +74,10 @@ async def measure(stage: Stage) -> list[Figure]:
     """Speed first, then how soon."""
     python = str(stage.environment.python)
     outside, inside = await _speeds(stage, python)
-    cold = [await _cold(python) for _ in range(stage.pick(5, 2))]
+    cold = [await _timed(python, FIRST_TENSOR) for _ in range(stage.pick(5, 2))]
     demanded = await _first_tensors(stage, python, {"BELLJAR_POOL_SIZE": "0"})
     ready = await _first_tensors(stage, python, {"BELLJAR_GPU_CONTEXTS": "1"})
+    contexts = [await _timed(python, CONTEXT) for _ in range(stage.pick(5, 2))]
     note = f"peer: a plain process of the same Python; n={len(inside)}"
     start = f"peer: a new process; n={len(demanded)} and {len(cold)}"
     return [
@@ -106,6 +111,13 @@ async def measure(stage: Stage) -> list[Figure]:
             "gain",
             start,
         ),
+        Figure(
+            "gpu",
+            "a context alone, in a plain process",
+            "ms",
+            statistics.median(contexts) * 1000,
+            note="without torch: the driver's own time, which nothing but a context kept ready saves",
+        ),
     ]
 
 
@@ -131,10 +143,12 @@ async def _speeds(stage: Stage, python: str) -> tuple[list[float], list[float]]:
     return outside, inside
 
 
-async def _cold(python: str) -> float:
+async def _timed(python: str, code: str) -> float:
+    """How long a process takes from its start to the end of this code."""
     began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(python, "-c", f"{FIRST_TENSOR}; print(3.0, flush=True)")
-    await process.wait()
+    process = await asyncio.create_subprocess_exec(python, "-c", code)
+    if await process.wait():
+        raise RuntimeError(f"{python} ended with {process.returncode}")
     return time.perf_counter() - began
 
 

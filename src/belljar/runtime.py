@@ -144,6 +144,7 @@ async def open_runtime(
         ):
             if toolbox is not None and library is not None:
                 toolbox.find_skills = library.found_in_session
+            await asyncio.to_thread(starter.gpus.warn)
             # Likewise for a Jupyter kernel that the settings name and this host does not have.
             starter.environments.check(settings.environment)
             takeover, left = Takeover(handover, starter, sessions), handover.left()

@@ -5,17 +5,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from mcp import Client
+from mcp.types import CallToolResult, TextContent
 
 from belljar.environments import Environment
-from belljar.errors import GpuUnavailable, InvalidArgument
+from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
 from belljar.executions.execution import make_cell
+from belljar.files.fd_walk import remove_tree
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult
 from belljar.provisioning.gpu_monitor import GpuMonitor
+from belljar.provisioning.program_process import run_program
 from belljar.runtime import Runtime, open_runtime
+from belljar.sessions.fork import BY_STATE
+from belljar.sessions.pool import new_folders
 from belljar.sessions.session import Session
 from belljar.settings import Settings
-from made_up_gpus import Library, make_host, stand_on, uuid_of
+from belljar.surfaces.operations import gpu_gauges
+from belljar.surfaces.server import build_server
+from made_up_gpus import MEBIBYTE, Library, make_host, stand_on, uuid_of
 
 pytestmark = pytest.mark.anyio
 
@@ -125,15 +133,17 @@ async def test_a_fork_has_the_gpus_of_its_origin(runtime: Runtime) -> None:
 USE = "held = os.open('/dev/nvidia-uvm', os.O_RDWR); numbers = [1, 2]; lock = __import__('threading').Lock()"
 
 
-async def test_a_session_that_uses_its_gpu_is_forked_by_its_variables_and_says_what_is_lost(runtime: Runtime) -> None:
+async def test_a_session_with_a_gpu_is_forked_by_its_variables_and_says_what_is_lost(runtime: Runtime) -> None:
     session = runtime.sessions.create(OWNER)
     await ran(session, "import os")
-    await ran(session, USE)
+    used = await ran(session, USE)
     fork, told = await runtime.sessions.fork(session.id, OWNER)
     assert (await ran(fork, "numbers, held > 2, len(os.sep)")).result == "([1, 2], True, 1)"
-    assert "it uses a GPU" in told.lost[0]
+    assert told.lost[0] == BY_STATE
     assert any(line.startswith("lock (_thread.lock)") for line in told.lost)
     assert (await ran(session, "numbers")).result == "[1, 2]"
+    with pytest.raises(CopyRefused, match="a session with a GPU is not forked from an earlier state"):
+        await runtime.sessions.fork(session.id, OWNER, at=used.execution_id)
 
 
 async def test_a_rewind_of_a_session_that_uses_its_gpu_says_why_it_cannot(runtime: Runtime) -> None:
@@ -155,6 +165,20 @@ async def test_a_session_that_sleeps_wakes_with_as_many_gpus(runtime: Runtime) -
     woken = await runtime.sessions.reach(session.id, OWNER)
     assert (await ran(woken, "x + 1")).result == "42"
     assert (await ran(woken, LIST)).result == "['nvidia-uvm', 'nvidia0', 'nvidia1', 'nvidiactl']"
+
+
+async def test_a_session_wakes_with_its_variables_where_its_gpus_are_gone(runtime: Runtime, host: Path) -> None:
+    session = runtime.sessions.create(OWNER)
+    await ran(session, "x = 41")
+    await runtime.sessions.closer.retire(session, "slept")
+    control = host / "dev/nvidiactl"
+    control.rename(host / "taken")
+    try:
+        woken = await runtime.sessions.reach(session.id, OWNER)
+        assert (await ran(woken, "x + 1")).result == "42"
+        assert (await ran(woken, LIST)).result == "[]"
+    finally:
+        (host / "taken").rename(control)
 
 
 async def test_gpu_memory_is_in_the_usage_and_a_shortage_has_a_name_of_its_own(
@@ -194,6 +218,49 @@ async def test_a_sandbox_that_gives_no_gpus_says_so(runtime: Runtime, monkeypatc
     monkeypatch.delattr(type(runtime.provider), "shows_devices")
     with pytest.raises(GpuUnavailable, match="the sandbox namespace gives no GPU"):
         runtime.sessions.create(OWNER, gpus=1)
+
+
+async def test_a_model_is_offered_gpus_where_there_are_some_and_told_what_it_has(runtime: Runtime) -> None:
+    async with Client(build_server(runtime, ["interpreter"])) as client:
+        (tool,) = [tool for tool in (await client.list_tools()).tools if tool.name == "new_session"]
+        assert "How many GPUs" in tool.input_schema["properties"]["gpus"]["description"]
+        made = await client.call_tool("new_session", {"gpus": 2})
+        assert " It has GPU 0 (NVIDIA H200), GPU 1 (NVIDIA H200)." in texts(made)
+        asked = await client.call_tool("new_session", {"gpus": 3})
+        assert (asked.is_error, "gpus is 3, and a session may have 2" in texts(asked)) == (True, True)
+        ran_at_once = await client.call_tool("execute_code", {"code": "1"})
+        assert " It has GPU " in texts(ran_at_once)
+        assert "2 GPUs with 0 MB of it" in texts(await client.call_tool("list_sessions", {}))
+        for info in ((await client.call_tool("list_sessions", {})).structured_content or {})["sessions"]:
+            await client.call_tool("clear_session", {"session_id": info["session_id"]})
+
+
+def texts(answer: CallToolResult) -> str:
+    return "".join(block.text for block in answer.content if isinstance(block, TextContent))
+
+
+async def test_metrics_tell_the_memory_and_the_sessions_of_each_gpu(runtime: Runtime, library: Library) -> None:
+    session = runtime.sessions.create(OWNER, gpus=2)
+    await ran(session, "1")
+    pid = pid_of(session.session_kernel.kernel)
+    library.held_mb, library.free_mb = {pid: 1_000}, [90_000, 40_000]
+    found = {gauge.name: gauge.values for gauge in gpu_gauges(runtime, {session.id: pid})}
+    assert found == {
+        "belljar_gpu_memory_used_bytes": {"0": 10_000 * MEBIBYTE, "1": 60_000 * MEBIBYTE},
+        "belljar_gpu_memory_bytes": {"0": 100_000 * MEBIBYTE, "1": 100_000 * MEBIBYTE},
+        "belljar_gpu_sessions": {"0": 1, "1": 1},
+        "belljar_sessions_gpu_memory_bytes": {"": 1_000 * MEBIBYTE},
+    }
+
+
+async def test_a_program_without_a_session_has_a_gpu_and_gives_its_place_up(runtime: Runtime) -> None:
+    starter = runtime.starter
+    environment = await starter.environments.get(runtime.settings.environment)
+    folders = new_folders(runtime.settings.data_directory / "runs", starter)
+    end = await run_program(starter, environment, folders, ["-c", LIST.replace("; ", "; print(") + ")"], timeout_s=60)
+    assert "'nvidia-uvm', 'nvidia" in end.stdout
+    assert starter.gpus.of(folders.session_id) == ()
+    remove_tree(folders.root)
 
 
 async def test_a_gpu_that_is_taken_away_is_told_and_variables_are_kept(runtime: Runtime, host: Path) -> None:

@@ -384,3 +384,18 @@ def test_environments_in_the_variable_are_json(monkeypatch: pytest.MonkeyPatch) 
 def test_an_environment_that_is_none_is_named_with_what_is_wrong(text: str, reason: str) -> None:
     write_trusted(text)
     assert reason in refusal().message
+
+
+def test_gpus_are_written_as_a_word_or_a_list_and_anything_else_is_refused(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings().gpus == load_settings({"gpus": "none"}).gpus == []
+    write_user_file(empty_place, 'gpus = "all"\n[environments.torch]\nkind = "system"\ngpus = ["1", "MIG-0a1b"]')
+    settings = load_settings()
+    assert (settings.gpus, settings.environments["torch"].gpus) == (["all"], ["1", "MIG-0a1b"])
+    monkeypatch.setenv("BELLJAR_GPUS", "0, GPU-6e4e17a9-9e84")
+    assert load_settings().gpus == ["0", "GPU-6e4e17a9-9e84"]
+    assert '"all" stands alone' in refusal({"gpus": ["all", "0"]}).message
+    assert "'first' is no GPU: give its index, like 0" in refusal({"gpus": "first"}).message
+    monkeypatch.setenv("BELLJAR_GPU_CONTEXTS", "65")
+    assert "it is more than max_sessions, which is 64" in refusal().message

@@ -69,6 +69,7 @@ def command(
         typer.Option(help="namespace, container, gvisor, microvm, process, or one of an installed package."),
     ] = None,
     environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs for it: all, or indices and uuids with commas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:
     """Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.
@@ -76,7 +77,7 @@ def command(
     Options stand before the file; what follows it is the code's own, and so is what is piped in. The exit status is the
     code's: sys.exit(n) gives n, an exception 1, a timeout 124, Ctrl-C 130, a crash 137.
     """
-    flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
+    flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout, "gpus": gpus}
     if code is not None and file is not None:  # as with Python's own -c
         arguments, file = [file, *(arguments or [])], None
     request = RunRequest(

@@ -303,9 +303,8 @@ def as_snapshot_process(copy: KernelSnapshot) -> SnapshotProcess:
 def check_copied(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
     """Return the runner's answer; CopyRefused with the runner's reason when it could not fork."""
     if answer.error:
-        raise CopyRefused(
-            f"the session cannot be copied: {answer.error}", hint="End those threads first, or start a new session"
-        )
+        hint = "End those threads first, or start a new session" if "threads" in answer.error else ""
+        raise CopyRefused(f"the session cannot be copied: {answer.error}", hint=hint or "Start a new session instead")
     return answer
 
 

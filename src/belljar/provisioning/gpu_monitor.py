@@ -8,6 +8,7 @@ thread. Knows nothing of sessions.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,6 +19,7 @@ from belljar.sandboxes.gpus import Partition
 
 MEBIBYTE = 1024 * 1024
 INSTALL = "pip install 'belljar[gpu]'"
+PARTITIONS_S = 30.0
 _MIG_ON = 1
 T = TypeVar("T")
 
@@ -38,6 +40,8 @@ class GpuMonitor:
         self._library = library
         self._is_open = False
         self._lock = threading.Lock()
+        self._partitions: list[Partition] = []
+        self._partitions_at = -PARTITIONS_S
         self.gap = ""
         """Why nothing is known; empty when something is, or nobody asked yet."""
 
@@ -50,8 +54,13 @@ class GpuMonitor:
         return self._ask(_processes, {})
 
     def partitions(self) -> list[Partition]:
-        """Return the MIG instances of all GPUs that are partitioned."""
-        return self._ask(_partitions, [])
+        """Return the MIG instances of all GPUs that are partitioned, as they were at most `PARTITIONS_S` ago.
+
+        Remembered, because it is asked on the event loop; only an administrator changes them, with no GPU in use.
+        """
+        if time.monotonic() - self._partitions_at > PARTITIONS_S:
+            self._partitions, self._partitions_at = self._ask(_partitions, []), time.monotonic()
+        return self._partitions
 
     def _ask(self, question: Callable[[Any], T], otherwise: T) -> T:
         """Return the answer; `otherwise` where the library fails, which the next call then opens again."""

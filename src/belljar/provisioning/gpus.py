@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from belljar.errors import BelljarError, Busy, GpuUnavailable, InvalidArgument
@@ -37,6 +37,8 @@ class Holding:
 
     count: int
     gpus: tuple[Gpu, ...] = ()
+    is_woken: bool = False
+    """Whether it was read from the folder of a session that has been here before."""
 
 
 @dataclass(slots=True)
@@ -131,20 +133,38 @@ class SessionGpus:
         if holding.count == 0:
             return
         async with self._placing:
+            # Given up first, so that a session does not count as its own neighbour.
+            self._holdings[session_id] = placed = replace(holding, gpus=())
             try:
-                allowed = await asyncio.to_thread(self._allowed, environment)
-            except GpuUnavailable as error:
-                raise GpuUnavailable(error.message, hint=f"{error.hint}. {WITHOUT}") from error
-            if len(allowed) < holding.count:
-                raise GpuUnavailable(
-                    f"the session has {holding.count} GPUs, and only {len(allowed)} are there", hint=WITHOUT
-                )
-            memory = await asyncio.to_thread(self.monitor.memory)
-            self._holdings[session_id] = Holding(holding.count)
-            chosen = self._with_most_room(allowed, memory)[: holding.count]
-            _check_room(chosen, memory)
-            self._holdings[session_id] = Holding(holding.count, tuple(sorted(chosen, key=lambda gpu: gpu.index)))
+                gpus = await asyncio.to_thread(self._choose, environment, holding.count)
+            except (GpuUnavailable, Busy) as error:
+                if not holding.is_woken:
+                    raise type(error)(error.message, hint=f"{error.hint}. {WITHOUT}") from error
+                # Its variables are worth more than its GPU: torch's tensors are loaded into the host's memory.
+                log.warning("session %s wakes without its GPU: %s", session_id, error.message)
+                gpus = []
+            placed.gpus = tuple(sorted(gpus, key=lambda gpu: gpu.index))
         self._write(session_id)
+
+    def _choose(self, environment: str, count: int) -> list[Gpu]:
+        """Return the GPUs for a session; refuse where there are too few, or no room, or something is missing."""
+        allowed = self._allowed(environment)
+        if len(allowed) < count:
+            raise GpuUnavailable(
+                f"the session has {count} GPUs, and {len(allowed)} are there", hint="See that its driver is loaded"
+            )
+        memory = self.monitor.memory()
+        chosen = self._with_most_room(allowed, memory)[:count]
+        gpu_view(chosen)
+        for gpu in chosen:
+            known = memory.get(gpu.uuid)
+            if known is not None and known.free_mb < LEAST_FREE_MB:
+                room = f"{known.free_mb:,.0f} of {known.total_mb:,.0f} MB free"
+                raise Busy(
+                    f"no GPU has room: the best, GPU {gpu.index}, has {room}",
+                    hint="Try again when another session has ended, or clear one of yours",
+                )
+        return chosen
 
     def _with_most_room(self, gpus: Sequence[Gpu], memory: dict[str, GpuMemory]) -> list[Gpu]:
         """Return GPUs, the best place first. A session that was placed and holds nothing yet counts as 1 GB."""
@@ -191,8 +211,8 @@ class SessionGpus:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         with contextlib.suppress(BelljarError):
-            return Holding(count, tuple(gpu for gpu in self.found() if gpu.uuid in uuids))
-        return Holding(count)
+            return Holding(count, tuple(gpu for gpu in self.found() if gpu.uuid in uuids), is_woken=True)
+        return Holding(count, is_woken=True)
 
     # What it sees and holds
 
@@ -274,6 +294,14 @@ class SessionGpus:
 
     # For operators
 
+    def warn(self) -> None:
+        """Log what keeps sessions from the GPUs that the settings name. Call it in a thread, when a server starts.
+
+        The server starts all the same: sessions that ask for no GPU can be had.
+        """
+        if self.is_on and not (check := self.check()).is_ok:
+            log.warning("sessions get no GPU: %s. %s", check.detail, check.hint)
+
     def check(self) -> HostCheck:
         """Return the line for `doctor`."""
         found = find_gpus()
@@ -293,14 +321,3 @@ class SessionGpus:
         self.monitor.memory()
         gap = f"; their memory is not measured: {self.monitor.gap}" if self.monitor.gap else ""
         return HostCheck("gpus", is_ok=True, detail=f"{listed}{driver}{gap}")
-
-
-def _check_room(gpus: Sequence[Gpu], memory: dict[str, GpuMemory]) -> None:
-    for gpu in gpus:
-        known = memory.get(gpu.uuid)
-        if known is not None and known.free_mb < LEAST_FREE_MB:
-            room = f"{known.free_mb:,.0f} of {known.total_mb:,.0f} MB free"
-            raise Busy(
-                f"no GPU has room: the best, GPU {gpu.index}, has {room}",
-                hint=f"Try again when another session has ended, or clear one of yours; {WITHOUT}",
-            )

@@ -35,6 +35,8 @@ _LOADERS_OWN = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 # All GPUs of NVIDIA share these two. Not `nvidia-uvm-tools` (profilers of other processes), not `nvidia-modeset`
 # (screens), and of `nvidia-caps` only what a MIG instance needs, because its first nodes change how a GPU is split.
 _SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+# JAX and TensorFlow take most of a GPU's memory at their first array unless they are told not to, and sessions share.
+_FRUGAL = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 _KFD = "/dev/kfd"
 _RENDER = re.compile(r"drm_render_minor (\d+)")
 _UNIQUE = re.compile(r"unique_id (\d+)")
@@ -138,7 +140,7 @@ def gpu_view(gpus: Sequence[Gpu], identity: Identity | None = None) -> GpuView:
         return GpuView(devices, tuple(_at(path) for path in _KFD_FILES if _at(path).exists()))
     folder = library_folder()
     check_versions(folder)
-    variables = {} if _loader_finds(folder) else {"LD_LIBRARY_PATH": str(folder)}
+    variables = {**_FRUGAL, **({} if _loader_finds(folder) else {"LD_LIBRARY_PATH": str(folder)})}
     if instances := [gpu.uuid for gpu in gpus if gpu.parent]:
         # The node of the whole GPU is there too, and a program takes the first device that it finds.
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(instances)

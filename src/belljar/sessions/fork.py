@@ -18,6 +18,7 @@ from belljar.sessions.session import Session
 
 MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
+BY_STATE = "everything but variables and imports, because a session with a GPU is forked by saving and loading those"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,11 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
             try:
                 forked, missing = await starter.fork(kernel, origin.folders, folders, copy=copy, reseed=reseed)
             except CopyRefused as error:
-                if copy is not None or not starter.gpus.of(origin.id):
+                if not starter.gpus.of(origin.id):
                     raise
+                if copy is not None:
+                    hint = "Fork it as it is now, or rewind it and then fork it"
+                    raise CopyRefused("a session with a GPU is not forked from an earlier state", hint=hint) from error
                 # What is on a GPU comes back into the host's memory when it is saved, and goes out again when loaded.
                 forked, missing = await _fork_by_state(origin, kernel, starter, folders, error)
     except BaseException:
@@ -75,8 +79,7 @@ async def _fork_by_state(
     if losses is None:
         await forked.aclose()
         raise refusal
-    way = f"everything but variables and imports, which were saved and loaded: {refusal.message}"
-    return forked, [way, *map(in_words, losses)]
+    return forked, [BY_STATE, *map(in_words, losses)]
 
 
 def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:

@@ -6,7 +6,7 @@ and ends sessions.
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
+from belljar.sandboxes.gpus import Gpu
 from belljar.sessions.changes import ChangeKind, ChangeLog
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
 from belljar.sessions.comms import SessionComms
@@ -134,6 +135,7 @@ class Session:
             idle_s=settings.session_idle_s,
             sleeps=settings.hibernate and not is_elsewhere(environment),
             is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
+            find_gpus=lambda: gpus.of(self.id),
         )
         self._holds = 0
         self._stricter: list[Guard] = []
@@ -433,9 +435,18 @@ ENDS = "It ends after {minutes:g} idle minutes."
 class Lease:
     """How long a session may stay: `idle_s` from its last use on, and without limit while it is in use."""
 
-    def __init__(self, session_id: str, *, idle_s: float, is_in_use: Callable[[], bool], sleeps: bool = False) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        idle_s: float,
+        is_in_use: Callable[[], bool],
+        sleeps: bool = False,
+        find_gpus: Callable[[], Sequence[Gpu]] = tuple[Gpu, ...],
+    ) -> None:
         self._session_id = session_id
         self._sleeps = sleeps
+        self._find_gpus = find_gpus
         self._idle_s = idle_s
         self._is_in_use = is_in_use
         self.created_at = time.time()
@@ -471,6 +482,8 @@ class Lease:
         self._is_noticed = True
         end = (SLEEPS if self._sleeps else ENDS).format(minutes=self._idle_s / 60)
         instructions = f"{INSTRUCTIONS} {end}"
+        if names := [f"GPU {gpu.index} ({gpu.name})" for gpu in self._find_gpus()]:
+            instructions += f" It has {', '.join(names)}."
         return SessionNotice(session_id=self._session_id, instructions=instructions, expires_at=iso(self.expires_at))
 
 

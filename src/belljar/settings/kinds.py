@@ -72,8 +72,8 @@ _GPU = re.compile(r"\d{1,3}|(GPU|MIG|AMD)-[A-Za-z0-9-]{1,64}(/\d+/\d+)?")
 
 
 def gpu_list(value: object) -> object:
-    """Return a choice of GPUs as a list: empty for "none"; one text is a list of one."""
-    entries = [value] if isinstance(value, str) else value
+    """Return a choice of GPUs as a list: empty for "none"; a text has commas between its entries."""
+    entries = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     return [] if entries == [NONE] else entries
 
 

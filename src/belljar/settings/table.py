@@ -488,7 +488,11 @@ class Settings(BaseSettings):
         [],
         description="The GPUs that sessions may have, by index or uuid (`GPU-…`, `MIG-…`); each is shared by the "
         "sessions that are placed on it; an entry of `environments` may have its own `gpus`; sandbox `namespace`.",
-        json_schema_extra={"allowed": '"none", "all", or a list like `["0", "GPU-6e4e17a9-…"]`', "is_text": True},
+        json_schema_extra={
+            "allowed": '"none", "all", or a list like `["0", "GPU-6e4e17a9-…"]`',
+            "default": '`"none"`',
+            "is_text": True,
+        },
     )
     session_gpus: Annotated[int, LOWER] = Field(
         1,

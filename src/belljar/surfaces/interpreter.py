@@ -250,8 +250,7 @@ class InterpreterSurface:
             raise
         notice = session.lease.notice()
         info = await asyncio.to_thread(session.info)
-        given = f"GPUs: {', '.join(map(str, self._runtime.starter.gpus.of(session.id)))}" if info.gpus else ""
-        lines = [f"session_id: {info.session_id}", given, waits_for, notice.instructions if notice else ""]
+        lines = [f"session_id: {info.session_id}", waits_for, notice.instructions if notice else ""]
         return model_blocks(info, "\n".join(filter(None, lines)))
 
     @refusals_as_results

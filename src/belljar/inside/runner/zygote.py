@@ -218,7 +218,7 @@ def home_folders() -> "list[str]":
 
 
 def find_thread_setters() -> "list[SetThreads]":
-    """Return the functions of each loaded OpenBLAS, and of torch, that set their number of threads.
+    """Return the function of each loaded OpenBLAS and OpenMP that sets its number of threads.
 
     They were started with one thread, so that this process can be forked.
     """
@@ -230,8 +230,10 @@ def find_thread_setters() -> "list[SetThreads]":
         for path in sorted({"/" + line.partition("/")[2] for line in lines if "openblas" in line}):
             library = ctypes.CDLL(path)
             found += [getattr(library, name) for name in _BLAS_CALLS if hasattr(library, name)][:1]
-    if hasattr(sys.modules.get("torch"), "set_num_threads"):
-        found.append(sys.modules["torch"].set_num_threads)
+        # Not torch.set_num_threads, which also starts the threads of a second pool, and then the session has no states
+        # to go back to.
+        for path in sorted({"/" + line.partition("/")[2] for line in lines if "libgomp" in line}):
+            found.append(ctypes.CDLL(path).omp_set_num_threads)
     return found
 
 

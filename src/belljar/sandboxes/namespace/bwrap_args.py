@@ -240,8 +240,6 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
         *_TO_ENTER,
         *_system(),
         *("--bind", "/proc", "/proc", "--dev", "/dev"),
-        # At the host's paths, where the bubblewrap that makes the sandbox looks for them.
-        *(word for path in spec.devices.values() for word in _with_parents("--dev-bind", str(path), str(path))),
         *_files({}),
         *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
         *_shown(own, "--bind"),
@@ -318,17 +316,12 @@ def _masks() -> tuple[str, ...]:
 def _devices(spec: SandboxSpec) -> Iterator[str]:
     """Yield the arguments that show the spec's device nodes, and no others, at their paths."""
     for inside, path in spec.devices.items():
-        yield from _with_parents("--dev-bind", str(path), inside)
+        for parent in _parents(inside):
+            if parent != "/dev":
+                yield from _open_folder(parent)
+        yield from ("--dev-bind", str(path), inside)
 
 
-def _with_parents(how: str, path: str, inside: str) -> Iterator[str]:
-    for parent in _parents(inside):
-        if parent != "/dev":
-            yield from _open_folder(parent)
-    yield from (how, path, inside)
-
-
-@cache
 def _covers() -> tuple[str, ...]:
     """Return mounts that make everything of /proc read-only but the folders of processes.
 
@@ -343,7 +336,8 @@ def _covers() -> tuple[str, ...]:
             with contextlib.suppress(OSError):
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode) or mode & 0o222:
-                    words += ("--ro-bind", entry.path, entry.path)
+                    # An entry goes when its module is unloaded, perhaps before bubblewrap looks.
+                    words += ("--ro-bind-try", entry.path, entry.path)
     return tuple(words)
 
 

@@ -169,6 +169,10 @@ class NamespaceProvider:
         await self._supervisor.be_there()
         if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
+        if origin.spec.devices:
+            # Its code sees the processes that make a branch, which have capabilities and no filter of system calls. As
+            # it may write to files of processes in /proc, it could write to the memory of those.
+            raise SandboxUnavailable(f"Sandbox of session {origin.spec.session_id} has devices, and so no branches")
         # It raises if nothing holds the origin: then its descriptors are closed, and others may have their numbers.
         origin.holder()
         if isinstance(origin, NestedSandbox):
