@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import Model, Status
 from belljar.outputs.events import CommMessage
 from belljar.outputs.jupyter_messages import OutputKind
@@ -32,6 +33,28 @@ class OpenRequest(Model):
 
     op: Literal["open"] = "open"
     environment: str = ""
+
+
+class InboxRequest(Model):
+    """As first message: ask what waits for a person, or answer it. The server then hangs up."""
+
+    op: Literal["inbox"] = "inbox"
+    is_present: bool = False
+    """Whether the person stays and looks at the inbox."""
+    question_id: Annotated[str, Field(max_length=400)] = ""
+    """The question to answer; empty to list."""
+    action: Literal["accept", "decline"] = "accept"
+    values: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+
+
+class InboxReply(Model):
+    """The answer to an `InboxRequest`: what waits and what was answered lately, or why the answer was not taken."""
+
+    waiting: list[InboxQuestion] = Field(default_factory=list[InboxQuestion])
+    ended: list[InboxQuestion] = Field(default_factory=list[InboxQuestion])
+    refused: str = ""
+    code: str = ""
+    hint: str = ""
 
 
 class EndRequest(Model):
@@ -279,8 +302,8 @@ ToClient = Annotated[
 
 # The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
-first: TypeAdapter[SessionsRequest | AttachRequest | OpenRequest] = TypeAdapter(
-    Annotated[SessionsRequest | AttachRequest | OpenRequest, Field(discriminator="op")], config=_LATE
+first: TypeAdapter[SessionsRequest | AttachRequest | OpenRequest | InboxRequest] = TypeAdapter(
+    Annotated[SessionsRequest | AttachRequest | OpenRequest | InboxRequest, Field(discriminator="op")], config=_LATE
 )
 numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

@@ -27,6 +27,7 @@ from belljar.attachments.messages import (
 )
 from belljar.control import MAX_MESSAGE_BYTES, SOCKET_NAME, list_sessions
 from belljar.errors import BelljarError, SessionNotFound
+from belljar.executions.inbox import Inbox
 from belljar.sessions.registry import Registry
 
 
@@ -38,6 +39,9 @@ async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerato
         wanted = await stream.receive(messages.first.validate_json)
         if isinstance(wanted, messages.SessionsRequest):
             await stream.send(await list_sessions(registry))
+        elif isinstance(wanted, messages.InboxRequest):
+            reply = await _inbox(registry.inbox, wanted, _peer_name(stream))
+            await stream.send(reply.model_dump())
         else:
             await _AttachedPeer(stream, registry).run(wanted)
 
@@ -167,6 +171,20 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
         case messages.CompletenessRequest(code=code):
             return await attached.check(code)
     return DoneReply()
+
+
+async def _inbox(inbox: Inbox, wanted: messages.InboxRequest, person: str) -> messages.InboxReply:
+    """List what waits for people, or pass the answer of a person on; an operator sees the questions of all owners."""
+    if wanted.is_present:
+        inbox.note_presence(None)
+    if wanted.question_id:
+        try:
+            await inbox.answer(
+                wanted.question_id, None, action=wanted.action, values=wanted.values, by=person, where="terminal"
+            )
+        except BelljarError as error:
+            return messages.InboxReply(refused=error.message, code=error.code, hint=error.hint)
+    return messages.InboxReply(waiting=inbox.waiting(None), ended=inbox.ended(None))
 
 
 def _refused(error: BelljarError) -> RefusedReply:

@@ -17,6 +17,7 @@ from belljar import measures, spans
 from belljar.errors import Busy, SessionNotFound
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Execution
+from belljar.executions.inbox import Inbox
 from belljar.executions.shared_folder import open_owner_folders
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
@@ -82,6 +83,8 @@ class Registry:
             headroom_mb=settings.memory_headroom_mb,
         )
         self._sessions: dict[str, Session] = {}
+        self.inbox = Inbox(journal, settings.ask_in_console)
+        """What waits for people outside the clients."""
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
         self.closer = SessionCloser(
             self._sessions,
@@ -226,6 +229,7 @@ class Registry:
             plugins=self.plugins,
             redactor=redactor,
             handover=self._handover,
+            inbox=self.inbox,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,

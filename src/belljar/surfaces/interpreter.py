@@ -133,7 +133,8 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
-            cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=can_ask(ctx), filename=filename)
+            may_ask = can_ask(ctx) or self._sessions.inbox.may_ask(current_principal())
+            cell = make_cell(self._settings, code, timeout_s=timeout_s, allow_input=may_ask, filename=filename)
             if idempotency_key:
                 known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
                 if known is not None:
