@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -138,7 +138,7 @@ def _find(reply: InboxReply, prefix: str) -> InboxQuestion:
 
 def _given(question: InboxQuestion, words: Sequence[str], *, asks: bool, is_sure: bool) -> dict[str, Any]:
     """Return the values of an answer: those given as words, and for the rest what the person types."""
-    properties: dict[str, Any] = dict(question.fields.get("properties") or {})  # type: ignore[arg-type]
+    properties = _properties(question)
     given: dict[str, Any] = {}
     for word in words:
         name, mark, text = word.partition("=")
@@ -149,11 +149,11 @@ def _given(question: InboxQuestion, words: Sequence[str], *, asks: bool, is_sure
         print(f"{question.message}\n", file=sys.stderr)
         if not typer.confirm("Allow it?", err=True):
             raise typer.Exit(1)
-    required = question.fields.get("required") or []
-    for name in [each for each in required if each not in given] if asks else []:  # type: ignore[union-attr]
+    required = cast("list[str]", question.fields.get("required") or [])
+    for name in [each for each in required if each not in given] if asks else []:
         print(question.message, file=sys.stderr)
         text = getpass.getpass(f"{name}: ") if question.is_password else input(f"{name}: ")
-        given[str(name)] = _typed(properties.get(str(name), {}), text)
+        given[name] = _typed(properties.get(name, {}), text)
     return given
 
 
@@ -167,10 +167,13 @@ def _typed(schema: dict[str, Any], text: str) -> Any:
         return {"yes": True, "no": False}.get(text.lower(), text) if schema.get("type") == "boolean" else text
 
 
+def _properties(question: InboxQuestion) -> dict[str, dict[str, Any]]:
+    return cast("dict[str, dict[str, Any]]", question.fields.get("properties") or {})
+
+
 def _fields(question: InboxQuestion) -> list[tuple[str, str]]:
-    properties: dict[str, Any] = dict(question.fields.get("properties") or {})  # type: ignore[arg-type]
     shown: list[tuple[str, str]] = []
-    for name, entry in properties.items():
+    for name, entry in _properties(question).items():
         words = [str(entry.get("type", "text")), str(entry.get("description") or entry.get("title") or "")]
         words += [f"one of {', '.join(map(str, entry['enum']))}"] if entry.get("enum") else []
         shown.append((name, ", ".join(filter(None, words))))
