@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -45,7 +44,6 @@ async def runtime(
         ask_in_console="present",
         workflows="on",
         policy=str(folder / "policy.toml"),
-        policy_log=str(folder / "decisions.jsonl"),
     ) as runtime:
         yield runtime
 
@@ -120,12 +118,9 @@ async def test_a_rule_for_the_console_is_never_put_to_the_client(runtime: Runtim
         question = await asked(runtime, declined.execution_id)
         await runtime.sessions.inbox.answer(question.id, None, action="decline", by="ada", where="terminal")
         assert (await asker.ended(declined.execution_id)).status == "rejected"
-    log = Path(runtime.settings.policy_log).read_text().splitlines()
-    told = [json.loads(line) for line in log]
-    assert [(line["outcome"], line["by"]) for line in told if "by" in line] == [
-        ("approved", "ada"),
-        ("declined", "ada"),
-    ]
+    log = (runtime.settings.data_directory / "decisions.jsonl").read_text().splitlines()
+    told = [(line["outcome"], line["by"]) for line in map(json.loads, log) if "by" in line]
+    assert told == [("approved", "ada"), ("declined", "ada")]
 
 
 @pytest.mark.parametrize("era", [LEGACY, "2026-07-28"])
