@@ -220,9 +220,16 @@ class Execution:
             calls=self._calls,
             not_undoable=self._not_undoable,
         )
-        if (asked := self._questions.current) is not None and self._inbox is not None:
-            result.waits_for = waits_for(f"{self.id}-{self.questions}", asked, self._inbox.may_ask())
+        result.waits_for = self.waits_for
         return result
+
+    @property
+    def waits_for(self) -> str | None:
+        """Return, in words for the agent, what a person is asked now and where it can be answered."""
+        asked, inbox = self._questions.current, self._inbox
+        if asked is None or inbox is None or self.is_finished:
+            return None
+        return waits_for(f"{self.id}-{self.questions}", asked, is_open=inbox.inbox.is_open)
 
     def notices(self) -> str:
         """Return belljar's own words among its output so far, which no stream of the result has."""

@@ -82,6 +82,11 @@ class Inbox:
         """Return where one execution puts its questions."""
         return ExecutionInbox(self, execution_id, session_id, principal)
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether questions of executions may be answered here."""
+        return self._rule != "never"
+
     def may_ask(self, principal: str) -> bool:
         """Return whether a question of this owner may wait here for somebody."""
         if self._rule != "present":
@@ -154,6 +159,10 @@ class Inbox:
             for source in self.sources:
                 await source.answer(question, action, given, by)
             return
+        if not self.is_open:
+            raise InvalidArgument(
+                "this server takes answers from clients only", hint="The setting ask_in_console is `never`"
+            )
         live = self._live.get(question_id)
         if live is None:
             raise QuestionClosed(

@@ -35,12 +35,12 @@ def input_question(request: InputRequest) -> Question:
     return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password)
 
 
-def waits_for(question_id: str, question: Question, may_wait: bool) -> str:
+def waits_for(question_id: str, question: Question, *, is_open: bool) -> str:
     """Return, for the agent, what a person is asked and where it can be answered."""
     words = " ".join(question.message.split())
     shown = words if len(words) <= MOST_SHOWN_CHARS else f"{words[: MOST_SHOWN_CHARS - 1]}…"
     places = [] if question.in_console else ["in your client, if it can ask"]
-    if may_wait or question.in_console:
+    if is_open:
         places.append(f"on the server's machine with `belljar inbox answer {question_id}`")
     return f"a person: {shown!r}. It can be answered {', or '.join(places)}"
 
