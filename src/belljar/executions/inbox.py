@@ -270,6 +270,8 @@ def _fate(question: InboxQuestion) -> str:
     match question.state:
         case "answered" | "declined":
             return f"question {question.id} was {question.state} already{by}{where}, at {at}"
+        case "waiting":
+            return f"question {question.id} was answered by somebody else just now"
         case "expired":
             return f"question {question.id} expired at {at}: nobody had answered"
         case _:
