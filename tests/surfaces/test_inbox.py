@@ -85,7 +85,7 @@ async def test_a_client_that_cannot_ask_is_told_where_to_answer_and_the_cell_goe
     await answer(runtime, question.id, answer="Ada")
     result = await caller.ended(execution_id)
     assert result.result == "'Ada'"
-    assert "ada was asked at the server's inbox and allowed or answered it" in "".join(result.output)
+    assert "ada answered its question at the server's inbox" in "".join(result.output)
     (record,) = [each for each in runtime.sessions.inbox.ended("local") if each.id == question.id]
     assert (record.state, record.answered_by, record.answered_in) == ("answered", "ada", "terminal")
     with pytest.raises(QuestionClosed, match="was answered already by ada in the terminal"):

@@ -311,8 +311,8 @@ class Execution:
     def _tell_who_answered(self, reply: QuestionReply | None) -> None:
         """Tell the agent of an answer that did not come through its client."""
         if reply is not None and reply.by:
-            said = "allowed or answered it" if reply.action == "accept" else "declined it"
-            self._transcript.notice(f"{reply.by} was asked at the server's inbox and {said}")
+            said = "answered" if reply.action == "accept" else "declined"
+            self._transcript.notice(f"{reply.by} {said} its question at the server's inbox")
 
     def _is_wanted(self) -> bool:
         is_stopped = self._stopper is not None and self._stopper.reason is not None
