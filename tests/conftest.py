@@ -53,6 +53,7 @@ LONGEST = [
 # What each of them covers is tried in short by another file.
 LONG = frozenset(
     {
+        "test_app_in_browser.py",
         "test_azure_clients.py",
         "test_azure_kit.py",
         "test_browser_forms.py",

@@ -123,6 +123,8 @@ class ExecutionResult(Model):
     """The MCP call that waits for the rest, if the cell still runs."""
     waits_for: str | None = None
     """What has to be there before the cell can run, while it is being made."""
+    asks_person: str | None = None
+    """What a person is asked while it runs, and where it can be answered."""
 
 
 class Rewinding(Model):

@@ -52,6 +52,8 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
         "calls": [],
         "not_undoable": None,
         "next": None,
+        "waits_for": None,
+        "asks_person": None,
     }
     assert len(session_id) == len(execution_id) == 17
     assert session_id.isalpha()

@@ -247,6 +247,7 @@ class Journal(JournalWriter):
             "DELETE FROM calls WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )
         self.write("DELETE FROM executions WHERE session_id = ?", (session_id,))
+        self.write("DELETE FROM questions WHERE session_id = ?", (session_id,))
 
 
 def _record(row: tuple[Any, ...]) -> ExecutionRecord:

@@ -18,6 +18,7 @@ from belljar import measures, spans
 from belljar.errors import Busy, SessionNotFound
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Execution
+from belljar.executions.inbox import Inbox
 from belljar.executions.shared_folder import open_owner_folders
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
@@ -93,6 +94,8 @@ class Registry:
         self._sessions: dict[str, Session] = {}
         self.changes = ChangeLog()
         """What happens to its sessions, for those who look on."""
+        self.inbox = Inbox(journal, settings.ask_in_console)
+        """What waits for people outside the clients."""
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
         self.closer = SessionCloser(
             self._sessions,
@@ -259,6 +262,7 @@ class Registry:
             handover=self._handover,
             gpus=self._starter.gpus,
             changes=self.changes,
+            inbox=self.inbox,
             owner_folder=self._owner_folders.of(principal)
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from belljar.errors import CopyRefused, KernelDied
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Cell, Execution, interrupt_all
+from belljar.executions.inbox import Inbox
 from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
 from belljar.files.fd_walk import remove_tree
@@ -85,6 +86,7 @@ class Session:
         handover: Handover,
         gpus: SessionGpus,
         changes: ChangeLog,
+        inbox: Inbox,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
         skills: SessionSkills | None = None,
@@ -93,6 +95,7 @@ class Session:
         self.folders = folders
         self.displays = folders.displays
         self.principal = principal
+        self.inbox = inbox
         self.environment = environment
         self.reason = reason
         self.settings = settings

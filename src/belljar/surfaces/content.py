@@ -188,6 +188,8 @@ def _calls_line(calls: Sequence[ToolCall], text_before: str) -> str:
 def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     ids = [f"session_id: {result.session_id}", f"execution_id: {result.execution_id}"]
     lines = [f"[{' | '.join([result.status, *(part for part in ids if not part.endswith(': '))])}]"]
+    if result.status == "running" and result.asks_person:
+        lines.append(f"It waits for {result.asks_person}. Tell the person; its clock stands still meanwhile.")
     if result.status == "running":
         lines.append(
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '

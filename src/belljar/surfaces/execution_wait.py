@@ -31,6 +31,7 @@ MODERN = "2026-07-28"
 PROGRESS_INTERVAL_S = 0.25
 START_WAIT_S = 45.0
 PROGRESS_CHARS = 200
+ANSWERED_CHECK_S = 0.25
 ANSWER_KEY = "input"
 STATE_MARK = "#"
 CONSENT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -126,10 +127,18 @@ async def _ask_now(execution: Execution, question: Question, ctx: Context[Any, A
     session, params = ctx.request_context.session, _params(question, ctx)
     if isinstance(params, ElicitRequestURLParams):
         elicitation_id = secrets.token_hex(16)
-        result = await session.elicit_url(params.message, params.url, elicitation_id, ctx.request_id)
+        elicited = session.elicit_url(params.message, params.url, elicitation_id, ctx.request_id)
     else:
-        result = await session.elicit_form(params.message, params.requested_schema, ctx.request_id)
-    execution.reply(reply_of(result), number)
+        elicited = session.elicit_form(params.message, params.requested_schema, ctx.request_id)
+    asking = asyncio.get_running_loop().create_task(elicited)
+    try:
+        # Somebody may answer at the inbox meanwhile; then the client is told that nobody waits for it any more.
+        while not asking.done() and execution.question is question:
+            await asyncio.wait([asking], timeout=ANSWERED_CHECK_S)
+        if asking.done():
+            execution.reply(reply_of(asking.result()), number)
+    finally:
+        asking.cancel()
 
 
 def _params(question: Question, ctx: Context[Any, Any]) -> ElicitRequestFormParams | ElicitRequestURLParams:

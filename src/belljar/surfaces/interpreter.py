@@ -150,7 +150,7 @@ class InterpreterSurface:
                 self._settings,
                 code,
                 timeout_s=timeout_s,
-                allow_input=can_ask(ctx),
+                allow_input=can_ask(ctx) or self._sessions.inbox.may_ask(current_principal()),
                 filename=filename,
                 client=client_name(ctx),
             )

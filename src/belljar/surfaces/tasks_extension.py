@@ -215,7 +215,7 @@ class ExecutionTasks:
         if question is not None and can_ask(ctx):
             requests = {f"{_QUESTION}{live.questions}": elicitation(question, ctx)}
             return _asking(record.id, record.submitted_at, live.changed_at, question.message, requests)
-        words = _one_line(live.latest_text())
+        words = f"waits for {live.asks_person}" if live.asks_person else _one_line(live.latest_text())
         return Task(record.id, "working", record.submitted_at, live.changed_at, words)
 
     def _ended(self, record: ExecutionRecord, ctx: ToolContext) -> Task:
