@@ -53,6 +53,8 @@ LONG = frozenset(
         "test_azure_clients.py",
         "test_azure_kit.py",
         "test_browser_forms.py",
+        "test_console_in_browser.py",
+        "test_frames_in_browser.py",
         "test_generated_tree.py",
         "test_image.py",
         "test_inspector.py",

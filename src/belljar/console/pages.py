@@ -55,7 +55,7 @@ class CellView:
     @property
     def label(self) -> str:
         """Return its number as notebooks write it."""
-        return f"[{self.entry.execution_count or '*' if self.entry.status in _UNFINISHED else ' '}]"
+        return f"[{self.entry.execution_count or ('*' if self.is_running else ' ')}]"
 
     @property
     def words(self) -> str:
