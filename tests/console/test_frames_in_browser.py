@@ -68,7 +68,8 @@ WAYS = {
     "form": "<form id=f action=U method=post></form><script>f.submit()</script>",
     "written": "<script>document.write('<img src=U>')</script>",
     "evaluated": "<script>eval(\"new Image().src = 'U'\")</script>",
-    "frame-in-frame": "<script>const f = document.createElement('iframe'); f.src = 'U'; document.body.append(f)</script>",
+    "frame-in-frame": "<script>const f = document.createElement('iframe'); f.src = 'U'; "
+    "document.body.append(f)</script>",
     "blob-document": "<script>location = URL.createObjectURL(new Blob(['<img src=U>'], {type: 'text/html'}))</script>",
     "data-frame": "<iframe src=\"data:text/html,<img src='U'>\"></iframe>",
     "nested-srcdoc": "<iframe srcdoc=\"<img src='U'>\"></iframe>",
@@ -206,7 +207,9 @@ async def test_webrtc_is_removed_before_scripts_run(place: Place, chromium: Brow
 
 PROBE = """<script>
 const found = [];
-const attempt = (name, act) => { try { const got = act(); if (got !== undefined && got !== '') found.push(name) } catch {} };
+const attempt = (name, act) => {
+  try { const got = act(); if (got !== undefined && got !== '') found.push(name) } catch {}
+};
 attempt('parent', () => parent.document.title);
 attempt('top', () => top.location.href);
 attempt('cookie', () => document.cookie);
