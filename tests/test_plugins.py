@@ -11,13 +11,13 @@ import pytest
 
 from belljar import hooks, plugins
 from belljar.errors import PluginFailed, SettingsError
-from belljar.hooks import CellFacts, CodeStep, ToolCall, Verdict
+from belljar.hooks import CellFacts, CodeStep, ToolCallFacts, Verdict
 from belljar.plugins import Plugins, load_plugins
 
 pytestmark = pytest.mark.anyio
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "plugins"
-CALL = ToolCall("session", "me", "mail", "send", {"to": ["ann@example.com"]})
+CALL = ToolCallFacts("session", "me", "mail", "send", {"to": ["ann@example.com"]})
 CELL = CellFacts("session", "me", "execution", "1 + 1")
 
 
@@ -156,7 +156,7 @@ async def test_the_example_guardrail_keeps_mail_within_the_domain():
     assert not any(errors(found).values())
 
     async def decision(to: object, *, has_values: bool = False) -> str:
-        call = ToolCall("session", "me", "mail", "send", {"to": to}, has_values=has_values)
+        call = ToolCallFacts("session", "me", "mail", "send", {"to": to}, has_values=has_values)
         return (await found.judge_tool_call(call)).decision
 
     assert await decision("ann@example.com") == "allow"

@@ -4,14 +4,14 @@ Put this file into `plugins_directory`. The tool `send` of the server `mail` the
 code a model writes, and asks the person before one call reaches more than ten people.
 """
 
-from belljar.hooks import ToolCall, Verdict, hookimpl
+from belljar.hooks import ToolCallFacts, Verdict, hookimpl
 
 DOMAIN = "example.com"
 MOST_UNASKED = 10
 
 
 @hookimpl
-def judge_tool_call(call: ToolCall) -> Verdict | None:
+def judge_tool_call(call: ToolCallFacts) -> Verdict | None:
     """Decide on a call of mail.send; None for any other tool, on which this plugin has no say."""
     if (call.server, call.tool) != ("mail", "send"):
         return None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from belljar.handles import ExecutionHandle, OutputStream, SessionHandle
     from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
     from belljar.settings import Settings
-    from belljar.sync import Execution, Session, Stream, session
+    from belljar.sync import SyncExecution, SyncSession, SyncStream, session
 
 __all__ = [
     "BelljarError",
@@ -47,7 +47,6 @@ __all__ = [
     "Display",
     "Engine",
     "EngineError",
-    "Execution",
     "ExecutionHandle",
     "ExecutionNotFound",
     "ExecutionResult",
@@ -62,13 +61,14 @@ __all__ = [
     "OutputStream",
     "RemoteServer",
     "Rewinding",
-    "Session",
     "SessionFork",
     "SessionHandle",
     "SessionInfo",
     "SessionNotFound",
     "Settings",
-    "Stream",
+    "SyncExecution",
+    "SyncSession",
+    "SyncStream",
     "TooLarge",
     "Unauthorized",
     "UsageError",
@@ -109,7 +109,7 @@ _MODULES = {
         "SessionInfo",
     ),
     "belljar.settings": ("Settings",),
-    "belljar.sync": ("Execution", "Session", "Stream", "session"),
+    "belljar.sync": ("SyncExecution", "SyncSession", "SyncStream", "session"),
 }
 
 

@@ -5,10 +5,10 @@ A plugin is the operator's code on the host: a package with an entry point of th
 like. `def` runs in a thread, `async def` on the server's event loop; either may take `HOOK_S` seconds. belljar's own
 policy, sandboxes, kernels, surfaces, workflow steps and form targets are registered through the same hooks.
 
-    from belljar.hooks import ToolCall, Verdict, hookimpl
+    from belljar.hooks import ToolCallFacts, Verdict, hookimpl
 
     @hookimpl
-    def judge_tool_call(call: ToolCall) -> Verdict | None:
+    def judge_tool_call(call: ToolCallFacts) -> Verdict | None:
         return Verdict("deny", "mail goes out on weekdays") if call.server == "mail" else None
 
 Knows nothing of how plugins are found and called; that is `plugins.py`.
@@ -59,7 +59,7 @@ class SessionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCallFacts:
     """A call of a tool from the code of a session, before it leaves the host."""
 
     session_id: str
@@ -141,7 +141,7 @@ class FormTarget:
 
 
 @hookspec
-def judge_tool_call(call: ToolCall) -> Verdict | None:
+def judge_tool_call(call: ToolCallFacts) -> Verdict | None:
     """Decide on a tool call; the strictest verdict counts, and a hook that fails refuses the call."""
 
 
@@ -159,12 +159,12 @@ def screen_output(session: SessionFacts) -> "Sequence[OutputScreen] | OutputScre
 
 
 @hookspec
-def before_tool_call(call: ToolCall) -> Mapping[str, Any] | None:
+def before_tool_call(call: ToolCallFacts) -> Mapping[str, Any] | None:
     """Look at a call before it is judged, and perhaps return other arguments; a hook that fails refuses the call."""
 
 
 @hookspec
-def after_tool_call(call: ToolCall, end: CallEnd) -> None:
+def after_tool_call(call: ToolCallFacts, end: CallEnd) -> None:
     """Look at how a call ended; a hook that fails is logged."""
 
 

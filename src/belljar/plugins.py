@@ -22,7 +22,7 @@ import pluggy
 
 from belljar import hooks
 from belljar.errors import PluginFailed, SettingsError
-from belljar.hooks import HOOK_S, PROJECT, CallEnd, CellFacts, ToolCall, Verdict
+from belljar.hooks import HOOK_S, PROJECT, CallEnd, CellFacts, ToolCallFacts, Verdict
 
 ENTRY_POINTS: Final = "belljar"
 """The group of entry points that packages bring plugins by."""
@@ -71,7 +71,7 @@ class Implementation:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HookAnswer:
     """What a plugin returned from a hook, or how it failed."""
 
     plugin: PluginRecord
@@ -158,22 +158,22 @@ class Plugins:
         """Return whether any plugin, ours included, implements a hook."""
         return bool(self.implementations(hook))
 
-    async def ask(self, implementation: Implementation, **given: Any) -> Answer:
+    async def ask(self, implementation: Implementation, **given: Any) -> HookAnswer:
         """Call one hook of one plugin within `HOOK_S`; a failure of ours is raised, another's is in the answer."""
         plugin, call = implementation.plugin, implementation.bind(given)
         if plugin.is_core:
             value = call()
-            return Answer(plugin, await value if inspect.isawaitable(value) else value)
+            return HookAnswer(plugin, await value if inspect.isawaitable(value) else value)
         try:
             async with asyncio.timeout(HOOK_S):
                 if inspect.iscoroutinefunction(implementation.function):
-                    return Answer(plugin, await call())
+                    return HookAnswer(plugin, await call())
                 self._threads = self._threads or ThreadPoolExecutor(_THREADS, "belljar-plugin")
-                return Answer(plugin, await asyncio.get_running_loop().run_in_executor(self._threads, call))
+                return HookAnswer(plugin, await asyncio.get_running_loop().run_in_executor(self._threads, call))
         except TimeoutError:
-            return Answer(plugin, failure=self.fail(plugin, implementation.hook, f"it took over {HOOK_S:g} s"))
+            return HookAnswer(plugin, failure=self.fail(plugin, implementation.hook, f"it took over {HOOK_S:g} s"))
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            return Answer(plugin, failure=self.fail(plugin, implementation.hook, error))
+            return HookAnswer(plugin, failure=self.fail(plugin, implementation.hook, error))
 
     async def tell(self, hook: str, **given: Any) -> list[str]:
         """Call a hook that only looks on; return what the failures were."""
@@ -224,7 +224,7 @@ class Plugins:
 
     # Guardrails
 
-    async def judge_tool_call(self, call: ToolCall, own: Callable[[], Verdict] | None = None) -> Verdict:
+    async def judge_tool_call(self, call: ToolCallFacts, own: Callable[[], Verdict] | None = None) -> Verdict:
         """Return the strictest verdict on a call.
 
         The session's guard, `own`, takes part after all plugins, because it counts the calls that it allows.
@@ -263,7 +263,7 @@ class Plugins:
 
     # Tool calls
 
-    async def before_tool_call(self, call: ToolCall) -> ToolCall:
+    async def before_tool_call(self, call: ToolCallFacts) -> ToolCallFacts:
         """Return the call with the arguments that plugins want instead; raise PluginFailed where one fails."""
         for implementation in self.implementations("before_tool_call"):
             answer = await self.ask(implementation, call=call)
@@ -277,7 +277,7 @@ class Plugins:
                 call = replace(call, arguments=dict(cast("Mapping[str, Any]", value)))
         return call
 
-    async def after_tool_call(self, call: ToolCall, end: CallEnd) -> None:
+    async def after_tool_call(self, call: ToolCallFacts, end: CallEnd) -> None:
         """Tell plugins how a call ended."""
         await self.tell("after_tool_call", call=call, end=end)
 

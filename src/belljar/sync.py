@@ -32,7 +32,7 @@ def session(
     server: str = "",
     api_key: str | None = None,
     **flags: object,
-) -> Generator["Session"]:
+) -> Generator["SyncSession"]:
     """Open a session, in an engine of its own or on a running server; it and its files are gone when the block ends.
 
     `server` is the URL of a server's `/mcp`, `api_key` its key. Without it, `flags` are settings, such as
@@ -42,7 +42,7 @@ def session(
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(_opened(environment, settings, server, api_key, flags)) as handle,
     ):
-        yield Session(portal, handle)
+        yield SyncSession(portal, handle)
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ class _Caller:
         return self._portal.call(function)
 
 
-class Session(_Caller):
+class SyncSession(_Caller):
     """A session: variables, imports and files stay from cell to cell, until its `with` block ends.
 
     Made by `belljar.session()`. Its methods may be called from any thread.
@@ -110,15 +110,15 @@ class Session(_Caller):
 
     def submit(
         self, code: str, *, timeout_s: float | None = None, filename: str = "", idempotency_key: str = ""
-    ) -> "Execution":
+    ) -> "SyncExecution":
         """Start a cell and return at once; its arguments are those of `execute`. Its `input()` is not answered."""
         submit = partial(self._handle.submit, code, timeout_s=timeout_s)
         submitted = self._call(partial(submit, filename=filename, idempotency_key=idempotency_key))
-        return Execution(self._portal, submitted)
+        return SyncExecution(self._portal, submitted)
 
-    def stream(self, code: str, *, timeout_s: float | None = None, on_input: Answer | None = None) -> "Stream":
+    def stream(self, code: str, *, timeout_s: float | None = None, on_input: Answer | None = None) -> "SyncStream":
         """Run a cell and give its output while it runs; it starts with the first event asked for."""
-        return Stream(self._portal, self._handle.stream(code, timeout_s=timeout_s, on_input=_asked(on_input)))
+        return SyncStream(self._portal, self._handle.stream(code, timeout_s=timeout_s, on_input=_asked(on_input)))
 
     def interrupt(self) -> list[str]:
         """Stop what runs or waits, and return the ids of those executions; called from another thread."""
@@ -161,12 +161,12 @@ class Session(_Caller):
         """What came along and what did not, if it is a fork of another session."""
         return self._handle.forked
 
-    def fork(self, *, at: str = "", reseed: bool = False) -> "Session":
+    def fork(self, *, at: str = "", reseed: bool = False) -> "SyncSession":
         """Return a session of its own that goes on from the state of this one, or from before execution `at`.
 
         It ends with the same `with` block as this one, or when it is closed.
         """
-        return Session(self._portal, self._call(partial(self._handle.fork, at=at, reseed=reseed)))
+        return SyncSession(self._portal, self._call(partial(self._handle.fork, at=at, reseed=reseed)))
 
     def rewind(self, to: str | int) -> Rewinding:
         """Undo executions, back to before the one with this id, or this many of the last."""
@@ -177,7 +177,7 @@ class Session(_Caller):
         self._call(self._handle.aclose)
 
 
-class Execution(_Caller):
+class SyncExecution(_Caller):
     """One run of a cell, which goes on whether or not anyone waits for it."""
 
     def __init__(self, portal: BlockingPortal, handle: ExecutionHandle) -> None:
@@ -202,7 +202,7 @@ class Execution(_Caller):
         self._call(self._handle.interrupt)
 
 
-class Stream(_Caller):
+class SyncStream(_Caller):
     """What a cell says, event by event, in order and whole; leaving the loop early leaves the cell running."""
 
     def __init__(self, portal: BlockingPortal, stream: OutputStream) -> None:

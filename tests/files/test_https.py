@@ -4,6 +4,7 @@ import io
 import re
 import socket
 import ssl
+import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from belljar.egress.rules import parse_rule
 from belljar.errors import BelljarError, InvalidArgument, TooLarge
 from belljar.files.addresses import Address, refusal
-from belljar.files.https import Reach, fetch_https, send_https
+from belljar.files.https import Reach, fetch_https, fetch_https_into, send_https
 
 pytestmark = pytest.mark.anyio
 
@@ -420,3 +421,33 @@ async def test_a_redirect_to_a_private_address_gets_no_file(
             await store.send(store.url(), b"content")
     with pytest.raises(InvalidArgument, match="a private address"):
         await send_https("https://127.0.0.1/", io.BytesIO(b""), 0, reach=Reach())
+
+
+async def test_a_large_file_is_fetched_to_disk_and_not_into_memory(certificate: Certificate, tmp_path: Path) -> None:
+    size, piece = 24 * 1024 * 1024, b"x" * 65_536
+    async with open_store(certificate, f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode()) as store:
+
+        async def send_all(writer: asyncio.StreamWriter) -> None:
+            for _ in range(size // len(piece)):
+                writer.write(piece)
+                await writer.drain()
+
+        store.then = send_all
+        tracemalloc.start()
+        try:
+            with (tmp_path / "fetched").open("wb") as file:
+                reach = Reach(allow_private=True)
+                got = await fetch_https_into(file, store.url(), size, reach=reach, ssl_context=certificate.client)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert got == (tmp_path / "fetched").stat().st_size == size
+    assert peak < size / 2
+
+
+async def test_a_fetched_file_that_cannot_be_written_is_told_with_its_reason(certificate: Certificate) -> None:
+    async with open_store(certificate, ok(b"content")) as store:
+        with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(TooLarge, match="no room"):
+            await fetch_https_into(
+                file, store.url(), 1000, reach=Reach(allow_private=True), ssl_context=certificate.client
+            )

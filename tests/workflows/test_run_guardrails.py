@@ -16,7 +16,7 @@ from belljar.hooks import CodeStep, hookimpl
 from belljar.journal.run_records import RunRecords
 from belljar.runtime import Runtime, open_plugins, open_runtime
 from belljar.settings import Settings
-from belljar.workflows.definition import StepType
+from belljar.workflows.definition import StepKind
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.step_types import own_step_types, step_types
 from belljar.workflows.workflows import Workflows
@@ -76,7 +76,7 @@ async def ran(workflows: Workflows, text: str) -> Any:
     return workflows.show(run.id, "local")
 
 
-def another(runtime: Runtime, server: str, types: Mapping[str, StepType]) -> Workflows:
+def another(runtime: Runtime, server: str, types: Mapping[str, StepKind]) -> Workflows:
     """The workflows of another server on the same data directory."""
     return Workflows(runtime.sessions, RunRecords(runtime.sessions.journal, server), None, lambda _: True, types=types)
 

@@ -6,13 +6,13 @@ what a session or a model says is hostile here.
 
 import logging
 
-from belljar.hooks import CallEnd, CellFacts, ToolCall, Verdict, hookimpl
+from belljar.hooks import CallEnd, CellFacts, ToolCallFacts, Verdict, hookimpl
 
 log = logging.getLogger(__name__)
 
 
 @hookimpl
-def judge_tool_call(call: ToolCall) -> Verdict | None:
+def judge_tool_call(call: ToolCallFacts) -> Verdict | None:
     """Decide on a tool call: None has no say, `deny` refuses with a reason, `ask` asks the person."""
     if call.tool.startswith("delete_") and call.arguments.get("recursive"):
         return Verdict("deny", "nothing is deleted with all that is below it")
@@ -26,6 +26,6 @@ def judge_code(cell: CellFacts) -> Verdict | None:
 
 
 @hookimpl
-def after_tool_call(call: ToolCall, end: CallEnd) -> None:
+def after_tool_call(call: ToolCallFacts, end: CallEnd) -> None:
     """Look at how a call ended."""
     log.info("%s.%s %s after %.3f s", call.server, call.tool, end.state, end.duration_s)

@@ -4,14 +4,14 @@ import asyncio
 
 import belljar_template
 
-from belljar.hooks import CellFacts, ToolCall
+from belljar.hooks import CellFacts, ToolCallFacts
 from belljar.plugins import Plugins
 
 
 def test_recursive_deletion_is_refused():
-    call = ToolCall("session", "me", "files", "delete_folder", {"path": "a", "recursive": True})
+    call = ToolCallFacts("session", "me", "files", "delete_folder", {"path": "a", "recursive": True})
     assert belljar_template.judge_tool_call(call).decision == "deny"
-    assert belljar_template.judge_tool_call(ToolCall("session", "me", "files", "read", {})) is None
+    assert belljar_template.judge_tool_call(ToolCallFacts("session", "me", "files", "read", {})) is None
 
 
 def test_belljar_accepts_it():

@@ -28,7 +28,7 @@ from belljar.journal.run_records import RunRecord
 from belljar.runtime import Runtime, configured_guardrails, is_living, open_plugins, open_runtime
 from belljar.settings import Settings, load_settings
 from belljar.workflows.checks import Checker
-from belljar.workflows.definition import Definition, ToolCall, json_schema
+from belljar.workflows.definition import Definition, ToolCallStep, json_schema
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
 from belljar.workflows.live_run import LiveRun, RunEvent
@@ -208,7 +208,7 @@ def _read(library: Library, source: str, which: str) -> Definition:
 
 
 async def _check(settings: Settings, definition: Definition) -> None:
-    if any(isinstance(step.config, ToolCall) for step in _all_steps(definition)):
+    if any(isinstance(step.config, ToolCallStep) for step in _all_steps(definition)):
         async with open_runtime(settings) as runtime:  # the tools are looked up at their servers
             await runtime.workflows.check(definition)
         return

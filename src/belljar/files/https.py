@@ -22,6 +22,7 @@ from anyio.abc import ByteStream
 from belljar.egress.rules import Rule, plain_host
 from belljar.errors import FileMissing, InvalidArgument, TooLarge
 from belljar.files.addresses import Address, refusal
+from belljar.files.openat import unwritable
 
 MAX_REDIRECTS = 5
 DEADLINE_S = 30.0
@@ -31,6 +32,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SENDING_REDIRECTS = frozenset({307, 308})
 _SENT = frozenset({200, 201, 204})
 _SEND_BYTES = 256 * 1024
+_WRITE_BYTES = 1024 * 1024
 # What a slow connection may take for a file, beyond `DEADLINE_S`.
 _SLOWEST_BYTES_S = 256 * 1024
 _RECEIVE_BYTES = 65_536
@@ -57,6 +59,7 @@ class _Target:
 
 
 Done = TypeVar("Done")
+Keep = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,44 @@ async def fetch_https(
     deadline_s: float = DEADLINE_S,
 ) -> bytes:
     """Fetch `url`, following redirects, and return the body."""
+    body = bytearray()
 
-    async def exchange(stream: ByteStream, target: _Target) -> bytes | _Redirect:
-        return await _receive(stream, target, max_bytes)
+    async def keep(data: bytes) -> None:
+        body.extend(data)
+
+    await _fetch(url, keep, max_bytes, reach, ssl_context, deadline_s)
+    return bytes(body)
+
+
+async def fetch_https_into(
+    file: BinaryIO, url: str, max_bytes: int, *, reach: Reach, ssl_context: ssl.SSLContext | None = None
+) -> int:
+    """Fetch `url` into a file, so that no body is held in memory, and return its size."""
+    gathered = bytearray()
+
+    def write() -> None:
+        try:
+            file.write(gathered)
+            file.flush()
+        except OSError as error:
+            raise unwritable("what was fetched", len(gathered), error) from error
+        gathered.clear()
+
+    async def keep(data: bytes) -> None:
+        gathered.extend(data)
+        if len(gathered) >= _WRITE_BYTES:
+            await anyio.to_thread.run_sync(write)
+
+    size = await _fetch(url, keep, max_bytes, reach, ssl_context, DEADLINE_S)
+    await anyio.to_thread.run_sync(write)
+    return size
+
+
+async def _fetch(
+    url: str, keep: Keep, max_bytes: int, reach: Reach, ssl_context: ssl.SSLContext | None, deadline_s: float
+) -> int:
+    async def exchange(stream: ByteStream, target: _Target) -> int | _Redirect:
+        return await _receive(stream, target, keep, max_bytes)
 
     return await _asked(url, exchange, reach, ssl_context, deadline_s)
 
@@ -248,7 +286,7 @@ async def _connect(target: _Target, addresses: list[Address], context: ssl.SSLCo
     raise failure
 
 
-async def _receive(stream: ByteStream, target: _Target, max_bytes: int) -> bytes | _Redirect:
+async def _receive(stream: ByteStream, target: _Target, keep: Keep, max_bytes: int) -> int | _Redirect:
     connection = h11.Connection(h11.CLIENT)
     headers = [("Accept", "*/*"), ("Accept-Encoding", "identity")]
     await stream.send(connection.send(_request("GET", target, headers)) or b"")
@@ -257,7 +295,7 @@ async def _receive(stream: ByteStream, target: _Target, max_bytes: int) -> bytes
     if status in _REDIRECTS and b"location" in answered:
         return _Redirect(answered[b"location"])
     _check(target, status, answered, max_bytes)
-    return await _read_body(connection, stream, target, max_bytes)
+    return await _read_body(connection, stream, target, keep, max_bytes)
 
 
 async def _send(stream: ByteStream, target: _Target, file: BinaryIO, size: int) -> int | _Redirect:
@@ -319,15 +357,18 @@ def _check(target: _Target, status: int, headers: dict[bytes, str], max_bytes: i
         raise _too_large(target, length, max_bytes)
 
 
-async def _read_body(connection: h11.Connection, stream: ByteStream, target: _Target, max_bytes: int) -> bytes:
-    body = bytearray()
+async def _read_body(
+    connection: h11.Connection, stream: ByteStream, target: _Target, keep: Keep, max_bytes: int
+) -> int:
+    size = 0
     while not isinstance(event := await _next_event(connection, stream), h11.EndOfMessage):
         if not isinstance(event, h11.Data):
             raise h11.RemoteProtocolError("not a body")
-        body += event.data
-        if len(body) > max_bytes:
+        size += len(event.data)
+        if size > max_bytes:
             raise _too_large(target, f"more than {max_bytes}", max_bytes)
-    return bytes(body)
+        await keep(bytes(event.data))
+    return size
 
 
 def _too_large(target: _Target, size: str, max_bytes: int) -> TooLarge:

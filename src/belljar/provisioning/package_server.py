@@ -5,35 +5,33 @@ be hostile, so size, time and number are bounded, and requirements are checked a
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from belljar import ipc
-from belljar.egress.session_sockets import SessionSocket, serving
+from belljar.egress.session_sockets import SessionSocket
 from belljar.environments.base import Environment
 from belljar.environments.install_room import InstallRoom
 from belljar.environments.packages import InstallOutcome, PackageChange, install, modules_of
 from belljar.environments.presence import NAME_LIMIT_CHARS
 from belljar.environments.uv import OpenUv
 from belljar.errors import BelljarError
+from belljar.provisioning.request_server import RequestStream, serving_requests
 
-_LINE_BYTES = 65_536
-_LINE_S = 10
 _MAX_WAITING = 4
-_MAX_REFUSED = 16
-"""How many more connections are answered with a refusal; beyond that they are closed at once."""
 
 log = logging.getLogger(__name__)
 
 
-class _Request(BaseModel):
+class PackageRequest(BaseModel):
+    """The requirements that a session asks for."""
+
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     requirements: list[Annotated[str, Field(max_length=NAME_LIMIT_CHARS)]] = Field(min_length=1, max_length=100)
@@ -80,62 +78,27 @@ def restart_lines(changes: Sequence[PackageChange]) -> list[str]:
     ]
 
 
-class PackageServer:
-    """Answers the package requests of one session, one installation at a time; made by `open_package_server`."""
-
-    def __init__(self, session_id: str, fulfil: Fulfil) -> None:
-        self._session_id = session_id
-        self._fulfil = fulfil
-        self._conversations = ipc.Conversations(_MAX_WAITING + _MAX_REFUSED)
-        self._turn = asyncio.Lock()
-
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
-        if self._conversations.is_full:
-            writer.transport.abort()
-            return
-        self._conversations.start(self._serve(ipc.MessageStream(reader, writer)))
-
-    async def aclose(self) -> None:
-        """End all conversations."""
-        await self._conversations.aclose()
-
-    async def _serve(self, stream: ipc.MessageStream) -> None:
-        try:
-            reply = await self._answer(stream)
-            async with asyncio.timeout(_LINE_S):
-                await stream.send(asdict(reply))
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            stream.close()
-
-    async def _answer(self, stream: ipc.MessageStream) -> PackageReply:
-        if len(self._conversations) > _MAX_WAITING:
-            return PackageReply(errors=[f"{_MAX_WAITING} requests for packages are waiting already"])
-        try:
-            async with asyncio.timeout(_LINE_S):
-                request = await stream.receive(_Request.model_validate_json)
-        except ipc.Malformed:
-            return PackageReply(errors=["the request cannot be read: name at most 100 packages"])
-        count, ids = len(request.requirements), {"session_id": self._session_id}
-        log.info("session %s asks for %d packages", self._session_id, count, extra=ids)
-        try:
-            async with self._turn:
-                return await self._fulfil(request.requirements)
-        except BelljarError as error:
-            return PackageReply(errors=[str(error)])
-
-
 @asynccontextmanager
 async def open_package_server(
     folder: Path, name: str, *, session_id: str, fulfil: Fulfil, socket: SessionSocket | None = None
-) -> AsyncGenerator[PackageServer]:
-    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
-    server = PackageServer(session_id, fulfil)
-    try:
-        async with serving(folder, name, server.accept, limit=_LINE_BYTES, session_socket=socket):
-            yield server
-    finally:
-        with contextlib.suppress(OSError):
-            await server.aclose()
+) -> AsyncGenerator[None]:
+    """Serve a session on a socket of that name in a folder it can reach, one installation at a time."""
+    turn = asyncio.Lock()
+
+    async def answer(stream: RequestStream) -> PackageReply:
+        if stream.is_one_too_many:
+            return PackageReply(errors=[f"{_MAX_WAITING} requests for packages are waiting already"])
+        try:
+            request = await stream.receive(PackageRequest.model_validate_json)
+        except ipc.Malformed:
+            return PackageReply(errors=["the request cannot be read: name at most 100 packages"])
+        count, ids = len(request.requirements), {"session_id": session_id}
+        log.info("session %s asks for %d packages", session_id, count, extra=ids)
+        try:
+            async with turn:
+                return await fulfil(request.requirements)
+        except BelljarError as error:
+            return PackageReply(errors=[str(error)])
+
+    async with serving_requests(folder, name, answer, most=_MAX_WAITING, socket=socket):
+        yield

@@ -5,34 +5,34 @@ only hosts of the egress rules are reached, and no answer or log line has more o
 """
 
 import asyncio
-import contextlib
 import logging
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from belljar import ipc
-from belljar.egress.session_sockets import SessionSocket, serving
+from belljar.egress.session_sockets import SessionSocket
 from belljar.environments.install_room import InstallRoom
 from belljar.errors import BelljarError, TooLarge
-from belljar.files.https import Reach, fetch_https, send_https
+from belljar.files.https import Reach, fetch_https_into, send_https
 from belljar.files.openat import Owner
 from belljar.files.workspace import Workspace
+from belljar.provisioning.request_server import RequestStream, serving_requests
 
 MOST_URL_CHARS = 16_384
-_LINE_BYTES = 65_536
-_LINE_S = 10
 _MAX_AT_ONCE = 4
-_MAX_REFUSED = 16
 
 log = logging.getLogger(__name__)
 
 
-class _Request(BaseModel):
+class TransferRequest(BaseModel):
+    """What a session asks for: a file of its folder is fetched from a URL, or sent to one."""
+
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     action: Literal["fetch", "send"]
@@ -52,6 +52,7 @@ class Transfers:
     """Moves files between one session's folder and the hosts it may reach."""
 
     def __init__(self, folder: Path, owner: Owner | None, reach: Reach, room: InstallRoom, limit_bytes: int) -> None:
+        self._folder = folder
         self._workspace = Workspace(folder, owner)
         self._reach = reach
         self._room = room
@@ -63,9 +64,11 @@ class Transfers:
         limit = self._limit_bytes
         if self._room.is_limited:
             limit = min(limit, (await self._room.check_begun()).size_bytes)
-        content = await fetch_https(url, limit, reach=self._reach)
-        await asyncio.to_thread(self._workspace.write, name, content)
-        return len(content)
+        # Not in memory, where four files at once would be half a gigabyte of the server's, for each session.
+        with tempfile.TemporaryFile(dir=self._folder.parent) as file:
+            size = await fetch_https_into(file, url, limit, reach=self._reach)
+            await asyncio.to_thread(self._workspace.write_from, name, file.fileno(), limit)
+        return size
 
     async def send(self, url: str, name: str) -> int:
         """Send a file of the folder to a URL; return its size."""
@@ -80,61 +83,25 @@ class Transfers:
         return status.st_size
 
 
-class TransferServer:
-    """Answers the requests of one session; made by `open_transfer_server`."""
+@asynccontextmanager
+async def open_transfer_server(
+    folder: Path, name: str, *, session_id: str, transfers: Transfers, socket: SessionSocket | None = None
+) -> AsyncGenerator[None]:
+    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
 
-    def __init__(self, session_id: str, transfers: Transfers) -> None:
-        self._session_id = session_id
-        self._transfers = transfers
-        self._conversations = ipc.Conversations(_MAX_AT_ONCE + _MAX_REFUSED)
-
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
-        if self._conversations.is_full:
-            writer.transport.abort()
-            return
-        self._conversations.start(self._serve(ipc.MessageStream(reader, writer)))
-
-    async def aclose(self) -> None:
-        """End all conversations."""
-        await self._conversations.aclose()
-
-    async def _serve(self, stream: ipc.MessageStream) -> None:
-        try:
-            reply = await self._answer(stream)
-            async with asyncio.timeout(_LINE_S):
-                await stream.send(asdict(reply))
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            stream.close()
-
-    async def _answer(self, stream: ipc.MessageStream) -> TransferReply:
-        if len(self._conversations) > _MAX_AT_ONCE:
+    async def answer(stream: RequestStream) -> TransferReply:
+        if stream.is_one_too_many:
             return TransferReply(error=f"busy: {_MAX_AT_ONCE} files are being moved already")
         try:
-            async with asyncio.timeout(_LINE_S):
-                request = await stream.receive(_Request.model_validate_json)
+            request = await stream.receive(TransferRequest.model_validate_json)
         except ipc.Malformed:
             return TransferReply(error="invalid-argument: the request cannot be read")
-        ids = {"session_id": self._session_id}
-        log.info("session %s: %s of a file by URL", self._session_id, request.action, extra=ids)
-        move = self._transfers.fetch if request.action == "fetch" else self._transfers.send
+        log.info("session %s: %s of a file by URL", session_id, request.action, extra={"session_id": session_id})
+        move = transfers.fetch if request.action == "fetch" else transfers.send
         try:
             return TransferReply(size=await move(request.url, request.name))
         except BelljarError as error:
             return TransferReply(error=f"{error.code}: {error}")
 
-
-@asynccontextmanager
-async def open_transfer_server(
-    folder: Path, name: str, *, session_id: str, transfers: Transfers, socket: SessionSocket | None = None
-) -> AsyncGenerator[TransferServer]:
-    """Serve a session on a socket of that name in a folder it can reach, until the block ends."""
-    server = TransferServer(session_id, transfers)
-    try:
-        async with serving(folder, name, server.accept, limit=_LINE_BYTES, session_socket=socket):
-            yield server
-    finally:
-        with contextlib.suppress(OSError):
-            await server.aclose()
+    async with serving_requests(folder, name, answer, most=_MAX_AT_ONCE, socket=socket):
+        yield

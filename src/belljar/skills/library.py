@@ -71,7 +71,7 @@ class Skill:
 
 
 @dataclass(slots=True)
-class Scan:
+class SkillScan:
     """The operator's folder at one moment."""
 
     skills: dict[str, Skill] = field(default_factory=dict[str, Skill])
@@ -155,9 +155,9 @@ class SkillLibrary:
 
     # The operator's folder
 
-    def scan(self) -> Scan:
+    def scan(self) -> SkillScan:
         """Look through the operator's folder; what did not change since the last time is not read again."""
-        scan = Scan()
+        scan = SkillScan()
         if self.directory is None:
             return scan
         for place, is_skill in _candidates(self.directory, 0):

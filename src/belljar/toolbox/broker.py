@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 
 from belljar import spans
 from belljar.errors import BelljarError, PluginFailed
-from belljar.hooks import CallEnd, ToolCall, Verdict
+from belljar.hooks import CallEnd, ToolCallFacts, Verdict
 from belljar.plugins import Plugins
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import (
@@ -339,7 +339,7 @@ class Broker:
             return "declined", "the person was asked and did not allow it. Do without it, or ask what they want instead"
         return "approved", ""
 
-    def _described(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCall:
+    def _described(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCallFacts:
         return described_call(self.session_id, self.owner, tool, arguments, has_values=has_values)
 
     async def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
@@ -432,7 +432,7 @@ class ToldCall:
         self._plugins = plugins
         self._session_id = session_id
         self._owner = owner
-        self._call: ToolCall | None = None
+        self._call: ToolCallFacts | None = None
         self._began_at = time.monotonic()
         self.is_changed = False
         """Whether a plugin put other arguments in place of the code's."""
@@ -458,10 +458,10 @@ class ToldCall:
 
 def described_call(
     session_id: str, owner: str, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False
-) -> ToolCall:
+) -> ToolCallFacts:
     """Return a call as plugins see it."""
     claims = tool.annotations
-    return ToolCall(
+    return ToolCallFacts(
         session_id, owner, tool.server, tool.name, arguments, claims.read_only, claims.destructive, has_values
     )
 

@@ -27,14 +27,14 @@ from belljar.workflows.definition import (
     Parallel,
     Step,
     SubWorkflow,
-    ToolCall,
+    ToolCallStep,
     name_problem,
 )
 from belljar.workflows.guardrails import guardrails_problem
 from belljar.workflows.library import reference_of
 from belljar.workflows.questions import schema_problem
 from belljar.workflows.templates import compile_expression, expressions_in, has_expression, plain_value
-from belljar.workflows.text import Path, Problem, invalid
+from belljar.workflows.text import Path, TextProblem, invalid
 
 FIELDS = ("result", "stdout", "files", "status", "error")
 """What later steps can read of a step."""
@@ -58,7 +58,7 @@ class Checker:
     environment: str
     tools: Tools | None = None
     max_code_bytes: int = 1024 * 1024
-    problems: list[Problem] = field(default_factory=list[Problem])
+    problems: list[TextProblem] = field(default_factory=list[TextProblem])
 
     async def check(self, definition: Definition, given: Iterable[str] = ()) -> None:
         """Raise `WorkflowInvalid` with every problem; `given` are names of variables from outside."""
@@ -120,7 +120,7 @@ class Checker:
         match config:
             case CodeExecution():
                 await self._code(definition, step, config.code, known)
-            case ToolCall():
+            case ToolCallStep():
                 self._expressions(definition, step, "arguments", config.arguments, known)
                 await self._tool(definition, step, config)
             case FormStep():
@@ -188,7 +188,7 @@ class Checker:
         except Unreadable as error:
             line = definition.source.line(place) + error.line if "\n" in code else definition.source.line(place)
             self.problems.append(
-                Problem(f"step {step.name}: the code is no Python: {error.reason}", definition.source.file, line)
+                TextProblem(f"step {step.name}: the code is no Python: {error.reason}", definition.source.file, line)
             )
             return
         await self._judge_code(definition, place, step, code)
@@ -201,7 +201,7 @@ class Checker:
 
     # Tools
 
-    async def _tool(self, definition: Definition, step: Step, config: ToolCall) -> None:
+    async def _tool(self, definition: Definition, step: Step, config: ToolCallStep) -> None:
         place = (*step.place, "config")
         if self.tools is None:
             hint = "Start belljar with --mcp-config FILE"
@@ -223,7 +223,7 @@ class Checker:
         self._judge_call(definition, place, step, tool, config.arguments)
 
     def _missing_tool(
-        self, definition: Definition, place: Path, step: Step, config: ToolCall, catalogue: Catalogue
+        self, definition: Definition, place: Path, step: Step, config: ToolCallStep, catalogue: Catalogue
     ) -> None:
         known = catalogue.servers.get(config.server)
         if known is None:

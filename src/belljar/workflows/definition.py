@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from belljar.policy.rules import Policy
 from belljar.toolbox.texts import nearest
-from belljar.workflows.text import LocatedText, Path, Problem, invalid
+from belljar.workflows.text import LocatedText, Path, TextProblem, invalid
 
 MOST_STEPS = 10_000
 MOST_NESTED = 8
@@ -65,7 +65,7 @@ Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 RawSteps = list[dict[str, Any]]
 
 
-class Table(BaseModel):
+class DefinitionTable(BaseModel):
     """A mapping of the text. An unknown key is an error, because it is probably a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True, strict=True)
@@ -82,7 +82,7 @@ def _retry_words(value: Any) -> Any:
     return found
 
 
-class Retry(Table):
+class Retry(DefinitionTable):
     """When a step that failed is tried again."""
 
     times: int = Field(1, ge=0, le=100, description="How often a failed step is tried again")
@@ -92,7 +92,7 @@ class Retry(Table):
     )
 
 
-class Goto(Table):
+class Goto(DefinitionTable):
     """Where to go on after a failure."""
 
     goto: Name = Field(description="The name of a later step of the same list")
@@ -101,7 +101,7 @@ class Goto(Table):
 OnError = Literal["stop", "skip"] | Goto
 
 
-class StepForm(Table):
+class StepForm(DefinitionTable):
     """One step, as it is written."""
 
     name: Name = Field(description="What later steps call it: {{ name.result }}")
@@ -115,7 +115,7 @@ class StepForm(Table):
     guardrails: Policy | None = Field(None, description="Rules like those of a policy file, which make it stricter")
 
 
-class WorkflowForm(Table):
+class WorkflowForm(DefinitionTable):
     """A workflow, as it is written."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w][\w .:-]*$")]
@@ -131,7 +131,7 @@ class WorkflowForm(Table):
 # Configurations of the step types that have other steps in them
 
 
-class Condition(Table):
+class Condition(DefinitionTable):
     """One of two lists of steps."""
 
     if_: str | bool = Field(alias="if", description="An expression that is true or false")
@@ -139,7 +139,7 @@ class Condition(Table):
     else_: RawSteps = Field([], alias="else")
 
 
-class Loop(Table):
+class Loop(DefinitionTable):
     """Steps for each of several values, or while something holds."""
 
     for_: str | list[Any] | None = Field(None, alias="for", description="A list, or an expression that is one")
@@ -157,19 +157,19 @@ class Loop(Table):
         return self
 
 
-class Parallel(Table):
+class Parallel(DefinitionTable):
     """Lists of steps side by side, each in a fork of the session."""
 
     branches: list[RawSteps] = Field(min_length=1, max_length=MOST_BRANCHES)
 
 
-class CodeExecution(Table):
+class CodeExecution(DefinitionTable):
     """A cell."""
 
     code: str = Field(min_length=1, description="Python; variables of the workflow are variables, steps has results")
 
 
-class ToolCall(Table):
+class ToolCallStep(DefinitionTable):
     """A call of a tool of another MCP server."""
 
     server: str = Field(min_length=1, max_length=200)
@@ -177,7 +177,7 @@ class ToolCall(Table):
     arguments: dict[str, Any] = {}
 
 
-class FormTarget(Table):
+class FilledTarget(DefinitionTable):
     """A document or page that the session fills in, with its module `forms`."""
 
     source: str = Field(min_length=1, description="A PDF or HTML file of the session, or a URL")
@@ -188,7 +188,7 @@ class FormTarget(Table):
     dry_run: bool = Field(False, description="Show what would be sent, and send nothing")
 
 
-class FormStep(Table):
+class FormStep(DefinitionTable):
     """A question to a person: consent to a message, or fields to fill in."""
 
     message: str = Field("", max_length=8_000)
@@ -196,7 +196,7 @@ class FormStep(Table):
     values: dict[str, Any] = Field({}, description="What is known already; only what is missing or invalid is asked")
     expires_s: float | None = Field(None, gt=0, description="Seconds after which nobody needs to answer any more")
     on_expiry: Literal["stop", "skip"] = "stop"
-    target: FormTarget | None = Field(None, description="A document or page to fill in; its fields are the schema")
+    target: FilledTarget | None = Field(None, description="A document or page to fill in; its fields are the schema")
 
     @model_validator(mode="after")
     def _asks_something(self) -> "FormStep":
@@ -207,7 +207,7 @@ class FormStep(Table):
         return self
 
 
-class SubWorkflow(Table):
+class SubWorkflow(DefinitionTable):
     """Another workflow, with variables of its own, in the same session."""
 
     file: str = Field("", max_length=500, description="A file beside this one")
@@ -228,7 +228,7 @@ class FreeConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class StepType:
+class StepKind:
     """A type of step: the model of its configuration, and where that has other steps."""
 
     name: str
@@ -309,7 +309,7 @@ def _collect(steps: tuple[Step, ...], found: list[Step]) -> None:
             _collect(block, found)
 
 
-def parse(source: LocatedText, types: Mapping[str, StepType], which: str = "") -> Definition:
+def parse(source: LocatedText, types: Mapping[str, StepKind], which: str = "") -> Definition:
     """Return the workflow of a text; raise `WorkflowInvalid` with every problem of its form.
 
     `which` chooses one where the text has several in an outer `workflows` list.
@@ -351,11 +351,11 @@ def _chosen(source: LocatedText, which: str) -> tuple[dict[str, Any], Path]:
 class _Parser:
     """Parses one text, and collects what is wrong with it."""
 
-    def __init__(self, source: LocatedText, types: Mapping[str, StepType]) -> None:
+    def __init__(self, source: LocatedText, types: Mapping[str, StepKind]) -> None:
         self._source = source
         self._types = types
         self._count = 0
-        self.problems: list[Problem] = []
+        self.problems: list[TextProblem] = []
 
     def model(self, model: type[Any], data: Any, place: Path) -> Any:
         """Return a model of the data; None where it does not fit, which is among the problems then."""
@@ -464,7 +464,7 @@ def name_problem(name: str, taken: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def json_schema(types: Mapping[str, StepType]) -> dict[str, Any]:
+def json_schema(types: Mapping[str, StepKind]) -> dict[str, Any]:
     """Return the JSON Schema of workflow texts, for editors and models."""
     schema = WorkflowForm.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = schema.pop("$defs", {})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from belljar.workflows.definition import CodeExecution, FormTarget, Step, StepForm
+from belljar.workflows.definition import CodeExecution, FilledTarget, Step, StepForm
 from belljar.workflows.questions import schema_problem
 
 MOST_FIELDS = 500
@@ -27,14 +27,14 @@ class ReadForm:
     fingerprint: str
 
 
-def reading(target: FormTarget, values: Mapping[str, Any]) -> Step:
+def reading(target: FilledTarget, values: Mapping[str, Any]) -> Step:
     """Return the step that reads a form."""
     options = {name: value for name in ("form", "browser") if (value := getattr(target, name))}
     code = f"import forms\nforms.read({target.source!r}, {dict(values)!r}{_named(options)})"
     return _code_step("read", code, repeat=True)
 
 
-def filling(target: FormTarget, form: ReadForm, values: Mapping[str, Any], person: Sequence[str]) -> Step:
+def filling(target: FilledTarget, form: ReadForm, values: Mapping[str, Any], person: Sequence[str]) -> Step:
     """Return the step that fills in a form and saves or sends it; `person` names the values that the person gave."""
     options: dict[str, Any] = {
         name: value for name in ("form", "browser", "save", "button", "dry_run") if (value := getattr(target, name))

@@ -19,7 +19,7 @@ from belljar.workflows.definition import (
     Loop,
     Parallel,
     Step,
-    StepType,
+    StepKind,
     SubWorkflow,
 )
 from belljar.workflows.library import reference_of
@@ -41,7 +41,7 @@ from belljar.workflows.templates import TemplateFailed, rendered
 BUSY_S = 1.0
 
 
-class Interpreter:
+class RunInterpreter:
     """Drives one run."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Interpreter:
         run: LiveRun,
         sessions: Registry,
         tools: Tools | None,
-        types: Mapping[str, StepType],
+        types: Mapping[str, StepKind],
         *,
         reruns_failed: bool = False,
     ) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.toolbox.texts import meant
-from belljar.workflows.definition import Definition, StepType, SubWorkflow, parse
-from belljar.workflows.text import MOST_TEXT_BYTES, LocatedText, Problem, invalid, read_text
+from belljar.workflows.definition import Definition, StepKind, SubWorkflow, parse
+from belljar.workflows.text import MOST_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
 
 ENDINGS = (".yaml", ".yml", ".json")
 MOST_SUBWORKFLOWS = 100
@@ -37,7 +37,7 @@ Find = Callable[[SubWorkflow, FoundText, str], FoundText]
 class Library:
     """The workflows that have names, and the texts of others."""
 
-    def __init__(self, folder: Path | None, types: Mapping[str, StepType]) -> None:
+    def __init__(self, folder: Path | None, types: Mapping[str, StepKind]) -> None:
         self._folder = folder
         self.types = types
 
@@ -191,7 +191,7 @@ def _read_file(path: Path) -> str:
             content = file.read(MOST_TEXT_BYTES + 1)
         if len(content) > MOST_TEXT_BYTES:
             hint = "Put data into files and repeat steps in a loop"
-            raise invalid([Problem(f"the text has more than {MOST_TEXT_BYTES:,} bytes", str(path), 0, hint)])
+            raise invalid([TextProblem(f"the text has more than {MOST_TEXT_BYTES:,} bytes", str(path), 0, hint)])
         return content.decode("utf-8-sig")
     except OSError as error:
         raise InvalidArgument(

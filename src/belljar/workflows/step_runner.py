@@ -27,11 +27,11 @@ from belljar.workflows import forms
 from belljar.workflows.checks import Tools
 from belljar.workflows.definition import (
     CodeExecution,
+    FilledTarget,
     FormStep,
-    FormTarget,
     Step,
-    StepType,
-    ToolCall,
+    StepKind,
+    ToolCallStep,
 )
 from belljar.workflows.guardrails import StepGuards
 from belljar.workflows.live_run import POLL_S, LiveRun, StopRun
@@ -63,7 +63,7 @@ class StepRunner:
         run: LiveRun,
         sessions: Registry,
         tools: Tools | None,
-        types: Mapping[str, StepType],
+        types: Mapping[str, StepKind],
         *,
         reruns_failed: bool = False,
     ) -> None:
@@ -158,7 +158,7 @@ class StepRunner:
                     code, expected = step.config.code, ""
                     if (failed := await self.assign(session, path, attempt)) is not None:
                         return failed
-                case ToolCall():
+                case ToolCallStep():
                     arguments = plain(rendered(step.config.arguments, scope.values))
                     code, expected = await self._call_code(step.config, arguments)
                 case _:
@@ -183,7 +183,7 @@ class StepRunner:
         reason = f"the variables of the workflow could not be set: {result.error or result.cause}"
         return self._finish(path, attempt, failed_step(reason, result.status), session_id=session.id)
 
-    async def _call_code(self, config: ToolCall, arguments: dict[str, Any]) -> tuple[str, str]:
+    async def _call_code(self, config: ToolCallStep, arguments: dict[str, Any]) -> tuple[str, str]:
         """Return the cell that calls a tool, and the beginning of what a policy would ask about this call."""
         if self._tools is None:
             raise TemplateFailed("no MCP servers are configured")
@@ -432,7 +432,7 @@ class StepRunner:
     async def _is_repeatable(self, step: Step) -> bool:
         """Return whether a step does nothing more when it is done twice, by what its tool says of itself."""
         config = step.config
-        if not isinstance(config, ToolCall) or self._tools is None:
+        if not isinstance(config, ToolCallStep) or self._tools is None:
             return False
         tool = (await self._tools.catalogue(config.server, config.tool)).find(config.server, config.tool)
         return tool is not None and (tool.annotations.read_only or tool.annotations.idempotent)
@@ -468,7 +468,7 @@ class StepRunner:
             kept = {name: value for name, value in given.items() if name not in faults}
             answered = await self._answered(config, path, attempt, RunQuestion("form", message, asked, kept), faults)
             return answered if isinstance(answered, StepOutcome) else self._finish(path, attempt, _filled(answered))
-        target = FormTarget.model_validate(plain(rendered(config.target.model_dump(), scope.values)))
+        target = FilledTarget.model_validate(plain(rendered(config.target.model_dump(), scope.values)))
         read = await self.run(forms.reading(target, given), f"{path}.read", scope, session)
         if read.state != "done":
             return self._finish(path, attempt, failed_step(f"the form could not be read: {read.error}", "error"))

@@ -13,21 +13,21 @@ from belljar.workflows.definition import (
     FreeConfig,
     Loop,
     Parallel,
-    StepType,
+    StepKind,
     SubWorkflow,
-    ToolCall,
+    ToolCallStep,
 )
 
 log = logging.getLogger(__name__)
 
 CORE = (
-    StepType("code_execution", CodeExecution, "Runs Python in the run's session"),
-    StepType("tool_call", ToolCall, "Calls a tool of another MCP server"),
-    StepType("form", FormStep, "Asks a person, for consent or for values"),
-    StepType("condition", Condition, "Takes one of two ways", ("then", "else")),
-    StepType("loop", Loop, "Repeats steps", ("steps",)),
-    StepType("parallel", Parallel, "Runs lists of steps side by side, each in a fork of the session", ("branches",)),
-    StepType("workflow", SubWorkflow, "Runs another workflow in the same session"),
+    StepKind("code_execution", CodeExecution, "Runs Python in the run's session"),
+    StepKind("tool_call", ToolCallStep, "Calls a tool of another MCP server"),
+    StepKind("form", FormStep, "Asks a person, for consent or for values"),
+    StepKind("condition", Condition, "Takes one of two ways", ("then", "else")),
+    StepKind("loop", Loop, "Repeats steps", ("steps",)),
+    StepKind("parallel", Parallel, "Runs lists of steps side by side, each in a fork of the session", ("branches",)),
+    StepKind("workflow", SubWorkflow, "Runs another workflow in the same session"),
 )
 
 
@@ -35,22 +35,22 @@ class OwnStepTypes:
     """belljar's own step types, registered through the hook that plugins use."""
 
     @hookimpl
-    def workflow_step_types(self) -> tuple[StepType, ...]:
+    def workflow_step_types(self) -> tuple[StepKind, ...]:
         """Return the types."""
         return CORE
 
 
-def plugin_type(step: CodeStep) -> StepType:
+def plugin_type(step: CodeStep) -> StepKind:
     """Return the type of a plugin's steps."""
     description = str(step.config_schema.get("description", "A step of a plugin"))
-    return StepType(step.name, FreeConfig, description, code=step.code, schema=step.config_schema, repeat=step.repeat)
+    return StepKind(step.name, FreeConfig, description, code=step.code, schema=step.config_schema, repeat=step.repeat)
 
 
-def step_types(plugins: Plugins) -> Mapping[str, StepType]:
+def step_types(plugins: Plugins) -> Mapping[str, StepKind]:
     """Return all step types by name: belljar's own, which nothing can replace, and those of plugins."""
-    found: dict[str, StepType] = {}
+    found: dict[str, StepKind] = {}
     for name, kind in plugins.named("workflow_step_types").items():
-        if isinstance(kind, StepType):
+        if isinstance(kind, StepKind):
             found[name] = kind
         elif isinstance(kind, CodeStep) and NAME.fullmatch(name):
             found[name] = plugin_type(kind)
@@ -61,6 +61,6 @@ def step_types(plugins: Plugins) -> Mapping[str, StepType]:
     return found
 
 
-def own_step_types() -> Mapping[str, StepType]:
+def own_step_types() -> Mapping[str, StepKind]:
     """Return belljar's own step types by name."""
     return {kind.name: kind for kind in CORE}

@@ -29,7 +29,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TextProblem:
     """Something that is wrong with a workflow."""
 
     message: str
@@ -42,7 +42,7 @@ class Problem:
         return f"{place}{self.message}{f'. {self.hint}' if self.hint else ''}"
 
 
-def invalid(problems: list[Problem]) -> WorkflowInvalid:
+def invalid(problems: list[TextProblem]) -> WorkflowInvalid:
     """Return the error that tells all problems, as many as a person reads."""
     problems = sorted(problems, key=lambda problem: (problem.file, problem.line))
     lines = [str(problem) for problem in problems[:MOST_PROBLEMS]]
@@ -67,9 +67,9 @@ class LocatedText:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def problem(self, path: Path, message: str, hint: str = "") -> Problem:
+    def problem(self, path: Path, message: str, hint: str = "") -> TextProblem:
         """Return a problem at the line of a value."""
-        return Problem(message, self.file, self.line(path), hint)
+        return TextProblem(message, self.file, self.line(path), hint)
 
 
 def read_text(text: str, file: str = "") -> LocatedText:
@@ -77,22 +77,22 @@ def read_text(text: str, file: str = "") -> LocatedText:
     size = len(text.encode(errors="replace"))
     if size > MOST_TEXT_BYTES:
         hint = "Put data into files and repeat steps in a loop"
-        raise invalid([Problem(f"the text has {size:,} bytes, the limit is {MOST_TEXT_BYTES:,}", file, 0, hint)])
+        raise invalid([TextProblem(f"the text has {size:,} bytes, the limit is {MOST_TEXT_BYTES:,}", file, 0, hint)])
     import yaml  # it takes 20 ms to import, and most servers run no workflow
 
-    reader = _Reader(file, yaml)
+    reader = _YamlReader(file, yaml)
     try:
         data = reader.read(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(filter(None, [error.context, error.problem]))
-        raise invalid([Problem(f"this is no YAML: {what}", file, mark.line + 1 if mark else 0)]) from None
+        raise invalid([TextProblem(f"this is no YAML: {what}", file, mark.line + 1 if mark else 0)]) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise invalid([Problem(f"this is no YAML: {str(error)[:_SHOWN_CHARS]}", file)]) from None
+        raise invalid([TextProblem(f"this is no YAML: {str(error)[:_SHOWN_CHARS]}", file)]) from None
     return LocatedText(file, text, data, reader.lines)
 
 
-class _Reader:
+class _YamlReader:
     """Builds values from the events of the YAML parser, which has no recursion that a deep text could exhaust."""
 
     def __init__(self, file: str, yaml: Any) -> None:
@@ -203,4 +203,4 @@ class _Reader:
         return text
 
     def _error(self, event: Any, message: str, hint: str = "") -> WorkflowInvalid:
-        return invalid([Problem(message, self._file, event.start_mark.line + 1, hint)])
+        return invalid([TextProblem(message, self._file, event.start_mark.line + 1, hint)])

@@ -22,8 +22,8 @@ from belljar.sessions.registry import Registry
 from belljar.sessions.session import iso
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
-from belljar.workflows.definition import NAME, CodeExecution, Definition, StepType
-from belljar.workflows.interpreter import Interpreter
+from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind
+from belljar.workflows.interpreter import RunInterpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, checked_answer, read_question
@@ -52,7 +52,7 @@ class Workflows:
         toolbox: Toolbox | None,
         is_living: Callable[[str], bool],
         *,
-        types: Mapping[str, StepType],
+        types: Mapping[str, StepKind],
         recover: Callable[[], None] = lambda: None,
     ) -> None:
         self._sessions = sessions
@@ -194,7 +194,9 @@ class Workflows:
             saves=run.definition.form.save,
             gives_steps=_gives_steps(run.definition),
         )
-        interpreter = Interpreter(run, self._sessions, self._toolbox, self.library.types, reruns_failed=reruns_failed)
+        interpreter = RunInterpreter(
+            run, self._sessions, self._toolbox, self.library.types, reruns_failed=reruns_failed
+        )
         try:
             await self._restore(run, session)
             result = await interpreter.run(session, json.loads(record.variables))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from belljar.errors import BelljarError
 from belljar.kernels.azure.credentials import Credential, open_credential
 from belljar.kernels.azure.data_plane import NEW, OLD
-from belljar.kernels.azure.transport import Answer, PoolTransport, Unanswered, refused
+from belljar.kernels.azure.transport import PoolAnswer, PoolTransport, Unanswered, refused
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import Settings
 from belljar.settings.azure import pool_endpoint
@@ -52,7 +52,7 @@ async def _reach(endpoint: str) -> str | None:
 async def _check_role(endpoint: str, credential: Credential) -> HostCheck:
     transport = PoolTransport(endpoint, credential, answer_s=ANSWER_S)
     try:
-        answer = Answer(0, {})
+        answer = PoolAnswer(0, {})
         for version in (*NEW, *OLD):
             params = {"api-version": version, "identifier": f"belljar-doctor-{secrets.token_hex(8)}"}
             # The older versions have no such route; what they say of the caller comes before that.

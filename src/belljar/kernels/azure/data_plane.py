@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 
 from belljar.errors import PoolUnavailable
-from belljar.kernels.azure.transport import Answer, Backoff, PoolTransport, Unanswered, refused, unreachable
+from belljar.kernels.azure.transport import Backoff, PoolAnswer, PoolTransport, Unanswered, refused, unreachable
 
 NEW = ("2025-10-02-preview", "2025-02-02-preview", "2024-10-02-preview")
 OLD = ("2024-08-02-preview", "2024-02-02-preview")
@@ -48,7 +48,7 @@ def _text(value: object) -> object:
 Text = Annotated[str, BeforeValidator(_text)]
 
 
-class ExecutionOutput(BaseModel):
+class PoolOutput(BaseModel):
     """The output of an execution, whole."""
 
     stdout: Text = ""
@@ -57,11 +57,11 @@ class ExecutionOutput(BaseModel):
     took_ms: float = Field(0, alias="executionTimeInMilliseconds")
 
 
-class Execution(BaseModel):
+class PoolExecution(BaseModel):
     """An execution, as the pool tells of it."""
 
     status: str
-    output: ExecutionOutput | None = Field(None, alias="result")
+    output: PoolOutput | None = Field(None, alias="result")
     error: JsonValue = None
 
     @property
@@ -123,7 +123,7 @@ class PoolSession:
     async def open(self, patience_s: float) -> None:
         """Have the pool allocate the session, in the newest version that it knows."""
         code = _SET_UP.format(mark=self._mark)
-        answer = Answer(404, {})
+        answer = PoolAnswer(404, {})
         for version in (*NEW, *OLD):
             self._version = version
             # Doing this twice does no harm, so it may be tried until it works.
@@ -175,7 +175,7 @@ class PoolSession:
     def _execute_route(self) -> str:
         return "/code/execute" if self.is_old else "/executions"
 
-    async def submit(self, operation_id: str, code: str, timeout_s: float) -> Answer:
+    async def submit(self, operation_id: str, code: str, timeout_s: float) -> PoolAnswer:
         """Send a cell once."""
         return await self._transport.send(
             "POST",
@@ -185,7 +185,7 @@ class PoolSession:
             headers={"operation-id": operation_id},
         )
 
-    async def execution(self, operation_id: str, patience_s: float) -> Execution | None:
+    async def execution(self, operation_id: str, patience_s: float) -> PoolExecution | None:
         """Return an execution; None where the pool does not know it."""
         backoff = Backoff(patience_s)
         while True:
@@ -294,14 +294,14 @@ class PoolSession:
         folder, _, last = name.rpartition("/")
         return f"/files/{quote(last, safe='')}", self._params(**({"path": folder} if folder else {}))
 
-    async def _good(self, method: str, route: str, **chosen: Any) -> Answer:
+    async def _good(self, method: str, route: str, **chosen: Any) -> PoolAnswer:
         answer = await self._transport.send_patiently(method, route, **chosen)
         if not answer.is_ok:
             raise refused(answer)
         return answer
 
 
-def _is_other_version(answer: Answer) -> bool:
+def _is_other_version(answer: PoolAnswer) -> bool:
     """Tell whether the pool does not know the version that we asked in."""
     if answer.status == 400:
         return bool(_VERSION_WORDS.search(answer.words))
@@ -309,7 +309,7 @@ def _is_other_version(answer: Answer) -> bool:
     return answer.status == 405 or (answer.status == 404 and not answer.code)
 
 
-def _read_execution(answer: Answer) -> Execution:
+def _read_execution(answer: PoolAnswer) -> PoolExecution:
     """Return the execution that an answer holds, of either shape."""
     match answer.content():
         case {"properties": {"status": str(status), **fields}}:
@@ -318,18 +318,18 @@ def _read_execution(answer: Answer) -> Execution:
         case found:
             content = found
     try:
-        return Execution.model_validate(content)
+        return PoolExecution.model_validate(content)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise PoolUnavailable(f"the Azure pool answered in a form that is not its own: {place or 'body'}") from None
 
 
-def execution_of(answer: Answer) -> Execution:
+def execution_of(answer: PoolAnswer) -> PoolExecution:
     """Return the execution that the answer to `submit` holds."""
     return _read_execution(answer)
 
 
-def _values(answer: Answer) -> list[Any]:
+def _values(answer: PoolAnswer) -> list[Any]:
     match answer.content():
         case {"value": [*entries]}:
             return entries

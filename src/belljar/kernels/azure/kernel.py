@@ -19,7 +19,7 @@ from typing import TypeVar
 from belljar.errors import BelljarError, KernelDied, KernelStartFailed, PoolUnavailable
 from belljar.files.workspace import Workspace
 from belljar.kernels.azure.credentials import open_credential
-from belljar.kernels.azure.data_plane import Execution, PoolSession, execution_of
+from belljar.kernels.azure.data_plane import PoolExecution, PoolSession, execution_of
 from belljar.kernels.azure.mirror import FolderMirror
 from belljar.kernels.azure.results import output_events
 from belljar.kernels.azure.transport import Backoff, PoolTransport, Unanswered, refused
@@ -141,7 +141,7 @@ class AzureKernel:
             yield Stream("stderr", f"[{notice}]\n")
         yield Finished(execution.is_ok, self._count)
 
-    async def _run(self, code: str) -> Execution | None:
+    async def _run(self, code: str) -> PoolExecution | None:
         """Run a cell once; return None where it cannot be found out whether it ran."""
         operation_id = secrets.token_hex(16)
         backoff = Backoff()
@@ -181,7 +181,7 @@ class AzureKernel:
             raise failure
         await backoff.pause(least_s)
 
-    async def _find(self, operation_id: str) -> Execution | None:
+    async def _find(self, operation_id: str) -> PoolExecution | None:
         """Return the execution if the pool has it; None if it has not, and the session is still the one we know."""
         if (found := await self._session.execution(operation_id, DOUBT_S)) is not None:
             return found
@@ -189,7 +189,7 @@ class AzureKernel:
         await self._check_identity(f"{FORGOTTEN}; whether the cell had run is not known")
         return None
 
-    async def _follow(self, operation_id: str) -> Execution:
+    async def _follow(self, operation_id: str) -> PoolExecution:
         """Ask for an execution that the pool has until it is over."""
         pause_s = FIRST_POLL_S
         while True:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
-from belljar.kernels.azure.data_plane import MOST_STREAM_CHARS, Execution
+from belljar.kernels.azure.data_plane import MOST_STREAM_CHARS, PoolExecution
 from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import DisplayData, Event, ExecuteResult, Raised, Stream
 
@@ -17,7 +17,7 @@ _TRACEBACK = re.compile(r"^(?:-{40,}$|Traceback \(most recent call last\)|  File
 _LAST_LINE = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?", re.DOTALL)
 
 
-def output_events(execution: Execution) -> Iterator[Event]:
+def output_events(execution: PoolExecution) -> Iterator[Event]:
     """Yield the output of an execution that is over."""
     output = execution.output
     stdout, stderr = (plain_text(output.stdout), plain_text(output.stderr)) if output else ("", "")

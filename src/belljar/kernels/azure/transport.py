@@ -37,7 +37,7 @@ class Unanswered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PoolAnswer:
     """A whole answer of the pool; its body may be anything."""
 
     status: int
@@ -131,7 +131,7 @@ class PoolTransport:
         headers: Mapping[str, str] | None = None,
         into: BinaryIO | None = None,
         most_bytes: int = MOST_JSON_BYTES,
-    ) -> Answer:
+    ) -> PoolAnswer:
         """Send a request once, and once more with a new token where the pool refused the old one.
 
         The body of a good answer goes `into` a file, where one is given.
@@ -144,7 +144,9 @@ class PoolTransport:
             answer = await self._send(method, path, params, body, upload, headers, into, most_bytes)
         return answer
 
-    async def send_patiently(self, method: str, path: str, *, patience_s: float = PATIENCE_S, **chosen: Any) -> Answer:
+    async def send_patiently(
+        self, method: str, path: str, *, patience_s: float = PATIENCE_S, **chosen: Any
+    ) -> PoolAnswer:
         """Send a request that does no harm when it is done twice, until it has an answer that would not change."""
         backoff = Backoff(patience_s)
         while True:
@@ -172,7 +174,7 @@ class PoolTransport:
         headers: Mapping[str, str] | None,
         into: BinaryIO | None,
         most_bytes: int,
-    ) -> Answer:
+    ) -> PoolAnswer:
         authorization = f"Bearer {await self._credential.bearer()}"
         request = self._client.build_request(
             method,
@@ -203,7 +205,7 @@ class PoolTransport:
         await self._client.aclose()
 
 
-async def _read(response: httpx2.Response, into: BinaryIO | None, most_bytes: int) -> Answer:
+async def _read(response: httpx2.Response, into: BinaryIO | None, most_bytes: int) -> PoolAnswer:
     is_file = into is not None and response.status_code == 200
     limit = most_bytes if is_file or into is None else MOST_JSON_BYTES
     body = bytearray()
@@ -218,7 +220,7 @@ async def _read(response: httpx2.Response, into: BinaryIO | None, most_bytes: in
             into.write(chunk)
         else:
             body += chunk
-    return Answer(response.status_code, dict(response.headers), bytes(body))
+    return PoolAnswer(response.status_code, dict(response.headers), bytes(body))
 
 
 def _reason(error: Exception) -> str:
@@ -236,7 +238,7 @@ def unreachable(endpoint: str, reason: str) -> PoolUnavailable:
     )
 
 
-def refused(answer: Answer) -> PoolUnavailable:
+def refused(answer: PoolAnswer) -> PoolUnavailable:
     """Return the error for an answer that is no success, with what to do about it."""
     match answer.status:
         case 401:

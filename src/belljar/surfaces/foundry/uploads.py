@@ -61,7 +61,7 @@ async def received(
     except OSError as error:
         raise unwritable("upload", 0, error) from error
     try:
-        parts = _Parts(limit_bytes)
+        parts = _FormParts(limit_bytes)
         await _receive(request, chunks or request.stream(), parts, file)
         file.flush()
         yield Upload(parts.checked_name(), file, parts.size)
@@ -70,7 +70,7 @@ async def received(
             file.close()
 
 
-async def _receive(request: Request, chunks: AsyncIterator[bytes], parts: "_Parts", file: BinaryIO) -> None:
+async def _receive(request: Request, chunks: AsyncIterator[bytes], parts: "_FormParts", file: BinaryIO) -> None:
     parser: MultipartParser | None = None
     first = b""
     received_bytes = 0
@@ -97,7 +97,7 @@ async def _receive(request: Request, chunks: AsyncIterator[bytes], parts: "_Part
     await _write(parts, file)
 
 
-async def _write(parts: "_Parts", file: BinaryIO) -> None:
+async def _write(parts: "_FormParts", file: BinaryIO) -> None:
     pieces = parts.take()
     try:
         await asyncio.to_thread(file.writelines, pieces)
@@ -122,7 +122,7 @@ def _boundary(content_type: str, start: bytes) -> bytes | None:
     return line[2:]
 
 
-class _Parts:
+class _FormParts:
     """What the parser has found so far: the file's name, and its content that is not written yet."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -26,7 +26,7 @@ _OPAQUE: Final = re.compile(r"\(?\[?<[^\n]*|Text\(.*", re.DOTALL)
 _MISSING: Final = object()
 
 
-class Picture(dict[str, str]):
+class FigureValue(dict[str, str]):
     """A figure as the data plane sends it."""
 
 
@@ -48,7 +48,7 @@ def value_of(result: ExecutionResult, read_display: ReadDisplay, *, is_old: bool
 
 def picture_in(value: Any) -> dict[str, str] | None:
     """Return a value that is a figure; None for any other, also for data that merely looks like one."""
-    return value if isinstance(value, Picture) else None
+    return value if isinstance(value, FigureValue) else None
 
 
 def read_value(printed: str, *, is_old: bool = False) -> Any:
@@ -88,11 +88,11 @@ def _has_json_form(value: Any, depth: int) -> bool:
             return False
 
 
-def _figure(display: Display, read_display: ReadDisplay) -> "Picture | None":
+def _figure(display: Display, read_display: ReadDisplay) -> "FigureValue | None":
     for form in (display, *display.also):
         content = read_display(form.uri) if form.mime in _PICTURES and form.uri else None
         picture = fitted(content, form.mime, PICTURE_BYTES) if content is not None else None
         if picture is not None:
             data = base64.b64encode(picture[0]).decode()
-            return Picture(type="image", format=_PICTURES[picture[1]], base64_data=data)
+            return FigureValue(type="image", format=_PICTURES[picture[1]], base64_data=data)
     return None

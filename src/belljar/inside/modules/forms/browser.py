@@ -20,7 +20,7 @@ from typing import Any
 
 from .base import Form, Receipt
 from .errors import FateUnknown, FormError
-from .html import Control, PageForm, Upload, origin
+from .html import Control, PageForm, UploadedFile, origin
 from .schema import Field, as_list, tidy
 from .sources import is_address
 
@@ -154,7 +154,7 @@ class BrowserForm(Form):
 
     def _check_value(self, field: Field, value: Any) -> None:
         if field.native["type"] == "file":
-            size = sum(len(Upload.of(path).content) for path in as_list(value))
+            size = sum(len(UploadedFile.of(path).content) for path in as_list(value))
             if size > _LARGEST_FILES_BYTES:
                 raise FormError(f"{size:,} bytes of files; through a browser it can be {_LARGEST_FILES_BYTES:,}")
 
@@ -203,7 +203,7 @@ class BrowserForm(Form):
                 elif control.type == "select":
                     step["chosen"] = as_list(value)
                 elif control.type == "file":
-                    uploads = [Upload.of(path) for path in as_list(value)]
+                    uploads = [UploadedFile.of(path) for path in as_list(value)]
                     step["files"] = [
                         {"name": each.name, "data": base64.b64encode(each.content).decode()} for each in uploads
                     ]

@@ -90,7 +90,7 @@ class PageForm:
         return [*made.values()]
 
     def entries(self, values: dict[str, Any], fields: list[Field], button: str = "") -> list[tuple[str, Any]]:
-        """Return what is sent, in order: name and text, or name and `Upload`."""
+        """Return what is sent, in order: name and text, or name and `UploadedFile`."""
         filled: dict[int, Any] = {}
         for one in fields:
             for index in one.native["controls"]:
@@ -121,7 +121,7 @@ class PageForm:
         if control.type == "select":
             return [option for option, _, _ in control.options if option in as_list(value)]
         if control.type == "file":
-            return [Upload.of(path) for path in as_list(value)] or [Upload("", b"")]
+            return [UploadedFile.of(path) for path in as_list(value)] or [UploadedFile("", b"")]
         text = "" if value is None else str(value)
         # The standard sends line ends as CR LF, whatever they were.
         return [re.sub(r"\r\n|\r|\n", "\r\n", text) if control.type == "textarea" else text]
@@ -149,7 +149,7 @@ class PageForm:
 
 
 @dataclass
-class Upload:
+class UploadedFile:
     """A file that is sent with a form; an empty name stands for none."""
 
     name: str
@@ -157,7 +157,7 @@ class Upload:
     digest: str = ""
 
     @classmethod
-    def of(cls, path: str) -> Upload:
+    def of(cls, path: str) -> UploadedFile:
         """Read a file of the session."""
         file = Path(path)
         try:
@@ -170,7 +170,7 @@ class Upload:
 
 
 @dataclass
-class Page:
+class HtmlPage:
     """A page as it was fetched: its bytes, and the character set that came with it, if one did."""
 
     url: str
@@ -178,7 +178,7 @@ class Page:
     charset: str = ""
 
 
-def page_forms(page: Page) -> tuple[list[PageForm], str]:
+def page_forms(page: HtmlPage) -> tuple[list[PageForm], str]:
     """Return the forms of a page and its title. Raises FormError for what lxml cannot read."""
     document = _parsed(page)
     base = document.find(".//base[@href]")
@@ -189,7 +189,7 @@ def page_forms(page: Page) -> tuple[list[PageForm], str]:
     return found, tidy(title)
 
 
-def page_text(page: Page, most: int = 2_000) -> str:
+def page_text(page: HtmlPage, most: int = 2_000) -> str:
     """Return the text of a page that a person would see, as far as that can be said without its styles."""
     document = _parsed(page)
     for element in [*document.iter("script", "style", "noscript", "template", "head")]:
@@ -202,12 +202,12 @@ def page_text(page: Page, most: int = 2_000) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def needs_script(page: Page) -> bool:
+def needs_script(page: HtmlPage) -> bool:
     """Return whether a page has scripts, which may make the form that its HTML lacks."""
     return next(_parsed(page).iter("script"), None) is not None
 
 
-def _parsed(page: Page) -> Any:
+def _parsed(page: HtmlPage) -> Any:
     etree, reader = lxml()
     try:
         "".encode(page.charset or "utf-8")

@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from .base import Form, Receipt
 from .errors import FateUnknown, FormError, FormRefused
-from .html import Page, PageForm, Upload, needs_script, origin, page_forms, page_text
+from .html import HtmlPage, PageForm, UploadedFile, needs_script, origin, page_forms, page_text
 from .schema import Field, as_list, tidy
 from .sources import content_of, is_address, name_of
 
@@ -34,11 +34,11 @@ _AGENT = "Mozilla/5.0 (compatible; belljar-forms)"
 
 
 @dataclass
-class Answer:
+class HttpAnswer:
     """A server's answer, after redirects."""
 
     status: int
-    page: Page
+    page: HtmlPage
     type: str
     redirects: list[str] = field(default_factory=list[str])
 
@@ -57,11 +57,11 @@ class Visitor:
         for cookie in cookies:
             self._jar.set_cookie(cookie)
 
-    def get(self, url: str, referrer: str = "") -> Answer:
+    def get(self, url: str, referrer: str = "") -> HttpAnswer:
         """Fetch a page."""
         return self._fetch(urllib.request.Request(url, headers=_headers(referrer)))
 
-    def send(self, url: str, body: bytes | None, type: str, referrer: str) -> Answer:
+    def send(self, url: str, body: bytes | None, type: str, referrer: str) -> HttpAnswer:
         """Send a form: a body by POST, or None for a GET whose URL has the values."""
         headers = _headers(referrer)
         if body is None:
@@ -71,7 +71,7 @@ class Visitor:
             headers["Origin"] = origin(referrer)
         return self._fetch(urllib.request.Request(url, data=body, headers=headers, method="POST"))
 
-    def _fetch(self, request: urllib.request.Request) -> Answer:
+    def _fetch(self, request: urllib.request.Request) -> HttpAnswer:
         _check_address(request.full_url)
         redirects = _Redirects()
         opener = urllib.request.OpenerDirector()
@@ -94,8 +94,8 @@ class Visitor:
             if len(content) > LARGEST_PAGE_BYTES:
                 raise FormError(f"{response.url} has more than {LARGEST_PAGE_BYTES:,} bytes")
             kind = response.headers.get_content_type()
-            page = Page(response.url, content, response.headers.get_content_charset() or "")
-            return Answer(response.status or 0, page, kind, redirects.followed)
+            page = HtmlPage(response.url, content, response.headers.get_content_charset() or "")
+            return HttpAnswer(response.status or 0, page, kind, redirects.followed)
 
 
 @functools.lru_cache(maxsize=1)
@@ -140,7 +140,7 @@ class HttpForm(Form):
     kind = "http"
 
     def __init__(
-        self, page: Page, form: PageForm, visitor: Visitor, choice: str, title: str, *, can_reread: bool
+        self, page: HtmlPage, form: PageForm, visitor: Visitor, choice: str, title: str, *, can_reread: bool
     ) -> None:
         super().__init__(page.url, form.fields(), form.title or title, _notes(form, page))
         self._form = form
@@ -159,14 +159,14 @@ class HttpForm(Form):
     def _check_value(self, field: Field, value: Any) -> None:
         if field.native["type"] == "file":
             for path in as_list(value):
-                Upload.of(path)
+                UploadedFile.of(path)
 
     def _would_send(self, button: str) -> dict[str, Any]:
         action, method, encoding = self._form.sending(button)
         hidden = {field.name for field in self.fields.values() if field.schema.get("writeOnly")}
         shown: list[list[Any]] = []
         for name, value in self._entries(button):
-            if isinstance(value, Upload):
+            if isinstance(value, UploadedFile):
                 shown.append(
                     [name, f"file {value.name!r} of {len(value.content):,} bytes" if value.name else "no file"]
                 )
@@ -208,7 +208,7 @@ class HttpForm(Form):
         for name, one in fresh.fields.items():
             self.fields[name].native = one.native
 
-    def _answered(self, answer: Answer) -> Receipt:
+    def _answered(self, answer: HttpAnswer) -> Receipt:
         is_html = answer.type in ("text/html", "application/xhtml+xml")
         forms, title = page_forms(answer.page) if is_html else ([], "")
         text = (
@@ -248,11 +248,11 @@ def open_url(url: str, form: str = "") -> Form:
 
 def from_html(content: bytes, url: str, form: str = "") -> HttpForm:
     """Return the form of HTML that was not fetched; `url` is what its addresses count from."""
-    page = Page(url, content, "utf-8")
+    page = HtmlPage(url, content, "utf-8")
     return _chosen(page, Visitor(), form, can_reread=False)
 
 
-def from_answer(answer: Answer, visitor: Visitor, form: str, *, can_reread: bool = True) -> Any:
+def from_answer(answer: HttpAnswer, visitor: Visitor, form: str, *, can_reread: bool = True) -> Any:
     """Return the form in a server's answer."""
     if answer.status >= 400:
         raise FormError(f"{answer.page.url} answered {answer.status}: {page_text(answer.page)[:300]}")
@@ -263,7 +263,7 @@ def from_answer(answer: Answer, visitor: Visitor, form: str, *, can_reread: bool
     return _chosen(answer.page, visitor, form, can_reread=can_reread)
 
 
-def _chosen(page: Page, visitor: Visitor, choice: str, *, can_reread: bool) -> HttpForm:
+def _chosen(page: HtmlPage, visitor: Visitor, choice: str, *, can_reread: bool) -> HttpForm:
     forms, title = page_forms(page)
     fillable = [one for one in forms if one.fields()]
     if not fillable:
@@ -281,7 +281,7 @@ def _first_names(form: PageForm) -> str:
     return ", ".join(field.name for field in form.fields()[:8])
 
 
-def _visit(visitor: Visitor, url: str) -> Answer:
+def _visit(visitor: Visitor, url: str) -> HttpAnswer:
     try:
         return visitor.get(url)
     except (OSError, http.client.HTTPException) as error:
@@ -292,7 +292,7 @@ def _is_like(one: PageForm, other: PageForm) -> bool:
     return {field.name for field in one.fields()} == {field.name for field in other.fields()}
 
 
-def _notes(form: PageForm, page: Page) -> list[str]:
+def _notes(form: PageForm, page: HtmlPage) -> list[str]:
     notes: list[str] = []
     if origin(form.action) != origin(page.url):
         notes.append(f"it is sent to another site, {origin(form.action)}")
@@ -332,7 +332,7 @@ def _encoded(
         "".encode(charset)
     except LookupError:
         charset = "utf-8"
-    named = [(name, value.name if isinstance(value, Upload) else value) for name, value in entries]
+    named = [(name, value.name if isinstance(value, UploadedFile) else value) for name, value in entries]
     if method == "get":
         parts = urlsplit(action)
         query = urlencode(named, encoding=charset, errors="xmlcharrefreplace")
@@ -350,10 +350,10 @@ def _multipart(entries: list[tuple[str, Any]], boundary: str, charset: str) -> b
     parts: list[bytes] = []
     for name, value in entries:
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(name)}"'
-        if isinstance(value, Upload):
+        if isinstance(value, UploadedFile):
             kind = mimetypes.guess_type(value.name)[0] or "application/octet-stream"
             head += f'; filename="{_quoted(value.name)}"\r\nContent-Type: {kind}'
-        content = value.content if isinstance(value, Upload) else str(value).encode(charset, "xmlcharrefreplace")
+        content = value.content if isinstance(value, UploadedFile) else str(value).encode(charset, "xmlcharrefreplace")
         parts += [head.encode(charset, "xmlcharrefreplace"), b"\r\n\r\n", content, b"\r\n"]
     return b"".join([*parts, f"--{boundary}--\r\n".encode()])
 

@@ -50,7 +50,7 @@ def _place(parts: Sequence[str]) -> tuple[Path, int] | None:
     return None
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _SkillFinder(importlib.abc.MetaPathFinder):
     """Finds `skills.*` in the session's folder of skills as it is now."""
 
     def find_spec(
@@ -139,5 +139,5 @@ def _run_own_init() -> None:
         exec(compile(own.read_bytes(), str(own), "exec"), globals())
 
 
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(0, _SkillFinder())
 _run_own_init()
