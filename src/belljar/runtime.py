@@ -25,6 +25,8 @@ from belljar.journal.journal import open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.run_records import RunRecords
 from belljar.journal.session_records import SessionRecords
+from belljar.monitor.local import LocalMonitor
+from belljar.monitor.operator_socket import serve_monitor
 from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redactors import SECTION, Redactors
@@ -85,6 +87,8 @@ class Runtime:
     name: str
     """The name of this server among those of its data directory."""
     operators: OperatorSocket
+    monitor: LocalMonitor
+    """What people see of its sessions."""
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
@@ -171,7 +175,9 @@ async def open_runtime(
                     fills_pool=prepares,
                 ) as registry,
                 serve_operators(run.folder, registry) as operators,
+                aclosing(LocalMonitor(registry, settings.data_directory, name)) as monitor,
             ):
+                operators.serve_monitor = serve_monitor(monitor)
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
                     clean_up()
@@ -204,6 +210,7 @@ async def open_runtime(
                             plugins,
                             name,
                             operators,
+                            monitor,
                             toolbox,
                             library,
                         )

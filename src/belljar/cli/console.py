@@ -50,11 +50,22 @@ async def _open(settings: Settings, *, opens: bool) -> None:
             f"no running server uses {settings.data_directory}",
             hint="Start one with `belljar serve`, or name its data directory with --data-directory",
         )
-    raise EngineError(
-        f"{len(links)} server{'s' if len(links) > 1 else ''} of {settings.data_directory} "
-        f"{'have' if len(links) > 1 else 'has'} no console",
-        hint="Start one with `belljar serve --http 127.0.0.1:8000` on the same data directory",
-    )
+    await _serve(settings, opens=opens)
+
+
+async def _serve(settings: Settings, *, opens: bool) -> None:
+    """Serve a console here, over the sockets of all servers of the data directory, until it is ended."""
+    from belljar.console.serving import remote_console
+    from belljar.surfaces.http import serve_http
+
+    console, app = remote_console(settings)
+
+    def on_ready(url: str) -> None:
+        console.url = url
+        print("serving the console until Ctrl-C; the link opens once, within 10 minutes", file=sys.stderr)
+        _show(console.link().link, opens=opens)
+
+    await serve_http(app, "127.0.0.1", 0, on_ready=on_ready, log_level="WARNING")
 
 
 async def _ask(path: Path) -> ConsoleLink | None:

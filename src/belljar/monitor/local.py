@@ -69,12 +69,12 @@ class LocalMonitor:
         registry: Registry,
         data_directory: Path,
         run: str,
-        check: Callable[[], Awaitable[dict[str, str]]] | None = None,
     ) -> None:
         self._registry = registry
         self._data_directory = data_directory
         self._run = run
-        self._check = check
+        self.check: Callable[[], Awaitable[dict[str, str]]] | None = None
+        """Says whether the server works; a surface that has such checks sets it."""
         self._history = HistoryReader(data_directory / "journal.sqlite")
         self._usage = UsageSampler(registry.all, registry.changes)
 
@@ -91,7 +91,7 @@ class LocalMonitor:
 
     async def health(self, access: Access) -> Health:
         """See `Monitor`. Owners see no numbers that are about others."""
-        checks = await self._check() if self._check is not None else {}
+        checks = await self.check() if self.check is not None else {}
         sessions = self._registry.all()
         settings = self._registry.settings
         own = [session for session in sessions if access.may_see(session.principal)]
@@ -425,7 +425,8 @@ class LocalMonitor:
 
     async def _execution_row(self, access: Access, execution_id: str) -> ExecutionRow:
         row = await self._history.execution(execution_id)
-        if row is None or not access.may_see(row.principal):
+        is_elsewhere = row is not None and row.live_run not in ("", self._run)
+        if row is None or not access.may_see(row.principal) or is_elsewhere:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} does not exist")
         return row
 
