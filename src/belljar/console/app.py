@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from belljar.console.acts import Acts
 from belljar.console.frames import Frames
 from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
 from belljar.console.pages import Pages
@@ -31,11 +32,16 @@ def console_app(monitor: Monitor, sign_in: BrowserSignIn, settings: Settings, *,
     pages = Pages(monitor, address=address, allows_scripts=settings.console_scripts == "ask")
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)
+    acts = Acts(monitor, max_upload_bytes=settings.max_upload_bytes)
     entrance = Entrance(sign_in)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
+        Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
+        Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
+        Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),
+        Route("/console/health", _shown(pages.health), methods=["GET"]),
         Route("/console/stream", _answered(streams.serve), methods=["GET"]),
         Route(ENTER, entrance.show, methods=["GET"]),
         Route(ENTER, entrance.enter, methods=["POST"]),

@@ -24,6 +24,8 @@ from belljar.surfaces.rest import problem
 _NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.(?:html|png|jpg|gif|webp|svg))")
 _BY_SUFFIX: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".svg": SVG}
 _PILLOW: Final = {"image/png": "PNG", "image/jpeg": "JPEG", "image/gif": "GIF", "image/webp": "WEBP"}
+# Before anything that a browser may read as the name of an element: names are ASCII, and controls were made visible.
+_LINK: Final = re.compile(r"<link", re.IGNORECASE | re.ASCII)
 _MOST_PAGE_BYTES: Final = 64 * 1024 * 1024
 _COMMON: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
@@ -91,7 +93,9 @@ class Frames:
         if form.text is not None:
             return form.text.encode(errors="replace")
         content = await self._monitor.display(access, execution_id, (form.uri or "").rpartition("/")[2])
-        if len(content) > _MOST_PAGE_BYTES:
+        if len(content) > # Before anything that a browser may read as the name of an element: names are ASCII, and controls were made visible.
+_LINK: Final = re.compile(r"<link", re.IGNORECASE | re.ASCII)
+_MOST_PAGE_BYTES:
             raise TooLarge(f"the display has {len(content):,} bytes, too many to show", hint="Download it instead")
         return content
 
@@ -106,7 +110,7 @@ def _forms(event: OutputEvent) -> dict[str, Display]:
 
 async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
     text = content.decode(errors="replace")
-    body = await asyncio.to_thread(_markdown, text) if mime == MARKDOWN else printable(text)
+    body = await asyncio.to_thread(_markdown, text) if mime == MARKDOWN else await asyncio.to_thread(_sealed, text)
     nonce = secrets.token_urlsafe(16)
     if runs_scripts:
         scripts = "script-src 'unsafe-inline' 'unsafe-eval' blob:; worker-src blob:"
@@ -117,6 +121,11 @@ async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
     policy = f"sandbox allow-scripts; {_COMMON}; {scripts}"
     document = f'<!DOCTYPE html><html><head><meta charset="utf-8">{first}{_STYLE}</head><body>{body}</body></html>'
     return HTMLResponse(document.encode(errors="replace"), headers={**_HEADERS, "Content-Security-Policy": policy})
+
+
+def _sealed(html: str) -> str:
+    """Return a page without its `link` elements: `rel=preconnect` opens a connection, whatever the policy says."""
+    return _LINK.sub("<no-link", printable(html))
 
 
 def _markdown(text: str) -> str:

@@ -15,14 +15,18 @@ from belljar.errors import BelljarError
 from belljar.models import OutputEvent
 from belljar.monitor.base import (
     Access,
+    CallEntry,
     ExecutionEntry,
     Monitor,
     SessionDetail,
     SessionEntry,
     SessionFilter,
 )
+from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
+_LINES_AT_ONCE: Final = 500
+_WATERFALL_PIXELS: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
 _MOST_REMEMBERED: Final = 5_000
 _SCRIPT: Final = b"<script"
@@ -177,6 +181,38 @@ class Pages:
         views = await self.views(access, found.items[::-1], detail)
         return HTMLResponse("".join(map(self.cell, views)))
 
+    # One execution, decisions, health
+
+    async def execution(self, request: Request) -> Response:
+        """Answer `/console/executions/ID`: every line of its output, a page at a time, and its tool calls."""
+        access: Access = request.state.access
+        execution_id, query = str(request.path_params["execution_id"]), request.query_params
+        entry = await self._monitor.execution(access, execution_id)
+        first = query.get("first", "1")
+        place = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
+        text = query.get("q", "")[:200]
+        lines = await self._monitor.lines(access, execution_id, max(1, place), _LINES_AT_ONCE, text)
+        return _page(
+            "execution.html",
+            request,
+            cell=CellView(entry, [], code_markup(entry.code)),
+            lines=lines,
+            count=_LINES_AT_ONCE,
+            q=text,
+            calls=_waterfall(await self._monitor.calls(access, execution_id)),
+            plain=as_plain,
+        )
+
+    async def decisions(self, request: Request) -> Response:
+        """Answer `/console/decisions`."""
+        return _page(
+            "decisions.html", request, decisions=await self._monitor.decisions(request.state.access, limit=200)
+        )
+
+    async def health(self, request: Request) -> Response:
+        """Answer `/console/health`."""
+        return _page("health.html", request, health=await self._monitor.health(request.state.access))
+
     # Cells
 
     async def views(
@@ -223,6 +259,24 @@ def _place(views: list[CellView]) -> str:
     # The first cell that had not ended: those after it wait for it.
     last = next((view for view in views if view.is_running), views[-1] if views else None)
     return f"{last.entry.execution_id}:{max(last.sequence, last.entry.events)}" if last is not None else ""
+
+
+def _waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:
+    """Return tool calls with where each begins and how long it is in a picture of all of them."""
+    if not calls:
+        return []
+    starts = [datetime.fromisoformat(call.started_at).timestamp() for call in calls]
+    begin = min(starts)
+    length = max(start + call.duration_s for start, call in zip(starts, calls, strict=True)) - begin or 1.0
+    scale = _WATERFALL_PIXELS / length
+    return [
+        {
+            **call.model_dump(),
+            "x": f"{(start - begin) * scale:.1f}",
+            "width": f"{max(2.0, call.duration_s * scale):.1f}",
+        }
+        for start, call in zip(starts, calls, strict=True)
+    ]
 
 
 # Pages
