@@ -24,7 +24,7 @@ from belljar.surfaces.rest import problem
 _NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.(?:html|png|jpg|gif|webp|svg))")
 _BY_SUFFIX: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".svg": SVG}
 _PILLOW: Final = {"image/png": "PNG", "image/jpeg": "JPEG", "image/gif": "GIF", "image/webp": "WEBP"}
-# Before anything that a browser may read as the name of an element: names are ASCII, and controls were made visible.
+# Names of elements are ASCII, and controls within them were made visible before.
 _LINK: Final = re.compile(r"<link", re.IGNORECASE | re.ASCII)
 _MOST_PAGE_BYTES: Final = 64 * 1024 * 1024
 _COMMON: Final = (
@@ -93,9 +93,7 @@ class Frames:
         if form.text is not None:
             return form.text.encode(errors="replace")
         content = await self._monitor.display(access, execution_id, (form.uri or "").rpartition("/")[2])
-        if len(content) > # Before anything that a browser may read as the name of an element: names are ASCII, and controls were made visible.
-_LINK: Final = re.compile(r"<link", re.IGNORECASE | re.ASCII)
-_MOST_PAGE_BYTES:
+        if len(content) > _MOST_PAGE_BYTES:
             raise TooLarge(f"the display has {len(content):,} bytes, too many to show", hint="Download it instead")
         return content
 
