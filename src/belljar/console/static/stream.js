@@ -45,6 +45,7 @@ export function openStream(page, after, apply) {
       lostAt ??= new Date();
       showConnection(`Not connected since ${lostAt.toLocaleTimeString()}; nothing is lost, trying again`);
       timer = setTimeout(open, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]);
+      void askToSignIn();
     });
   }
 
@@ -57,6 +58,17 @@ export function openStream(page, after, apply) {
   addEventListener("pagehide", close);
   addEventListener("pageshow", open);
   open();
+}
+
+/** A server that was started again knows nobody: then the person has to sign in once more. */
+async function askToSignIn() {
+  const answer = await fetch("/api/v1/health", { method: "HEAD" }).catch(() => null);
+  const place = document.getElementById("connection");
+  if (answer?.status !== 401 || !place) return;
+  const link = document.createElement("a");
+  link.href = `/console/enter?next=${encodeURIComponent(location.pathname)}`;
+  link.textContent = "You are signed out: sign in again";
+  place.replaceChildren(link);
 }
 
 /** @param {string} text */
