@@ -36,7 +36,7 @@ async def agent(runtime: Runtime) -> AsyncGenerator[Caller]:
 
 @pytest.fixture(params=["local", "remote"])
 def monitor(request: pytest.FixtureRequest, runtime: Runtime) -> Monitor:
-    return runtime.monitor if request.param == "local" else RemoteMonitor(runtime.settings.data_directory)
+    return runtime.late_monitor.get() if request.param == "local" else RemoteMonitor(runtime.settings.data_directory)
 
 
 async def test_shows_a_session_and_its_cells(monitor: Monitor, agent: Caller) -> None:

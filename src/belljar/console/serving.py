@@ -55,7 +55,7 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     if not settings.console:
         yield None
         return
-    monitor = runtime.monitor
+    monitor = runtime.late_monitor.get()
     monitor.check = Operations(runtime).checks
     sign_in = browser_sign_in(settings)
     app = console_app(monitor, sign_in, settings)

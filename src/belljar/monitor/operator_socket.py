@@ -5,7 +5,7 @@ they ask; the form of what they send is checked all the same.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any, Final, Protocol, cast
 
@@ -97,28 +97,27 @@ class MonitorReply(Model):
     is_end: bool = False
 
 
-class _Startable(Protocol):
-    def start(self) -> None: ...
+class ServedMonitor(Monitor, Protocol):
+    """A monitor of this process."""
+
+    def start(self) -> None:
+        """Begin to sample usage, unless it does already."""
+        ...
 
 
-def serve_monitor(monitor: Monitor) -> Callable[[ipc.MessageStream], Any]:
-    """Return what answers a connection with one call of this monitor."""
-
-    async def converse(stream: ipc.MessageStream) -> None:
-        if hasattr(monitor, "start"):
-            cast("_Startable", monitor).start()
-        call = await stream.receive(MonitorCall.model_validate_json)
-        # A peer that hangs up wants no answer any more, and above all no more of a stream.
-        serving = asyncio.ensure_future(_serve(monitor, call, stream))
-        watching = asyncio.ensure_future(_until_gone(stream))
-        try:
-            await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            serving.cancel()
-            watching.cancel()
-            await asyncio.gather(serving, watching, return_exceptions=True)
-
-    return converse
+async def serve_monitor(monitor: ServedMonitor, stream: ipc.MessageStream) -> None:
+    """Answer a connection with one call of this monitor."""
+    monitor.start()
+    call = await stream.receive(MonitorCall.model_validate_json)
+    # A peer that hangs up wants no answer any more, and above all no more of a stream.
+    serving = asyncio.ensure_future(_serve(monitor, call, stream))
+    watching = asyncio.ensure_future(_until_gone(stream))
+    try:
+        await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        serving.cancel()
+        watching.cancel()
+        await asyncio.gather(serving, watching, return_exceptions=True)
 
 
 async def _until_gone(stream: ipc.MessageStream) -> None:
