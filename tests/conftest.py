@@ -64,6 +64,7 @@ LONG = frozenset(
         "test_real_tools.py",
         "test_replay.py",
         "test_server_examples.py",
+        "test_stdio_servers.py",
         "test_workflow_faults.py",
         "test_wrapper_kernel.py",
     }
