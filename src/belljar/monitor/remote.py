@@ -207,7 +207,10 @@ class RemoteMonitor:
 
     async def happenings(self, access: Access, after: str = "") -> AsyncGenerator[Happening]:
         """See `Monitor`. A place has the place of every server in it; servers that start later join."""
-        places = dict(part.rpartition(":")[::2] for part in after.split(",") if ":" in part)
+        places: dict[str, str] = {}
+        for part in after.split(","):
+            name, _, number = part.rpartition(":")
+            places |= {name: number} if name else {}
         queue: asyncio.Queue[Happening] = asyncio.Queue(1_000)
         listening: dict[str, asyncio.Task[None]] = {}
 
