@@ -1,12 +1,10 @@
-"""Makes the pictures of the console that README and docs show, from a scripted session; `scripts/screenshots` runs it."""
+"""Makes the pictures of the console for README and docs, from a scripted session; `scripts/screenshots` runs it."""
 
 import asyncio
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "surfaces")]
 
 from consoles import Place, opened_place
 from playwright.async_api import Browser, async_playwright
@@ -64,9 +62,8 @@ async def photograph(place: Place, browser: Browser, session_id: str, scheme: st
     await page.goto(place.console.link().link)
     await page.wait_for_url("**/console")
     await page.locator(".session").first.wait_for()
-    await page.screenshot(
-        path=folder / f"console-sessions-{scheme}.png", clip={"x": 0, "y": 0, "width": 1200, "height": 330}
-    )
+    top = {"x": 0, "y": 0, "width": 1200, "height": 330}
+    await page.screenshot(path=folder / f"console-sessions-{scheme}.png", clip=top)  # pyright: ignore[reportArgumentType]
     await page.goto(f"{place.url}/console/sessions/{session_id}")
     await page.locator(".status-running").wait_for()
     await page.evaluate("() => scrollTo(0, 0)")

@@ -132,6 +132,10 @@ async def test_others_sessions_are_answered_as_unknown_ones(place: Place, ran: d
         "/api/v1/executions/{first}/calls",
         "/api/v1/executions/{first}/displays/1.png",
         "/console/sessions/{session}",
+        "/console/sessions/{session}/files",
+        "/console/sessions/{session}/timeline",
+        "/console/sessions/{session}/cells",
+        "/console/executions/{first}",
         "/console/stream?page=session:{session}",
         "/frames/{first}/1.html",
     ]

@@ -140,6 +140,8 @@ async def test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_n
         "/console",
         "/console?q=nothing-has-this",
         f"/console/sessions/{ran.session_id}",
+        f"/console/sessions/{ran.session_id}/files",
+        f"/console/sessions/{ran.session_id}/timeline",
         f"/console/executions/{ran.execution_id}",
         "/console/decisions",
         "/console/health",

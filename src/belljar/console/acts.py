@@ -58,6 +58,9 @@ class Acts:
             case "end":
                 await monitor.end(access, session_id)
                 return RedirectResponse("/console", status_code=303)
+            case "delete":
+                await monitor.delete_file(access, session_id, fields.get("name", ""))
+                return _back(session_id, "/files")
             case "upload":
                 raise InvalidArgument("no file was chosen", hint="Choose a file first")
             case _:

@@ -37,6 +37,8 @@ def console_app(monitor: Monitor, sign_in: BrowserSignIn, settings: Settings, *,
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
+        Route("/console/sessions/{session_id}/files", _shown(pages.files), methods=["GET"]),
+        Route("/console/sessions/{session_id}/timeline", _shown(pages.timeline), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
         Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
         Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),

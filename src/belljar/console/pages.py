@@ -32,6 +32,7 @@ _MOST_REMEMBERED: Final = 5_000
 _SCRIPT: Final = b"<script"
 _CELL_PIXELS: Final = 220
 _LOST_SHOWN: Final = 20
+_MOST_LINE_CHARS: Final = 120
 _UNFINISHED: Final = ("queued", "running")
 _WORDS: Final = {
     "ok": "ok",
@@ -75,6 +76,12 @@ class CellView:
     def took(self) -> str:
         """Return how long it ran."""
         return duration_words(self.entry.usage.wall_s) if not self.is_running and self.entry.usage.wall_s else ""
+
+    @property
+    def first_line(self) -> str:
+        """Return the first line of its code that is not empty."""
+        lines = (line.strip() for line in self.entry.code.splitlines())
+        return next((line for line in lines if line), "")[:_MOST_LINE_CHARS]
 
     @property
     def lost_more(self) -> int:
@@ -180,6 +187,24 @@ class Pages:
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
         views = await self.views(access, found.items[::-1], detail)
         return HTMLResponse("".join(map(self.cell, views)))
+
+    async def files(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/files`."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        found = await self._monitor.files(access, session_id, after=request.query_params.get("after", "")[:4_096])
+        return _page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
+
+    async def timeline(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        cursor = request.query_params.get("cursor", "")
+        found = await self._monitor.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
+        cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
+        return _page("timeline.html", request, session=detail, cells=cells, next=found.next)
 
     # One execution, decisions, health
 
