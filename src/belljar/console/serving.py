@@ -16,6 +16,7 @@ from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.auth import build_auth
 from belljar.surfaces.auth.browser import BrowserSignIn
+from belljar.surfaces.auth.code_flow import CodeFlow
 from belljar.surfaces.http import transport_security
 from belljar.surfaces.operations import HostGuard, Operations
 
@@ -35,6 +36,18 @@ class ServedConsole:
             return ConsoleLink()
         link = f"{self.url}{ENTER}#{self.sign_in.links.make()}" if self.sign_in.gives_links else ""
         return ConsoleLink(url=f"{self.url}/console", link=link)
+
+
+def code_flow(settings: Settings) -> CodeFlow | None:
+    """Return how people sign in at the issuer; None where the settings name no client for it."""
+    if not (settings.oauth_issuer and settings.oauth_audience and settings.oauth_client_id):
+        return None
+    return CodeFlow(
+        issuer=settings.oauth_issuer,
+        audience=settings.oauth_audience,
+        client_id=settings.oauth_client_id,
+        scopes=settings.oauth_scopes,
+    )
 
 
 def browser_sign_in(settings: Settings) -> BrowserSignIn:
@@ -58,7 +71,7 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     monitor = runtime.late_monitor.get()
     monitor.check = Operations(runtime).checks
     sign_in = browser_sign_in(settings)
-    app = console_app(monitor, sign_in, settings)
+    app = console_app(monitor, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     runtime.operators.console_link = console.link
     monitor.start()
