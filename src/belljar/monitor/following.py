@@ -63,7 +63,7 @@ class SessionFollower:
         self._live = live
         self._entry = entry
         self._session = session
-        self._settled_at = 0.0
+        self._settled_at = time.monotonic() + _SETTLE_S
         """Until then what was published may not be in the file yet."""
 
     async def run(self, after: str) -> AsyncGenerator[Followed]:
