@@ -25,6 +25,7 @@ from bench import (
     skills,
     slow_reader,
     start_up,
+    tasks,
     toolbox,
     workflows,
 )
@@ -47,6 +48,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "toolbox": toolbox.measure,
     "search": search.measure,
     "workflows": workflows.measure,
+    "tasks": tasks.measure,
     "skills": skills.measure,
 }
 ON_DEMAND = ("toolbox", "search", "skills")

@@ -65,6 +65,8 @@ LONG = frozenset(
         "test_replay.py",
         "test_server_examples.py",
         "test_stdio_servers.py",
+        "test_task_clients.py",
+        "test_tasks_conformance.py",
         "test_workflow_faults.py",
         "test_wrapper_kernel.py",
     }

@@ -125,6 +125,18 @@ class WorkflowInvalid(UsageError):
     code = "invalid-workflow"
 
 
+class QuestionNotFound(UsageError):
+    """No such question for this caller."""
+
+    code = "question-not-found"
+
+
+class QuestionClosed(UsageError):
+    """The question waits for no answer any more."""
+
+    code = "question-closed"
+
+
 class RunNotFound(UsageError):
     """No such run of a workflow for this caller."""
 

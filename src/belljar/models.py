@@ -119,6 +119,8 @@ class ExecutionResult(Model):
     """Why `rewind_session` cannot undo this cell without those before it."""
     next: NextCall | None = None
     """The MCP call that waits for the rest, if the cell still runs."""
+    waits_for: str | None = None
+    """What a person is asked while it runs, and where it can be answered."""
 
 
 class Rewinding(Model):

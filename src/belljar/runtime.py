@@ -49,6 +49,7 @@ from belljar.supervisor import open_supervisor
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
+from belljar.workflows.run_inbox import RunInbox
 from belljar.workflows.step_types import OwnStepTypes, step_types
 from belljar.workflows.workflows import Workflows, open_workflows
 
@@ -220,6 +221,7 @@ async def open_runtime(
                     types=step_types(plugins),
                     recover=partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive),
                 )
+                registry.inbox.sources.append(RunInbox(workflows))
                 # Prepare the default environment while the client still initializes its connection.
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(

@@ -10,6 +10,7 @@ import sys
 from fixture_content import add_content
 from fixture_conversations import add_conversations
 from fixture_questions import add_questions
+from fixture_tasks import add_tasks
 
 from belljar.runtime import open_runtime
 from belljar.settings import load_settings
@@ -25,6 +26,8 @@ async def main() -> None:
         server = build_server(runtime, settings.surfaces)
         for add in (add_content, add_conversations, add_questions):
             add(server)
+        if "tasks" in sys.argv[1:]:
+            add_tasks(server, runtime)
         await serve_http(build_app({"/mcp": server}, settings), host, port, on_ready=_say_ready, log_level="WARNING")
 
 

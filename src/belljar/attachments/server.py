@@ -29,6 +29,7 @@ from belljar.attachments.messages import (
 )
 from belljar.control import MAX_MESSAGE_BYTES, SOCKET_NAME, list_sessions
 from belljar.errors import BelljarError, SessionNotFound
+from belljar.executions.inbox import Inbox
 from belljar.sessions.registry import Registry
 
 
@@ -47,6 +48,9 @@ class OperatorSocket:
         match wanted:
             case messages.SessionsRequest():
                 await stream.send(await list_sessions(self.registry))
+            case messages.InboxRequest():
+                reply = await _inbox(self.registry.inbox, wanted, _peer_name(stream))
+                await stream.send(reply.model_dump())
             case messages.ConsoleRequest():
                 link = self.console_link() if self.console_link is not None else ConsoleLink()
                 await stream.send(link.model_dump())
@@ -187,6 +191,20 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
         case messages.CompletenessRequest(code=code):
             return await attached.check(code)
     return DoneReply()
+
+
+async def _inbox(inbox: Inbox, wanted: messages.InboxRequest, person: str) -> messages.InboxReply:
+    """List what waits for people, or pass the answer of a person on; an operator sees the questions of all owners."""
+    if wanted.is_present:
+        inbox.note_presence(None)
+    if wanted.question_id:
+        try:
+            await inbox.answer(
+                wanted.question_id, None, action=wanted.action, values=wanted.values, by=person, where="terminal"
+            )
+        except BelljarError as error:
+            return messages.InboxReply(refused=error.message, code=error.code, hint=error.hint)
+    return messages.InboxReply(waiting=inbox.waiting(None), ended=inbox.ended(None))
 
 
 def _refused(error: BelljarError) -> RefusedReply:

@@ -115,6 +115,22 @@ GROUPS: dict[str, CommandGroup] = {
             ),
         },
     ),
+    "inbox": CommandGroup(
+        "What waits for a person: list, show, answer, watch.",
+        {
+            "list": CommandEntry("inbox:list_command", "List what waits for a person, and what was answered lately."),
+            "show": CommandEntry("inbox:show_command", "Show a question whole, with the fields of its answer."),
+            "answer": CommandEntry(
+                "inbox:answer_command",
+                "Answer a question: allow it, fill in its fields, or decline it. Fields that are not given are asked"
+                " for.",
+            ),
+            "watch": CommandEntry(
+                "inbox:watch_command",
+                "Stay and show questions as they come; while you watch, cells whose client cannot ask may ask you.",
+            ),
+        },
+    ),
     "env": CommandGroup(
         "The environments of sessions: list, create, check, remove, lock.",
         {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from belljar.executions.admission import Admission
+from belljar.executions.inbox import Inbox
 from belljar.executions.outcome import KernelLoss, StateLossNotice
 from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
@@ -88,6 +89,8 @@ class ExecutionContext(Protocol):
     """The broker for its code's tool calls; None where there are no tools."""
     handover: Handover
     """Deposits its kernel for the next server."""
+    inbox: Inbox
+    """Where people outside the client are asked."""
     admission: Admission
     turn: asyncio.Lock
     """Whoever holds it may use the kernel."""

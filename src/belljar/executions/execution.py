@@ -32,7 +32,7 @@ from belljar.executions.outcome import (
     survived,
 )
 from belljar.executions.policy_check import check_policy
-from belljar.executions.questions import ExecutionQuestions, input_question, text_of, text_reply
+from belljar.executions.questions import ExecutionQuestions, input_question, text_of, text_reply, waits_for
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
 from belljar.files.disk_usage import FolderUsage
@@ -133,6 +133,8 @@ class Execution:
         self._times = Times()
         self._left_s = cell.timeout_s
         self._changed = asyncio.Event()
+        self.changed_at = time.time()
+        """When there was something new of it, by the wall clock."""
         self._transcript = Transcript(
             execution_id,
             settings=session.settings,
@@ -142,7 +144,10 @@ class Execution:
             screens=session.screens(),
             on_change=self._notify,
         )
-        self._questions = ExecutionQuestions(self._notify)
+        # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
+        inbox = None if cell.wants_value else session.inbox.of_execution(execution_id, session.id, session.principal)
+        self._inbox = inbox
+        self._questions = ExecutionQuestions(self._notify, inbox)
         self._progress = (0, "")
         self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
         self._stopper: Stopper | None = None
@@ -180,8 +185,10 @@ class Execution:
 
     @property
     def question(self) -> Question | None:
-        """Return the question that a person should be asked now."""
-        return self._questions.current
+        """Return the question that the client should put to a person now."""
+        current = self._questions.current
+        is_elsewhere = current is not None and current.in_console and self._inbox is not None
+        return None if is_elsewhere else current
 
     @property
     def questions(self) -> int:
@@ -209,7 +216,7 @@ class Execution:
         """Return the result, or as much of it as is known yet."""
         if self._result is not None:
             return self._result.model_copy()
-        return make_result(
+        result = make_result(
             self.id,
             self.session_id,
             outcome=self._outcome,
@@ -219,6 +226,9 @@ class Execution:
             calls=self._calls,
             not_undoable=self._not_undoable,
         )
+        if (asked := self._questions.current) is not None and self._inbox is not None:
+            result.waits_for = waits_for(f"{self.id}-{self.questions}", asked, self._inbox.may_ask())
+        return result
 
     def notices(self) -> str:
         """Return belljar's own words among its output so far, which no stream of the result has."""
@@ -240,7 +250,7 @@ class Execution:
             self._finish()
         elif self._stopper is not None:
             self._stopper.stop("interrupted", asked)
-        self.answer(None)
+        self._questions.withdraw()
 
     def stop_for_disk(self, *, at_once: bool) -> None:
         """Stop the cell because the session folder is over its limit and grows."""
@@ -250,7 +260,7 @@ class Execution:
             self._stopper.kill("disk_full")
         else:
             self._stopper.stop("disk_full")
-        self.answer(None)
+        self._questions.withdraw()
 
     def asking(self) -> AbstractContextManager[bool]:
         """Claim the right to put the question to a person; yields False while another caller has it."""
@@ -284,14 +294,24 @@ class Execution:
         """Ask the person, while the cell's timeout is paused; return None when nobody can be asked."""
         if not self.cell.allow_input or not self._is_wanted():
             return None
+        if question.in_console and self._inbox is not None and not self._inbox.may_ask():
+            return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.
             redact = self._session.redactor.redact_own_text if question.is_ours else self._session.redactor.redact_text
-            self._transcript.record(InputRequest(redact(question.message)))
+            recorded = redact(question.message)
+            self._transcript.record(InputRequest(recorded))
             # Before the cell runs (the policy check) there is no stopper, hence no timeout to pause.
             limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.execution_timeout_s
-            reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted)
+            reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted, recorded=recorded)
+        self._tell_who_answered(reply)
         return reply or QuestionReply("cancel")
+
+    def _tell_who_answered(self, reply: QuestionReply | None) -> None:
+        """Tell the agent of an answer that did not come through its client."""
+        if reply is not None and reply.by:
+            said = "allowed or answered it" if reply.action == "accept" else "declined it"
+            self._transcript.notice(f"{reply.by} was asked at the server's inbox and {said}")
 
     def _is_wanted(self) -> bool:
         is_stopped = self._stopper is not None and self._stopper.reason is not None
@@ -486,6 +506,7 @@ class Execution:
         with stopper.paused():
             question, limit_s = input_question(request), stopper.pause_left_s()
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=is_wanted)
+        self._tell_who_answered(reply)
         # A kernel that died meanwhile takes no answer; the next event read from it raises how it ended.
         if is_wanted():
             await kernel.reply_input(text_of(reply, request))
@@ -555,6 +576,7 @@ class Execution:
         self._notify()
 
     def _notify(self) -> None:
+        self.changed_at = time.time()
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -26,8 +26,8 @@ async def check_policy(
         inspection = await guard.examine(cell.code, cell.environment)
     decisions = {inspection.decision, *(verdict.decision for verdict in verdicts)}
 
-    def record(outcome: str) -> None:
-        guard.vetted(cell.execution_id, inspection, outcome)
+    def record(outcome: str, by: str = "") -> None:
+        guard.vetted(cell.execution_id, inspection, outcome, by)
         for verdict in verdicts:
             if verdict.decision != "allow":
                 guard.vetted_by_plugin(cell.execution_id, verdict, outcome)
@@ -37,11 +37,14 @@ async def check_policy(
         raise CodeRejected(f"the code did not run: {_reasons('deny', inspection, verdicts)}", hint=HINT)
     if "ask" in decisions:
         reasons = _reasons("ask", inspection, verdicts)
-        reply = await ask(Question(f"May this code run? {reasons}\n\n{_excerpt(cell.code)}", is_ours=True))
+        text = f"May this code run? {reasons}\n\n{_excerpt(cell.code)}"
+        reply = await ask(Question(text, is_ours=True, in_console=inspection.in_console))
         is_approved = reply is not None and reply.action == "accept"
-        record("approved" if is_approved else "declined")
+        record("approved" if is_approved else "declined", reply.by if reply is not None else "")
         if not is_approved:
             said = "nobody could be asked" if reply is None else "the person did not agree"
+            if reply is None and inspection.in_console:
+                said = f"{said}, because it has to be allowed at the server's inbox and nobody looks at that"
             raise CodeRejected(f"the code did not run, {said}: {reasons}", hint=HINT)
     elif "warn" in decisions:
         record("allowed")

@@ -1,7 +1,7 @@
 """The questions of one execution to a person, one at a time: `input()` of its code, and what its tool calls ask.
 
-A surface that follows the execution shows the question to the person once, and passes the answer to `answer`. Knows
-nothing of protocols.
+A surface that follows the execution shows the question to the person once, and passes the answer to `answer`; people
+outside the client answer through the inbox. The first answer wins. Knows nothing of protocols.
 """
 
 import asyncio
@@ -9,7 +9,10 @@ import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
+from belljar.executions.inbox import ExecutionInbox
+from belljar.journal.question_records import QuestionState
 from belljar.outputs.events import InputRequest
 from belljar.toolbox.base import Question, QuestionReply
 
@@ -22,6 +25,7 @@ INPUT_SCHEMA = {
     "required": [ANSWER],
     "title": "Answer",
 }
+MOST_SHOWN_CHARS = 300
 _NO_PROMPT = "The code asks for input"
 
 
@@ -29,6 +33,16 @@ def input_question(request: InputRequest) -> Question:
     """Return the form for a call of `input()`, or the one that the module `forms` wants filled in."""
     message = request.prompt if request.prompt.strip() else _NO_PROMPT
     return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password)
+
+
+def waits_for(question_id: str, question: Question, may_wait: bool) -> str:
+    """Return, for the agent, what a person is asked and where it can be answered."""
+    words = " ".join(question.message.split())
+    shown = words if len(words) <= MOST_SHOWN_CHARS else f"{words[: MOST_SHOWN_CHARS - 1]}…"
+    places = [] if question.in_console else ["in your client, if it can ask"]
+    if may_wait or question.in_console:
+        places.append(f"on the server's machine with `belljar inbox answer {question_id}`")
+    return f"a person: {shown!r}. It can be answered {', or '.join(places)}"
 
 
 def text_reply(text: str | None) -> QuestionReply:
@@ -49,7 +63,7 @@ def text_of(reply: QuestionReply | None, request: InputRequest) -> str | None:
 class ExecutionQuestions:
     """The questions of one execution. `on_change` is called when there is a new question, or it can be asked again."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], inbox: ExecutionInbox | None = None) -> None:
         self.current: Question | None = None
         self.number = 0
         """How many questions were asked so far; an answer may name the one it is for."""
@@ -57,35 +71,66 @@ class ExecutionQuestions:
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[QuestionReply] | None = None
         self._is_being_asked = False
+        self._inbox = inbox
+        self._fate: tuple[QuestionState, str, str] = ("withdrawn", "", "")
+        """What becomes of the current question, who answered it, and where."""
 
     @contextmanager
-    def _put(self, question: Question) -> Generator[asyncio.Future[QuestionReply]]:
+    def _put(
+        self, question: Question, limit_s: float, recorded: str | None
+    ) -> Generator[asyncio.Future[QuestionReply]]:
         self._answer = asyncio.get_running_loop().create_future()
         self.current = question
         self.number += 1
+        self._fate = ("withdrawn", "", "")
+        question_id = ""
+        if self._inbox is not None:
+            kept = question if recorded is None else replace(question, message=recorded)
+            question_id = self._inbox.put(self.number, kept, limit_s, self._take)
         self._on_change()
         try:
             yield self._answer
         finally:
             self.current = self._answer = None
+            if self._inbox is not None:
+                self._inbox.end(question_id, *self._fate)
 
-    async def ask(self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool]) -> QuestionReply | None:
-        """Return the person's reply; None when there is none within `limit_s`, or when it is no longer wanted."""
+    def _take(self, reply: QuestionReply, by: str, where: str) -> bool:
+        """Take a reply to the current question; return False if there is one already."""
+        if self._answer is None or self._answer.done():
+            return False
+        self._fate = ("answered" if reply.action == "accept" else "declined", by, where)
+        self._answer.set_result(replace(reply, by=by))
+        self.current = None
+        return True
+
+    async def ask(
+        self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool], recorded: str | None = None
+    ) -> QuestionReply | None:
+        """Return the person's reply; None when there is none within `limit_s`, or when it is no longer wanted.
+
+        `recorded` is the message as the inbox and the journal have it, where that differs: without personal data.
+        """
         async with self._turn:
             if not is_wanted():
                 return None
-            with self._put(question) as answer:
+            with self._put(question, limit_s, recorded) as answer:
                 deadline = time.monotonic() + limit_s
                 while not answer.done() and is_wanted() and time.monotonic() < deadline:
                     await asyncio.wait([answer], timeout=min(ALIVE_CHECK_S, max(0, deadline - time.monotonic())))
+                if not answer.done() and is_wanted():
+                    self._fate = ("expired", "", "")
                 return answer.result() if answer.done() else None
 
-    def answer(self, reply: QuestionReply, number: int | None = None) -> None:
+    def answer(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
         """Answer the pending question; an answer that names the `number` of another question is ignored."""
-        if number not in (None, self.number):
-            return
+        if number in (None, self.number):
+            self._take(reply, by, where)
+
+    def withdraw(self) -> None:
+        """End the pending question without an answer, because its cell is stopped."""
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(reply)
+            self._answer.set_result(QuestionReply("decline"))
             self.current = None
 
     @contextmanager

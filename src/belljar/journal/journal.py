@@ -50,7 +50,10 @@ _CALL = (
 )
 # Of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
 MOST_CALLS = 1_000
-_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, author, client FROM executions"
+_RECORD = (
+    "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client "
+    "FROM executions"
+)
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
@@ -69,6 +72,7 @@ class ExecutionRecord:
     """Whether its session was rewound to before it."""
     has_begun: bool = False
     """Whether its code may have run; before that it waited for its turn."""
+    submitted_at: float = 0.0
     author: str = ""
     """Who ran it; empty for the owner of the session."""
     client: str = ""
@@ -176,7 +180,8 @@ class Journal(JournalWriter):
             return None
         row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
         for values in self.values_of(_BEGIN):
-            row = (*values[:4], None, None, values[-1], *values[6:8]) if values[0] == execution_id else row
+            begun = (*values[:4], None, None, values[-1], values[4], *values[6:8])
+            row = begun if values[0] == execution_id else row
         for result, *_, finished in self.values_of(_FINISH):
             row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None
@@ -246,13 +251,14 @@ class Journal(JournalWriter):
             "DELETE FROM calls WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )
         self.write("DELETE FROM executions WHERE session_id = ?", (session_id,))
+        self.write("DELETE FROM questions WHERE session_id = ?", (session_id,))
 
 
 def _record(row: tuple[Any, ...]) -> ExecutionRecord:
-    identifier, session_id, principal, code, result, undone_at, started_at, author, client = row
+    identifier, session_id, principal, code, result, undone_at, started_at, *rest = row
     parsed = ExecutionResult.model_validate_json(result) if result is not None else None
     is_undone, has_begun = undone_at is not None, started_at is not None
-    return ExecutionRecord(identifier, session_id, principal, code, parsed, is_undone, has_begun, author, client)
+    return ExecutionRecord(identifier, session_id, principal, code, parsed, is_undone, has_begun, *rest)
 
 
 @contextmanager

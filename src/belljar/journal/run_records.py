@@ -299,6 +299,12 @@ class RunRecords:
         """Return the steps of a run that wait for a person, in order."""
         return [*self._steps("WHERE run_id = ? AND state = 'waiting' ORDER BY number", (run_id,))]
 
+    def waiting(self) -> list[tuple[RunRecord, StepRecord]]:
+        """Return all steps that wait for a person, with their runs, in order."""
+        rows = [*self._journal.rows("SELECT run_id, path, attempt FROM steps WHERE state = 'waiting' ORDER BY number")]
+        pairs = [(self.find(run_id), self.step(run_id, path, attempt)) for run_id, path, attempt in rows]
+        return [(run, step) for run, step in pairs if run is not None and step is not None and run.state not in ENDED]
+
     def _steps(self, condition: str, values: tuple[object, ...]) -> Iterator[StepRecord]:
         for row in [*self._journal.rows(f"{_STEP} {condition}", values)]:
             yield StepRecord._make(row)

@@ -129,7 +129,28 @@ CREATE TABLE calls (
     PRIMARY KEY (execution_id, number)
 ) WITHOUT ROWID;
 """
-_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED}
+# What people were asked, who answered and where. The values of answers are not kept.
+_QUESTIONS = """
+CREATE TABLE questions (
+    id TEXT PRIMARY KEY,
+    execution_id TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    message TEXT NOT NULL,
+    schema TEXT NOT NULL,
+    is_password INTEGER NOT NULL,
+    in_console INTEGER NOT NULL,
+    put_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    state TEXT NOT NULL,
+    ended_at REAL,
+    answered_by TEXT NOT NULL DEFAULT '',
+    answered_in TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE INDEX questions_of_session ON questions (session_id);
+CREATE INDEX questions_by_end ON questions (ended_at);
+"""
+_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED, 6: _QUESTIONS}
 VERSION = max(_STEPS)
 
 

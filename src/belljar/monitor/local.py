@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import Execution, make_cell
+from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import KILLED
 from belljar.logs import pseudonym
@@ -291,9 +292,11 @@ class LocalMonitor:
         return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
-        """See `Monitor`. Questions have no records yet, so there is nothing to list."""
-        del access, state
-        return []
+        """See `Monitor`."""
+        inbox, whose = self._registry.inbox, _whose(access)
+        if state not in ("waiting", "ended"):
+            raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")
+        return [*map(_question, inbox.waiting(whose) if state == "waiting" else inbox.ended(whose))]
 
     # What happens
 
@@ -351,7 +354,8 @@ class LocalMonitor:
     ) -> str:
         """See `Monitor`."""
         session = await self._reach(access, session_id)
-        cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, author=access.name)
+        may_ask = self._registry.inbox.may_ask(session.principal)
+        cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
         known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
         if known is not None:
             return known
@@ -411,8 +415,14 @@ class LocalMonitor:
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> QuestionEntry:
         """See `Monitor`."""
-        del access, action, values
-        raise InvalidArgument(f"there is no question {question_id[:64]!r}", hint="GET /questions lists those that wait")
+        inbox, whose = self._registry.inbox, _whose(access)
+        by = access.name or access.principal
+        await inbox.answer(question_id, whose, action=action, values=values, by=by, where="console")
+        return _question(inbox.find(question_id, whose))
+
+    async def note_presence(self, access: Access) -> None:
+        """See `Monitor`."""
+        self._registry.inbox.note_presence(_whose(access))
 
     # Access
 
@@ -525,6 +535,30 @@ class LocalMonitor:
         if live is None:
             return entry.model_copy(update={"cause": KILLED, "state": "lost"})
         return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
+
+
+def _whose(access: Access) -> str | None:
+    """Return whose questions somebody may answer; None for those of all owners."""
+    return None if access.is_operator else access.principal
+
+
+def _question(question: InboxQuestion) -> QuestionEntry:
+    return QuestionEntry(
+        id=question.id,
+        kind=question.kind,
+        owner=question.owner,
+        session_id=question.session_id,
+        execution_id=question.execution_id,
+        message=question.message,
+        fields=question.fields,
+        is_password=question.is_password,
+        state=question.state,
+        put_at=iso_ms(question.put_at),
+        expires_at=iso_ms(question.expires_at) if question.expires_at else None,
+        ended_at=iso_ms(question.ended_at) if question.ended_at else None,
+        answered_by=question.answered_by,
+        answered_in=question.answered_in,
+    )
 
 
 def _running_cell(execution: Execution) -> RunningCell:

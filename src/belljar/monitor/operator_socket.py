@@ -62,6 +62,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "write_file": None,
         "delete_file": None,
         "answer": QuestionEntry,
+        "note_presence": None,
     }
     forms: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in kinds.items()}
     return forms | dict.fromkeys(("display", "notebook", "read_file"), bytes_form)

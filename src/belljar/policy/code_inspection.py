@@ -34,6 +34,8 @@ class Inspection:
     findings: tuple[Finding, ...] = ()
     reasons: tuple[str, ...] = ()
     """The reason that each finding's rule gives, in the order of the findings."""
+    in_console: bool = False
+    """Whether one of the rules wants its question answered outside the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,12 @@ class Inspector:
         worst = decided[0][0] if decided else _RANK[-1]
         shown = [finding for _, finding in decided[:MOST_FINDINGS]]
         reasons = [rules[finding.rule].reason if finding.rule in rules else "" for finding in shown]
-        return Inspection(worst, tuple(shown), tuple(reasons))
+        in_console = any(
+            decision == "ask" and rules[finding.rule].answered_in == "console"
+            for decision, finding in decided
+            if finding.rule in rules
+        )
+        return Inspection(worst, tuple(shown), tuple(reasons), in_console)
 
     def _decision(self, rules: dict[str, CodeRule], finding: Finding) -> Decision:
         decision = rules[finding.rule].decision if finding.rule in rules else "deny"

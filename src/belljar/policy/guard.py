@@ -104,11 +104,19 @@ class Guard:
         is_within = not any(rule.excludes(call) or rule.fault(call, values) for rule in rules)
         return is_decided and unfit_verdict(call) is None and is_within
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
-        """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval."""
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+        """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval.
+
+        `by` is the person who answered outside the client, if one did.
+        """
         if outcome == "approved" and any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools):
             self._memory.approve(verdict.rule)
-        self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome)
+        person = {"by": by} if by else {}
+        self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome, **person)
+
+    def wants_console(self, verdict: Verdict) -> bool:
+        """Return whether the rule of a verdict wants its question answered outside the client."""
+        return any(rule.name == verdict.rule and rule.rule.answered_in == "console" for rule in self._book.tools)
 
     def _decision(self, call: JudgedCall, rules: list[CheckedRule]) -> Verdict:
         """Return the verdict of the first rule that decides, or else the policy's default for such tools."""
@@ -178,8 +186,9 @@ class Guard:
             self._memory.learn(names)
         return inspection
 
-    def vetted(self, execution_id: str, inspection: Inspection, outcome: str) -> None:
-        """Log what became of code with findings: `allowed`, `denied`, `approved` or `declined`."""
+    def vetted(self, execution_id: str, inspection: Inspection, outcome: str, by: str = "") -> None:
+        """Log what became of code with findings: `allowed`, `denied`, `approved` or `declined`, and by whom."""
+        person = {"by": by} if by else {}
         for finding in inspection.findings:
             self._note(
                 execution=execution_id,
@@ -187,6 +196,7 @@ class Guard:
                 decision=inspection.decision,
                 rule=finding.rule,
                 outcome=outcome,
+                **person,
             )
 
     def vetted_by_plugin(self, execution_id: str, verdict: Verdict, outcome: str) -> None:

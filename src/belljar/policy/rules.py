@@ -118,6 +118,8 @@ class ToolRule(Table):
     """The most calls of one principal over all of their sessions in a period, like `10/minute`."""
     ask_once: bool = False
     """An approval holds for the rest of the session."""
+    answered_in: Literal["anywhere", "console"] = "anywhere"
+    """`console`: the question is never put to the client, only to people at the server's inbox."""
 
 
 class CodeRule(Table):
@@ -125,6 +127,8 @@ class CodeRule(Table):
 
     decision: Literal["deny", "ask", "warn"] = "deny"
     reason: str = ""
+    answered_in: Literal["anywhere", "console"] = "anywhere"
+    """`console`: the question is never put to the client, only to people at the server's inbox."""
     imports: Names = []
     only_imports: Names = []
     """Every import that is not listed is a finding."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from belljar.errors import CopyRefused, KernelDied
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Cell, Execution, interrupt_all
+from belljar.executions.inbox import Inbox
 from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
 from belljar.files.fd_walk import remove_tree
@@ -79,6 +80,7 @@ class Session:
         redactor: SessionRedactor,
         handover: Handover,
         changes: ChangeLog,
+        inbox: Inbox,
         owner_folder: OwnerFolder | None = None,
         tools: Broker | None = None,
         skills: SessionSkills | None = None,
@@ -87,6 +89,7 @@ class Session:
         self.folders = folders
         self.displays = folders.displays
         self.principal = principal
+        self.inbox = inbox
         self.environment = environment
         self.reason = reason
         self.settings = settings

@@ -489,6 +489,16 @@ class Settings(BaseSettings):
     image_budget_bytes: Annotated[int, LOWER] = Field(
         700_000, ge=1, description="Bytes of images in one answer; larger ones are scaled down, the original linked."
     )
+    ask_in_console: Annotated[Literal["present", "always", "never"], towards("always", "present", "never")] = Field(
+        "present",
+        description="Whether a cell whose client cannot ask may ask a person through `belljar inbox`: `present` while "
+        "somebody looks at the inbox, `always` also when nobody does, `never` only through the client.",
+    )
+    apps: Annotated[Literal["auto", "off"], towards("auto", "off")] = Field(
+        "auto",
+        description="Whether clients that draw pages of servers (MCP Apps) are offered `show_session`, which shows the "
+        "person a session's cells and figures; other clients never see it.",
+    )
     structured: Annotated[Literal["auto", "always", "never"], NEVER] = Field(
         "auto",
         description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, for clients that "

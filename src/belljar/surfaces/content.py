@@ -160,6 +160,8 @@ def _calls_line(calls: Sequence[ToolCall], text_before: str) -> str:
 
 def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     lines = [f"[status: {result.status} | session_id: {result.session_id} | execution_id: {result.execution_id}]"]
+    if result.status == "running" and result.waits_for:
+        lines.append(f"It waits for {result.waits_for}. Tell the person; its clock stands still meanwhile.")
     if result.status == "running":
         lines.append(
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '

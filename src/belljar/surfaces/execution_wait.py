@@ -7,8 +7,10 @@ client's protocol version has: a request of ours during the call, or an answer t
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mcp.server.mcpserver import Context
@@ -27,6 +29,7 @@ from belljar.toolbox.base import Question, QuestionReply
 MODERN = "2026-07-28"
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_CHARS = 200
+ANSWERED_CHECK_S = 0.25
 ANSWER_KEY = "input"
 STATE_MARK = "#"
 CONSENT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -74,7 +77,7 @@ def resume(execution: Execution, ctx: Context[Any, Any]) -> None:
     response = (ctx.input_responses or {}).get(ANSWER_KEY)
     _, _, number = (ctx.request_state or "").partition(STATE_MARK)
     execution.reply(
-        _reply(response) if isinstance(response, ElicitResult) else QuestionReply("cancel"), int(number or 0)
+        reply_of(response) if isinstance(response, ElicitResult) else QuestionReply("cancel"), int(number or 0)
     )
 
 
@@ -84,9 +87,14 @@ def asked_execution(ctx: Context[Any, Any]) -> str:
 
 
 def _question(execution: Execution, question: Question, ctx: Context[Any, Any]) -> InputRequiredResult:
-    request = ElicitRequest(method="elicitation/create", params=_params(question, ctx))
+    request = elicitation(question, ctx)
     state = f"{execution.id}{STATE_MARK}{execution.questions}"
     return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=state)
+
+
+def elicitation(question: Question, ctx: Context[Any, Any]) -> ElicitRequest:
+    """Return a question as the request that a modern client puts to its person."""
+    return ElicitRequest(method="elicitation/create", params=_params(question, ctx))
 
 
 async def _ask_now(execution: Execution, question: Question, ctx: Context[Any, Any]) -> None:
@@ -94,10 +102,18 @@ async def _ask_now(execution: Execution, question: Question, ctx: Context[Any, A
     session, params = ctx.request_context.session, _params(question, ctx)
     if isinstance(params, ElicitRequestURLParams):
         elicitation_id = secrets.token_hex(16)
-        result = await session.elicit_url(params.message, params.url, elicitation_id, ctx.request_id)
+        elicited = session.elicit_url(params.message, params.url, elicitation_id, ctx.request_id)
     else:
-        result = await session.elicit_form(params.message, params.requested_schema, ctx.request_id)
-    execution.reply(_reply(result), number)
+        elicited = session.elicit_form(params.message, params.requested_schema, ctx.request_id)
+    asking = asyncio.get_running_loop().create_task(elicited)
+    try:
+        # Somebody may answer at the inbox meanwhile; then the client is told that nobody waits for it any more.
+        while not asking.done() and execution.question is question:
+            await asyncio.wait([asking], timeout=ANSWERED_CHECK_S)
+        if asking.done():
+            execution.reply(reply_of(asking.result()), number)
+    finally:
+        asking.cancel()
 
 
 def _params(question: Question, ctx: Context[Any, Any]) -> ElicitRequestFormParams | ElicitRequestURLParams:
@@ -114,8 +130,47 @@ def _opens_urls(ctx: Context[Any, Any]) -> bool:
     return elicitation is not None and elicitation.url is not None
 
 
-def _reply(response: ElicitResult) -> QuestionReply:
+def reply_of(response: ElicitResult) -> QuestionReply:
+    """Return what a person answered, as an execution takes it."""
     return QuestionReply(response.action, dict(response.content or {}) if response.action == "accept" else {})
+
+
+# Calls that go on as a task of the protocol, if the client has said that it follows tasks (`tasks_extension.py`).
+
+TASK_AFTER_S = 2.0
+"""How long such a call is waited for before it becomes a task: a short one is answered as it always was."""
+
+
+@dataclass(slots=True)
+class TaskOffer:
+    """What a tool may do for one call: leave the id of what goes on, instead of waiting for it."""
+
+    task_id: str = ""
+
+
+_offer: ContextVar[TaskOffer | None] = ContextVar("task_offer", default=None)
+
+
+@contextmanager
+def offering_task() -> Generator[TaskOffer]:
+    """Let the tool that is called in the block leave the id of a task."""
+    offer = TaskOffer()
+    token = _offer.set(offer)
+    try:
+        yield offer
+    finally:
+        _offer.reset(token)
+
+
+def offered_wait_s(wait_s: float) -> float:
+    """Return how long a call waits for what it started: not long where it may become a task."""
+    return wait_s if _offer.get() is None else min(wait_s, TASK_AFTER_S)
+
+
+def leave_as_task(task_id: str) -> None:
+    """Have the call answered with a task, if the client follows tasks; else nothing happens."""
+    if (offer := _offer.get()) is not None:
+        offer.task_id = task_id
 
 
 # Calls that the client gives up: whether their code is stopped, or only the waiting for it. A client that cancels says

@@ -23,7 +23,15 @@ from belljar.surfaces.content import (
     model_blocks,
     wants,
 )
-from belljar.surfaces.execution_wait import asked_execution, can_ask, follow, resume, stopping_when_cancelled
+from belljar.surfaces.execution_wait import (
+    asked_execution,
+    can_ask,
+    follow,
+    leave_as_task,
+    offered_wait_s,
+    resume,
+    stopping_when_cancelled,
+)
 from belljar.surfaces.file_tools import FileTools
 from belljar.surfaces.package_tools import PackageTools
 from belljar.surfaces.request_tracing import note_refusal
@@ -126,11 +134,12 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
+            may_ask = can_ask(ctx) or self._sessions.inbox.may_ask(current_principal())
             cell = make_cell(
                 self._settings,
                 code,
                 timeout_s=timeout_s,
-                allow_input=can_ask(ctx),
+                allow_input=may_ask,
                 filename=filename,
                 client=client_name(ctx),
             )
@@ -165,7 +174,7 @@ class InterpreterSurface:
                 wait_s = 0  # there are new events already, and a client that streams wants them now
             elif question := await follow(execution, ctx, wait_s, is_streaming=wants(ctx, "belljar/events", True)):
                 return question
-        return self._shown(self._sessions.executions.result(execution_id, current_principal(), since), ctx, since)
+        return self.shown(self._sessions.executions.result(execution_id, current_principal(), since), ctx, since)
 
     @refusals_as_results
     async def interrupt_execution(self, execution_id: str = "", session_id: str = "") -> Answer:
@@ -241,17 +250,19 @@ class InterpreterSurface:
         execution = self._sessions.executions.find(execution_id, current_principal())
         if execution is not None:
             return await self._answer(execution, ctx, wait_s)
-        return self._shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
+        return self.shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
 
     async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
         async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
-            question = await follow(execution, ctx, wait_s)
+            question = await follow(execution, ctx, offered_wait_s(wait_s))
         if question is not None:
             return question
         self._sessions.journal.commit()
+        if not execution.is_finished:
+            leave_as_task(execution.id)
         result = execution.result()
         result.session_info = self._sessions.notice(execution)
-        return self._shown(result, ctx)
+        return self.shown(result, ctx)
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
         """Return the answer to a call that never became an execution, with every field of a result."""
@@ -267,9 +278,10 @@ class InterpreterSurface:
             stderr="",
             error=error_words(error),
         )
-        return self._shown(result, ctx)
+        return self.shown(result, ctx)
 
-    def _shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
+    def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
+        """Return a result as this request wants it."""
         principal, executions = current_principal(), self._sessions.executions
         answer = execution_blocks(
             result,

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from mcp import MCPError
+from mcp.server.extension import Extension
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -19,6 +20,7 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.hooks import hookimpl
 from belljar.plugins import Plugins
 from belljar.runtime import Runtime
+from belljar.surfaces.apps_extension import AppsOnly, SessionApp
 from belljar.surfaces.arguments import known_arguments, wrong_arguments
 from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
@@ -31,6 +33,7 @@ from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spa
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
+from belljar.surfaces.tasks_extension import TasksExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 
 NAME_LIMIT_CHARS = 200
@@ -164,15 +167,28 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         instructions=_instructions(surfaces),
         version=version("belljar"),
         log_level=runtime.settings.log_level,
-        extensions=[SkillsExtension(runtime.skills)] if runtime.skills and "executor" not in surfaces else None,
+        extensions=_extensions(runtime, surfaces),
     )
     server.structured = runtime.settings.structured
     add_surfaces(runtime.plugins)
     # belljar's own first, so that no plugin can take the name of one of its tools.
     for implementation in reversed(runtime.plugins.implementations("register_surface")):
         runtime.plugins.collect(implementation, server=server, runtime=runtime, surfaces=surfaces)
+    server.middleware.append(AppsOnly())
     server.watch_calls()
     return server
+
+
+def _extensions(runtime: Runtime, surfaces: Sequence[str]) -> list[Extension]:
+    """Return the extensions of the protocol that a server with these surfaces offers."""
+    found: list[Extension] = []
+    if runtime.skills and "executor" not in surfaces:
+        found.append(SkillsExtension(runtime.skills))
+    if "interpreter" in surfaces:
+        found.append(TasksExtension(runtime))
+        if runtime.settings.apps == "auto":
+            found.append(SessionApp(runtime).extension())
+    return found
 
 
 class OwnSurfaces:

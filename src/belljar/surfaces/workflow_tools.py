@@ -26,7 +26,14 @@ from belljar.models import Model
 from belljar.runtime import Runtime
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
-from belljar.surfaces.execution_wait import CONSENT, MODERN, PROGRESS_CHARS, can_ask
+from belljar.surfaces.execution_wait import (
+    CONSENT,
+    MODERN,
+    PROGRESS_CHARS,
+    can_ask,
+    leave_as_task,
+    offered_wait_s,
+)
 from belljar.surfaces.resources import NOTEBOOK, as_resource_error
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
 from belljar.workflows.live_run import LiveRun
@@ -154,7 +161,7 @@ class WorkflowTools:
 
     async def _follow(self, ctx: Ctx, run_id: str, wait_s: float) -> Answer:
         """Wait until the run has ended, asks something that the client cannot put to a person, or time is over."""
-        principal, deadline = current_principal(), time.monotonic() + wait_s
+        principal, deadline = current_principal(), time.monotonic() + offered_wait_s(wait_s)
         sent, told = 0, 0
         asked: set[str] = set()
         while True:
@@ -170,7 +177,10 @@ class WorkflowTools:
                 await self._elicit(ctx, info.run, path, question)
                 continue
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or (info.state == "waiting" and info.questions):
+            if info.state == "waiting" and info.questions:
+                break
+            if left_s <= 0:
+                leave_as_task(run_task_id(info.run, time.time()))
                 break
             live = self._workflows.live(run_id, principal)
             if live is None:
@@ -179,7 +189,7 @@ class WorkflowTools:
             if await live.wait_for_change(min(left_s, 15)) and (line := _latest(live, told)):
                 sent, told = sent + 1, live.number
                 await ctx.report_progress(sent, None, line[:PROGRESS_CHARS])
-        return _answer(self._workflows.show(run_id, principal))
+        return run_answer(self._workflows.show(run_id, principal))
 
     async def _elicit(self, ctx: Ctx, run_id: str, path: str, question: RunQuestion) -> None:
         session, schema = ctx.request_context.session, question.schema or CONSENT
@@ -213,7 +223,16 @@ def _input_required(run_id: str, path: str, question: RunQuestion) -> InputRequi
     return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=f"{STATE_PREFIX}{run_id}#{path}")
 
 
-def _answer(info: RunInfo) -> CallToolResult:
+def run_task_id(run_id: str, at: float) -> str:
+    """Return the id of a task that follows a run from this time on.
+
+    A run that was resumed or answered is followed by another task, because tasks that have ended stay as they are.
+    """
+    return f"{run_id}-{int(at * 1000)}"
+
+
+def run_answer(info: RunInfo) -> CallToolResult:
+    """Return what is known of a run as the answer of `run_workflow`."""
     answer = model_blocks(info, run_text(info))
     answer.is_error = info.state == "failed"
     return answer

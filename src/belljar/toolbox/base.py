@@ -117,6 +117,8 @@ class Question:
     """
     is_password: bool = False
     """Whether the answer must not be shown while it is typed."""
+    in_console: bool = False
+    """Whether it is never put to the client, because a rule of the policy says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ class QuestionReply:
 
     action: Literal["accept", "decline", "cancel"]
     values: JsonObject = field(default_factory=dict[str, Any])
+    by: str = ""
+    """The person who gave it, where that is known."""
 
 
 Ask = Callable[[Question], Awaitable[QuestionReply]]

@@ -316,28 +316,31 @@ class Broker:
             destructive=claims.destructive,
         )
         verdict = await self._plugins.judge_tool_call(self._described(tool, arguments), own)
-        outcome, reason = "allowed", ""
+        outcome, reason, by = "allowed", "", ""
         if verdict.decision == "deny":
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
         elif verdict.decision == "ask":
-            outcome, reason = await self._approved(turn, tool, arguments, verdict.reason)
-        self._guard.decided(tool.server, tool.name, verdict, outcome)
+            in_console = self._guard.wants_console(verdict)
+            outcome, reason, by = await self._approved(turn, tool, arguments, verdict.reason, in_console=in_console)
+        self._guard.decided(tool.server, tool.name, verdict, outcome, by)
         if reason:
             raise CallRefused("refused", reason)
         return outcome == "approved"
 
     async def _approved(
-        self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject, why: str
-    ) -> tuple[str, str]:
-        """Ask the person; return the outcome for the guard's log, and the reason for the code if it is a refusal."""
-        question = Question(f"{approval_text(tool, arguments)}\n{why}".strip(), is_ours=True)
+        self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject, why: str, *, in_console: bool
+    ) -> tuple[str, str, str]:
+        """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, and who."""
+        question = Question(f"{approval_text(tool, arguments)}\n{why}".strip(), is_ours=True, in_console=in_console)
         reply = await turn.caller.ask(question) if turn.caller else None
         if reply is None:
             asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
-            return "declined", f"{asked}. It takes a client that can ask (elicitation), or a policy that allows it"
+            way = "somebody at the server's inbox" if in_console else "a client that can ask (elicitation)"
+            return "declined", f"{asked}. It takes {way}, or a policy that allows it", ""
         if reply.action != "accept":
-            return "declined", "the person was asked and did not allow it. Do without it, or ask what they want instead"
-        return "approved", ""
+            said = "the person was asked and did not allow it. Do without it, or ask what they want instead"
+            return "declined", said, reply.by
+        return "approved", "", reply.by
 
     def _described(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCallFacts:
         return described_call(self.session_id, self.owner, tool, arguments, has_values=has_values)

@@ -31,8 +31,15 @@ class CallGuard(Protocol):
         """Return whether a call may also go out with the values behind its tokens. Asked if it has tokens."""
         ...
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
-        """Record what became of a call: `allowed`, `denied`, `approved`, `declined`. Called once per call."""
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+        """Record what became of a call: `allowed`, `denied`, `approved`, `declined`. Called once per call.
+
+        `by` is the person who answered outside the client, if one did.
+        """
+        ...
+
+    def wants_console(self, verdict: Verdict) -> bool:
+        """Return whether the rule of a verdict wants its question answered outside the client."""
         ...
 
 
@@ -74,8 +81,12 @@ class AllowAll:
         """Allow the call."""
         return True
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record nothing."""
+
+    def wants_console(self, verdict: Verdict) -> bool:
+        """Return False: there is no rule."""
+        return False
 
 
 class BothGuards:
@@ -111,9 +122,13 @@ class BothGuards:
             for guard in (self._own, self._other)
         )
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record what became of a call, with the session's own guard, which has the log."""
-        self._own.decided(server, tool, verdict, outcome)
+        self._own.decided(server, tool, verdict, outcome, by)
+
+    def wants_console(self, verdict: Verdict) -> bool:
+        """Return whether the rule of either guard wants it."""
+        return self._own.wants_console(verdict) or self._other.wants_console(verdict)
 
 
 class NoRedaction:

@@ -50,6 +50,8 @@ class RunQuestion:
     """Values that are known already, to which the answer is added."""
     asked_at: float = 0.0
     is_password: bool = False
+    in_console: bool = False
+    """Whether it is never put to the client, because a rule of the policy says so."""
 
     def as_json(self) -> str:
         """Return it as it is recorded."""
@@ -57,7 +59,9 @@ class RunQuestion:
 
     def for_person(self) -> Question:
         """Return it as surfaces put it to a person."""
-        return Question(self.message, self.schema, is_ours=True, is_password=self.is_password)
+        return Question(
+            self.message, self.schema, is_ours=True, is_password=self.is_password, in_console=self.in_console
+        )
 
 
 def read_question(text: str) -> RunQuestion:

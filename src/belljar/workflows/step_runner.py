@@ -217,7 +217,8 @@ class StepRunner:
                 reason = f"the guardrails of the workflow do not allow its code: {in_words(inspection)}"
                 return self._finish(path, attempt, failed_step(reason, "rejected"), session_id=session.id)
             if inspection.decision == "ask":
-                question = Question(f"May step {path} run? {in_words(inspection)}", is_ours=True)
+                text = f"May step {path} run? {in_words(inspection)}"
+                question = Question(text, is_ours=True, in_console=inspection.in_console)
                 return await self._ask_approval(path, attempt, question, begun=False)
         with (await session.reach()).tightened(guard) if guard is not None else nullcontext():
             return await self._execute_guarded(step, path, attempt, code, expected, session)
@@ -291,7 +292,14 @@ class StepRunner:
         """Put a question that a cell waits with to a person; the cell's process is held meanwhile."""
         run, number = self._run, execution.questions
         message = await session.redacted(question.message, is_ours=question.is_ours)
-        asked = RunQuestion("held", message, question.schema, asked_at=time.time(), is_password=question.is_password)
+        asked = RunQuestion(
+            "held",
+            message,
+            question.schema,
+            asked_at=time.time(),
+            is_password=question.is_password,
+            in_console=question.in_console,
+        )
         await run.ask(path, attempt, asked)
         with run.resting(), run.asking(is_held=True):
             while not execution.is_finished and execution.questions == number and execution.question is not None:
@@ -329,7 +337,8 @@ class StepRunner:
             run.records.finish(run.id, path, attempt, "repeated", error="a person is asked first")
             run.note(path, attempt)
             attempt += 1
-        await run.ask(path, attempt, RunQuestion("approval", question.message, asked_at=time.time()))
+        asked = RunQuestion("approval", question.message, asked_at=time.time(), in_console=question.in_console)
+        await run.ask(path, attempt, asked)
         return await self._approval(path, attempt)
 
     async def _approval(self, path: str, attempt: int) -> int | StepOutcome:

@@ -34,6 +34,8 @@ from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 LOOK_S = 5.0
 """How often a server looks for runs that nobody drives and that can go on."""
 MOST_LISTED = 100
+CLIENT = ("client", "elicitation")
+"""Who brings answers that a client may have made up or passed on."""
 ID_CHARS = 16
 Action = Literal["accept", "decline"]
 # States of a latest attempt whose code may have run in part.
@@ -270,6 +272,11 @@ class Workflows:
         record = self._find(run_id, principal)
         asked = self._asked(record, step)
         question = read_question(asked.question or "")
+        if question.in_console and by in CLIENT:
+            raise InvalidArgument(
+                f"the question of step {asked.path} has to be answered at the server's inbox",
+                hint="Tell the person: `belljar inbox` on the server's machine shows it",
+            )
         given = checked_answer(question, values or {}) if action == "accept" else {}
         now = time.time()
         if asked.expires_at is not None and now >= asked.expires_at:
@@ -312,9 +319,19 @@ class Workflows:
         raise InvalidArgument(f"the question of step {last.path} was answered already")
 
     def questions(self, run_id: str, principal: str) -> list[tuple[str, RunQuestion]]:
-        """Return the steps of a run that wait for a person, with what they ask."""
+        """Return the steps of a run that wait for a person, with what the client may ask them."""
         record = self._find(run_id, principal)
-        return [(row.path, read_question(row.question or "")) for row in self._records.questions(record.id)]
+        asked = [(row.path, read_question(row.question or "")) for row in self._records.questions(record.id)]
+        return [(path, question) for path, question in asked if not question.in_console]
+
+    def waiting(self, principal: str | None) -> list[tuple[RunRecord, StepRecord]]:
+        """Return all steps that wait for a person, of one owner or of all, with their runs."""
+        return [pair for pair in self._records.waiting() if principal in (None, pair[0].principal)]
+
+    def has_asked(self, run_id: str, principal: str, since: float) -> bool:
+        """Return whether a run waits for a person, or asked one after a time."""
+        rows = [row for row in self._records.steps(self._find(run_id, principal).id) if row.question]
+        return any(row.state == "waiting" or read_question(row.question or "").asked_at >= since for row in rows)
 
     # Stopping
 

@@ -1,0 +1,267 @@
+"""The inbox: what waits for a person, and the one way in which an answer from outside the client reaches it.
+
+Questions of executions come here when they are put, and are recorded with who answered them and where; waits of
+workflows join through `QuestionSource`. The first answer wins, from wherever it comes; a later one is told who was
+first. The operator's socket and the console use the same methods. Knows nothing of protocols.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, cast
+
+from pydantic import Field, JsonValue
+
+from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
+from belljar.journal.journal import Journal
+from belljar.journal.question_records import QuestionRecord, QuestionRecords, QuestionState
+from belljar.models import Model
+from belljar.outputs.terminal_text import printable
+from belljar.toolbox.base import Question, QuestionReply
+
+PRESENCE_S = 30.0
+"""How long somebody counts as looking at the inbox after they were seen last."""
+MOST_ENDED = 50
+MOST_MESSAGE_CHARS = 20_000
+MOST_ANSWER_BYTES = 64 * 1024
+ASK_IN_CONSOLE = Literal["present", "always", "never"]
+Action = Literal["accept", "decline"]
+TakeAnswer = Callable[[QuestionReply, str, str], bool]
+"""Takes a reply, who gave it and where; returns False if it is too late."""
+
+
+class InboxQuestion(Model):
+    """A question as people see it."""
+
+    id: str
+    kind: Literal["execution", "workflow"] = "execution"
+    owner: str
+    session_id: str
+    execution_id: str = ""
+    message: str
+    fields: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """A JSON Schema of the answer; empty for plain consent."""
+    is_password: bool = False
+    in_console: bool = False
+    put_at: float
+    expires_at: float | None = None
+    state: QuestionState = "waiting"
+    ended_at: float | None = None
+    answered_by: str = ""
+    answered_in: str = ""
+
+
+class QuestionSource(Protocol):
+    """Others who wait for people: the runs of workflows."""
+
+    def waiting(self, principal: str | None) -> list[InboxQuestion]:
+        """Return what waits, of one owner or of all."""
+        ...
+
+    async def answer(self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str) -> None:
+        """Pass an answer on; raises `InvalidArgument` for one that does not fit or comes too late."""
+        ...
+
+
+class Inbox:
+    """The questions of one server. A `principal` of None is the operator, who sees those of all owners."""
+
+    def __init__(self, journal: Journal, ask_in_console: ASK_IN_CONSOLE) -> None:
+        self._records = QuestionRecords(journal)
+        self._rule: ASK_IN_CONSOLE = ask_in_console
+        self._live: dict[str, tuple[QuestionRecord, TakeAnswer]] = {}
+        self._seen: dict[str | None, float] = {}
+        self.sources: list[QuestionSource] = []
+        self.on_change: list[Callable[[InboxQuestion], None]] = []
+        """Called when a question is put, and when it waits no more."""
+
+    # For executions
+
+    def of_execution(self, execution_id: str, session_id: str, principal: str) -> "ExecutionInbox":
+        """Return where one execution puts its questions."""
+        return ExecutionInbox(self, execution_id, session_id, principal)
+
+    def may_ask(self, principal: str) -> bool:
+        """Return whether a question of this owner may wait here for somebody."""
+        if self._rule != "present":
+            return self._rule == "always"
+        now = time.monotonic()
+        return any(now - self._seen.get(who, -PRESENCE_S) < PRESENCE_S for who in (None, principal))
+
+    def put(self, record: QuestionRecord, take: TakeAnswer) -> None:
+        """Record a question and let it be answered."""
+        self._live[record.id] = record, take
+        self._records.put(record)
+        self._tell(record)
+
+    def end(self, question_id: str, state: QuestionState, by: str, where: str) -> None:
+        """Record what became of a question."""
+        record, _ = self._live.pop(question_id)
+        self._records.end(question_id, state, by, where)
+        ended = replace(record, state=state, ended_at=time.time(), answered_by=by, answered_in=where)
+        self._tell(ended)
+
+    def _tell(self, record: QuestionRecord) -> None:
+        for tell in self.on_change:
+            tell(_shown(record))
+
+    # For people
+
+    def note_presence(self, principal: str | None) -> None:
+        """Note that somebody who may answer looks at the inbox now."""
+        self._seen[principal] = time.monotonic()
+
+    def waiting(self, principal: str | None) -> list[InboxQuestion]:
+        """Return what waits for a person, oldest first."""
+        own = [_shown(record) for record, _ in self._live.values() if principal in (None, record.principal)]
+        return sorted(own + [each for source in self.sources for each in source.waiting(principal)], key=_put_at)
+
+    def ended(self, principal: str | None, most: int = MOST_ENDED) -> list[InboxQuestion]:
+        """Return the latest questions of executions that wait no more, newest first."""
+        self._records.withdraw_dead()
+        return [_shown(record) for record in self._records.ended(principal, most)]
+
+    def find(self, question_id: str, principal: str | None) -> InboxQuestion:
+        """Return one question; another owner's is answered as an unknown one."""
+        waiting = next((each for each in self.waiting(principal) if each.id == question_id), None)
+        if waiting is not None:
+            return waiting
+        self._records.withdraw_dead()
+        record = self._records.find(question_id) if question_id.isascii() else None
+        if record is None or principal not in (None, record.principal):
+            raise QuestionNotFound(
+                f"there is no question {question_id[:80]!r}", hint="`belljar inbox` lists those that wait"
+            )
+        return _shown(record)
+
+    async def answer(
+        self,
+        question_id: str,
+        principal: str | None,
+        *,
+        action: Action,
+        values: Mapping[str, Any] | None = None,
+        by: str,
+        where: str,
+    ) -> None:
+        """Answer a question for the person `by`; raises `QuestionClosed` if it waits no more, with who was first."""
+        question = self.find(question_id, principal)
+        if question.state != "waiting":
+            raise QuestionClosed(_fate(question))
+        given = checked_values(question.fields, values or {}) if action == "accept" else {}
+        if question.kind == "workflow":
+            for source in self.sources:
+                await source.answer(question, action, given, by)
+            return
+        live = self._live.get(question_id)
+        if live is None:
+            raise QuestionClosed(
+                f"question {question_id} waits under another server", hint="Answer it there, or on that machine"
+            )
+        if not live[1](QuestionReply(action, given), by, where):
+            raise QuestionClosed(_fate(self.find(question_id, principal)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionInbox:
+    """The inbox as one execution uses it."""
+
+    inbox: Inbox
+    execution_id: str
+    session_id: str
+    principal: str
+
+    def may_ask(self) -> bool:
+        """Return whether its questions may wait for somebody outside the client."""
+        return self.inbox.may_ask(self.principal)
+
+    def put(self, number: int, question: Question, limit_s: float, take: TakeAnswer) -> str:
+        """Put a question; return its id."""
+        now = time.time()
+        record = QuestionRecord(
+            id=f"{self.execution_id}-{number}",
+            execution_id=self.execution_id,
+            session_id=self.session_id,
+            principal=self.principal,
+            message=_message(question),
+            schema=json.dumps(question.schema),
+            is_password=question.is_password,
+            in_console=question.in_console,
+            put_at=now,
+            expires_at=now + limit_s,
+        )
+        self.inbox.put(record, take)
+        return record.id
+
+    def end(self, question_id: str, state: QuestionState, by: str = "", where: str = "") -> None:
+        """Record what became of a question."""
+        self.inbox.end(question_id, state, by, where)
+
+
+def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an answer; raise `InvalidArgument` for one that does not fit the question's schema."""
+    if len(json.dumps(values)) > MOST_ANSWER_BYTES:
+        raise InvalidArgument(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes", hint="Answer with less text")
+    properties = cast("dict[str, Any]", schema.get("properties", {}))
+    if unknown := [name for name in values if name not in properties]:
+        hint = f"It asks for {', '.join(properties)}" if properties else "It asks for consent, without any value"
+        raise InvalidArgument(f"the answer has a field {unknown[0][:64]!r} that was not asked for", hint=hint)
+    if missing := [name for name in schema.get("required", []) if name not in values]:
+        raise InvalidArgument(f"the answer lacks {', '.join(missing)}", hint="Give all required fields")
+    from jsonschema import Draft202012Validator  # it takes 80 ms to import, and few servers are asked
+    from jsonschema.exceptions import SchemaError
+
+    for name, value in values.items():
+        # A pattern of a hostile server could take any amount of time.
+        entry = {key: each for key, each in properties[name].items() if key not in ("pattern", "$ref")}
+        try:
+            validator: Any = Draft202012Validator(entry)
+            fault = next(iter(validator.iter_errors(value)), None)
+        except SchemaError:
+            fault = None
+        if fault is not None:
+            shown = json.dumps(value)[:100]
+            raise InvalidArgument(f"{name} is {shown}: {fault.message[:200]}", hint="Give a value that fits")
+    return dict(values)
+
+
+def _message(question: Question) -> str:
+    words = f"{question.message}\nOpen {question.url} first." if question.url else question.message
+    return printable(words)[:MOST_MESSAGE_CHARS]
+
+
+def _put_at(question: InboxQuestion) -> float:
+    return question.put_at
+
+
+def _shown(record: QuestionRecord) -> InboxQuestion:
+    return InboxQuestion(
+        id=record.id,
+        owner=record.principal,
+        session_id=record.session_id,
+        execution_id=record.execution_id,
+        message=record.message,
+        fields=record.fields(),
+        is_password=bool(record.is_password),
+        in_console=bool(record.in_console),
+        put_at=record.put_at,
+        expires_at=record.expires_at,
+        state=record.state,
+        ended_at=record.ended_at,
+        answered_by=record.answered_by,
+        answered_in=record.answered_in,
+    )
+
+
+def _fate(question: InboxQuestion) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(question.ended_at)) if question.ended_at else "just now"
+    by = f" by {question.answered_by}" if question.answered_by else ""
+    where = f" in the {question.answered_in}" if question.answered_in else ""
+    match question.state:
+        case "answered" | "declined":
+            return f"question {question.id} was {question.state} already{by}{where}, at {at}"
+        case "expired":
+            return f"question {question.id} expired at {at}: nobody had answered"
+        case _:
+            return f"question {question.id} is not asked any more: its cell was stopped or has ended, at {at}"

@@ -1,0 +1,43 @@
+"""The waits of workflows in the inbox, beside the questions of executions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from belljar.executions.inbox import Action, InboxQuestion
+from belljar.outputs.terminal_text import printable
+from belljar.workflows.questions import read_question
+from belljar.workflows.workflows import Workflows
+
+
+class RunInbox:
+    """See `QuestionSource`. The id of a question is that of its run and the path of its step."""
+
+    def __init__(self, workflows: Workflows) -> None:
+        self._workflows = workflows
+
+    def waiting(self, principal: str | None) -> list[InboxQuestion]:
+        """See `QuestionSource`."""
+        found: list[InboxQuestion] = []
+        for run, step in self._workflows.waiting(principal):
+            question = read_question(step.question or "")
+            found.append(
+                InboxQuestion(
+                    id=f"{run.id}:{step.path}",
+                    kind="workflow",
+                    owner=run.principal,
+                    session_id=run.session_id,
+                    execution_id=step.execution_id,
+                    message=printable(f"workflow {run.name}, step {step.path}: {question.message}"),
+                    fields=question.schema,
+                    is_password=question.is_password,
+                    in_console=question.in_console,
+                    put_at=question.asked_at or step.began_at,
+                    expires_at=step.expires_at,
+                )
+            )
+        return found
+
+    async def answer(self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str) -> None:
+        """See `QuestionSource`."""
+        run_id, _, path = question.id.partition(":")
+        await self._workflows.answer(run_id, question.owner, values, action=action, step=path, by=by)

@@ -1,0 +1,213 @@
+"""Questions that are answered outside the client: at the inbox, through the operator's socket and `belljar inbox`."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+from calls import LEGACY, Caller, connected, opened_runtime, text_of
+from mcp.types import ElicitResult
+
+from belljar.cli import inbox as command
+from belljar.environments import Environment
+from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
+from belljar.executions.inbox import InboxQuestion
+from belljar.runtime import Runtime
+from waiting import until
+from workflow_texts import form, workflow
+
+pytestmark = pytest.mark.anyio
+POLICY = """
+[[code]]
+decision = "ask"
+calls = ["os.getcwd"]
+reason = "it looks around"
+answered_in = "console"
+[[code]]
+decision = "ask"
+calls = ["os.getpid"]
+"""
+FIELDS = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]}
+
+
+@pytest.fixture(scope="module")
+async def runtime(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Runtime]:
+    folder = tmp_path_factory.mktemp("belljar")
+    (folder / "policy.toml").write_text(POLICY)
+    async with opened_runtime(
+        default_environment,
+        folder,
+        ask_in_console="present",
+        workflows="on",
+        policy=str(folder / "policy.toml"),
+    ) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+async def caller(runtime: Runtime) -> AsyncGenerator[Caller]:
+    """A client that cannot ask, while somebody looks at the inbox."""
+    runtime.sessions.inbox.note_presence(None)
+    async with connected(runtime) as caller:
+        yield caller
+
+
+async def asked(runtime: Runtime, execution_id: str = "") -> InboxQuestion:
+    """The question that waits."""
+    inbox = runtime.sessions.inbox
+
+    def found() -> list[InboxQuestion]:
+        return [each for each in inbox.waiting(None) if execution_id in (each.execution_id, "")]
+
+    (question,) = await until(found)
+    return question
+
+
+async def answer(runtime: Runtime, question_id: str, **values: Any) -> None:
+    await runtime.sessions.inbox.answer(question_id, None, action="accept", values=values, by="ada", where="terminal")
+
+
+async def test_a_client_that_cannot_ask_is_told_where_to_answer_and_the_cell_goes_on(
+    runtime: Runtime, caller: Caller, shared_session: str
+):
+    code = "name = input('Your name? ')\nname"
+    answered = await caller.call("execute_code", code=code, session_id=shared_session, wait_s=0)
+    execution_id = answered.structured_content["execution_id"]  # pyright: ignore[reportOptionalSubscript]
+    question = await asked(runtime, execution_id)
+    assert (question.message.strip(), question.state, question.owner) == ("Your name?", "waiting", "local")
+    text = text_of(await caller.call("get_execution", execution_id=execution_id))
+    assert "It waits for a person: 'Your name?'" in text
+    assert f"belljar inbox answer {question.id}" in text
+    await answer(runtime, question.id, answer="Ada")
+    result = await caller.ended(execution_id)
+    assert result.result == "'Ada'"
+    assert "ada was asked at the server's inbox and allowed or answered it" in "".join(result.output)
+    (record,) = [each for each in runtime.sessions.inbox.ended("local") if each.id == question.id]
+    assert (record.state, record.answered_by, record.answered_in) == ("answered", "ada", "terminal")
+    with pytest.raises(QuestionClosed, match="was answered already by ada in the terminal"):
+        await answer(runtime, question.id, answer="Bob")
+
+
+async def test_nobody_at_the_inbox_means_nobody_to_ask(runtime: Runtime, shared_session: str):
+    runtime.sessions.inbox._seen.clear()
+    async with connected(runtime) as caller:
+        result = await caller.execute("input('?')", shared_session)
+        assert str(result.error).startswith("EOFError: input() has nobody to ask here")
+        refused = await caller.execute("import os; os.getcwd()", shared_session)
+        assert refused.status == "rejected"
+        assert "nobody could be asked" in str(refused.error)
+
+
+async def test_a_rule_for_the_console_is_never_put_to_the_client(runtime: Runtime, caller: Caller, shared_session: str):
+    async def never(context: Any, params: Any) -> ElicitResult:
+        raise AssertionError("it was put to the client")
+
+    async with connected(runtime, LEGACY, elicitation_callback=never) as asker:
+        running = await asker.execute("import os; bool(os.getcwd())", shared_session, wait_s=0)
+        question = await asked(runtime, running.execution_id)
+        assert question.in_console
+        assert "May this code run?" in question.message
+        assert (await asker.get(running.execution_id)).status == "running"
+        await answer(runtime, question.id)
+        assert (await asker.ended(running.execution_id)).result == "True"
+        declined = await asker.execute("import os; os.getcwd()", shared_session, wait_s=0)
+        question = await asked(runtime, declined.execution_id)
+        await runtime.sessions.inbox.answer(question.id, None, action="decline", by="ada", where="terminal")
+        assert (await asker.ended(declined.execution_id)).status == "rejected"
+    log = (runtime.settings.data_directory / "decisions.jsonl").read_text().splitlines()
+    told = [(line["outcome"], line["by"]) for line in map(json.loads, log) if "by" in line]
+    assert told == [("approved", "ada"), ("declined", "ada")]
+
+
+@pytest.mark.parametrize("era", [LEGACY, "2026-07-28"])
+async def test_the_first_answer_wins_from_wherever_it_comes(
+    runtime: Runtime, caller: Caller, shared_session: str, era: str
+):
+    is_asked, goes_on = anyio.Event(), anyio.Event()
+
+    async def person(context: Any, params: Any) -> ElicitResult:
+        is_asked.set()
+        await goes_on.wait()
+        return ElicitResult(action="accept", content={"answer": "from the client"})
+
+    results: list[Any] = []
+    async with connected(runtime, era, elicitation_callback=person) as asker, anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            results.append(await asker.execute("input('Who is first? ')", shared_session))
+
+        tasks.start_soon(call)
+        await is_asked.wait()
+        question = await asked(runtime)
+        await answer(runtime, question.id, answer="from the inbox")
+        goes_on.set()
+    assert results[0].result == "'from the inbox'"
+    async with connected(runtime, era, elicitation_callback=_answering) as asker:
+        assert (await asker.execute("input('? ')", shared_session)).result == "'quick'"
+    record = runtime.sessions.inbox.ended("local")[0]
+    assert (record.state, record.answered_in) == ("answered", "client")
+
+
+async def _answering(context: Any, params: Any) -> ElicitResult:
+    return ElicitResult(action="accept", content={"answer": "quick"})
+
+
+async def test_interrupted_and_foreign_questions_and_wrong_answers_are_told_apart(
+    runtime: Runtime, caller: Caller, shared_session: str
+):
+    code = f"import forms\nforms.ask({FIELDS!r}, message='How many?')"
+    running = await caller.execute(code, shared_session, wait_s=0)
+    question = await asked(runtime, running.execution_id)
+    inbox = runtime.sessions.inbox
+    for wrong in ({}, {"n": 0}, {"n": "x"}, {"m": 1}, {"n": 1, "more": "x" * 70_000}):
+        with pytest.raises(InvalidArgument):
+            await answer(runtime, question.id, **wrong)
+    with pytest.raises(QuestionNotFound) as foreign:
+        await inbox.answer(question.id, "key:bob", action="accept", by="bob", where="console")
+    with pytest.raises(QuestionNotFound) as unknown:
+        await inbox.answer("0" * 32 + "-1", "key:bob", action="accept", by="bob", where="console")
+    assert foreign.value.message.replace(question.id, "") == unknown.value.message.replace("0" * 32 + "-1", "")
+    assert inbox.waiting("key:bob") == []
+    await caller.fields("interrupt_execution", execution_id=running.execution_id)
+    with pytest.raises(QuestionClosed, match="is not asked any more"):
+        await answer(runtime, question.id, n=1)
+    assert inbox.find(question.id, "local").state == "withdrawn"
+
+
+async def test_waits_of_workflows_are_in_the_same_list(runtime: Runtime, caller: Caller):
+    run = await caller.fields("run_workflow", definition=workflow(form("ask", "How many?", fields=FIELDS)), wait_s=30)
+    question = await asked(runtime)
+    assert (question.kind, question.id) == ("workflow", f"{run['run']}:ask")
+    assert "How many?" in question.message
+    await answer(runtime, question.id, n=3)
+    ended = await caller.fields("run_workflow", run_id=run["run"], wait_s=30)
+    assert ended["result"] == {"n": 3}
+    with pytest.raises(QuestionNotFound):
+        await answer(runtime, question.id, n=4)
+
+
+async def test_the_command_lists_shows_and_answers_over_the_socket(
+    runtime: Runtime, caller: Caller, shared_session: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    folder = runtime.settings.data_directory
+    monkeypatch.setattr(command, "_folder", lambda: folder)
+    running = await caller.execute("input('A \\u202e or B? ')", shared_session, wait_s=0)
+    question = await asked(runtime, running.execution_id)
+    await asyncio.to_thread(command.list_command)
+    assert question.id in capsys.readouterr().out
+    await asyncio.to_thread(command.show_command, question.id[:8])
+    shown = capsys.readouterr().out
+    assert "A \N{REPLACEMENT CHARACTER} or B?" in shown
+    assert f"belljar inbox answer {question.id} answer=…" in shown
+    with pytest.raises(InvalidArgument):
+        await asyncio.to_thread(command.answer_command, question.id, ["other=B"])
+    await asyncio.to_thread(command.answer_command, question.id, ["answer=B"])
+    assert (await caller.ended(running.execution_id)).result == "'B'"
+    with pytest.raises(QuestionClosed, match="was answered already by"):
+        await asyncio.to_thread(command.answer_command, question.id, ["answer=A"])
+    with pytest.raises(QuestionNotFound):
+        await asyncio.to_thread(command.show_command, "ffff")
