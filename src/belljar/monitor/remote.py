@@ -17,7 +17,15 @@ from pydantic import JsonValue
 from belljar import ipc
 from belljar.attachments.messages import MonitorRequest
 from belljar.control import MAX_MESSAGE_BYTES, PATIENCE_S, server_sockets
-from belljar.errors import BelljarError, EngineError, ExecutionNotFound, SessionNotFound, named_error
+from belljar.errors import (
+    BelljarError,
+    EngineError,
+    ExecutionNotFound,
+    QuestionClosed,
+    QuestionNotFound,
+    SessionNotFound,
+    named_error,
+)
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
     STREAM_CHARS,
@@ -74,7 +82,13 @@ class RemoteMonitor:
             raise next((one for one in refusals if not isinstance(one, ServerGone)), None) or _nobody()
         return good
 
-    async def _first(self, absence: type[BelljarError], access: Access, method: str, **arguments: Any) -> Any:
+    async def _first(
+        self,
+        absence: type[BelljarError] | tuple[type[BelljarError], ...],
+        access: Access,
+        method: str,
+        **arguments: Any,
+    ) -> Any:
         """Return the answer of the server that has what is meant, or raise that none has it."""
         missing: BelljarError | None = None
         for path in await self._sockets():
@@ -297,9 +311,13 @@ class RemoteMonitor:
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> QuestionEntry:
         """See `Monitor`."""
-        return await self._first(
-            ExecutionNotFound, access, "answer", question_id=question_id, action=action, values=values
-        )
+        # A server that has not put the question knows of it from the journal, and says that another one waits for it.
+        absence = (QuestionNotFound, QuestionClosed)
+        return await self._first(absence, access, "answer", question_id=question_id, action=action, values=values)
+
+    async def note_presence(self, access: Access) -> None:
+        """See `Monitor`."""
+        await self._all(access, "note_presence")
 
 
 def _nobody() -> EngineError:
