@@ -200,7 +200,8 @@ async def test_scripts_use_keys(place: Place) -> None:
         ("POST", "/sessions", "{", 400),
         ("POST", "/sessions", '{"unknown": 1}', 400),
         ("POST", "/sessions", '{"environment": "no-such"}', 400),
-        ("POST", "/questions/1", '{"action": "accept"}', 400),
+        ("POST", "/questions/1", '{"action": "accept"}', 404),
+        ("POST", "/questions/1", '{"action": "maybe"}', 400),
         ("PATCH", "/sessions", None, 405),
     ],
 )
@@ -359,6 +360,32 @@ async def test_acts_of_a_person_are_told_to_the_agent(place: Place) -> None:
     said = "".join(told.output)
     assert f"{entry['author']} ran a cell" in said
     assert f"{entry['author']} put 'from-me.txt' into the session folder" in said
+
+
+async def test_a_question_that_the_client_cannot_ask_is_answered_in_the_console(place: Place) -> None:
+    async with place.operator() as browser, events(browser, "/console/stream?page=inbox") as happened:
+        # Somebody who may answer is there, so the cell may ask.
+        await until(lambda: place.runtime.sessions.inbox.may_ask("local"))
+        asking = await place.agent.execute("name = input('Who <b>are</b> you? ')\nprint('hello', name)", wait_s=0)
+        async for event in happened:
+            if event["data"]["do"] == "question":
+                break
+        page = (await browser.get("/console/inbox")).text
+        assert "Who &lt;b&gt;are&lt;/b&gt; you?" in page
+        question_id = f"{asking.execution_id}-1"
+        async with place.person(BOB) as bob:
+            assert question_id not in (await bob.get("/console/inbox")).text
+            foreign = await bob.post(f"/api/v1/questions/{question_id}", json={"action": "decline"})
+            assert foreign.status_code == 404
+        form = {"value-answer": "Olga", "action": "accept"}
+        assert (await browser.post(f"/console/inbox/{question_id}", data=form)).status_code == 303
+        assert "hello Olga" in (await place.agent.ended(asking.execution_id)).stdout
+        late = await browser.post(f"/api/v1/questions/{question_id}", json={"action": "decline"})
+        assert (late.status_code, "answered already" in late.json()["error"]["message"]) == (409, True)
+        async for event in happened:
+            if event["data"]["do"] == "answered":
+                assert event["data"]["target"] == f"question-{question_id}"
+                break
 
 
 async def test_wrong_keys_are_slowed_down(place: Place) -> None:

@@ -17,6 +17,7 @@ from consoles import Place, opened_place
 from playwright.async_api import Browser, Page, async_playwright
 
 from belljar.environments import Environment
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -234,7 +235,7 @@ async def test_a_frame_reaches_neither_the_page_nor_cookies_nor_the_api(place: P
     # Also where the frame is opened by itself, without the attribute: the policy is enough.
     alone = await page.context.new_page()
     await alone.goto(f"{place.url}/frames/{execution_id}/1.html?scripts=1")
-    await alone.wait_for_function("() => document.title === 'done'")
+    await until(lambda: alone.evaluate("() => document.title === 'done'"))
     # It is its own top and parent there.
     assert set((await alone.inner_text("body")).split(",")) <= {"nothing", "parent", "top"}
 
@@ -249,7 +250,5 @@ async def test_a_frame_tells_its_height_and_nothing_else(place: Place, chromium:
     await page.goto(f"{place.url}/console/sessions/{record.session_id}")
     frame = page.locator("iframe").first
     await frame.scroll_into_view_if_needed()
-    await page.wait_for_function(
-        "() => { const f = document.querySelector('iframe'); return f && f.offsetHeight > 700 && f.offsetHeight < 760 }"
-    )
+    await until(lambda: frame.evaluate("element => element.offsetHeight > 700 && element.offsetHeight < 760"))
     assert errors == []

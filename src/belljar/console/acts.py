@@ -10,11 +10,13 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from belljar.console.forms import MOST_FIELDS, sent_values
 from belljar.errors import InvalidArgument, TooLarge
 from belljar.monitor.base import Access, Monitor
 
 _MOST_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
 _FORM_BYTES: Final = 64 * 1024
+_ANSWER_BYTES: Final = 1024 * 1024
 
 
 class Acts:
@@ -40,6 +42,21 @@ class Acts:
                 await self._monitor.write_file(access, session_id, name, await file.read())
                 return _back(session_id)
         return await self._act(access, session_id, act, fields)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer `POST /console/inbox/ID`: pass a person's answer on. Its values are not kept."""
+        access: Access = request.state.access
+        question_id = str(request.path_params["question_id"])
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > _ANSWER_BYTES:
+            raise TooLarge(f"the answer has more than {_ANSWER_BYTES:,} bytes")
+        async with request.form(max_files=0, max_fields=2 * MOST_FIELDS) as form:
+            sent = {name: value for name, value in form.items() if isinstance(value, str)}
+        asked = next((one for one in await self._monitor.questions(access) if one.id == question_id), None)
+        action = "decline" if sent.get("action") == "decline" else "accept"
+        values = sent_values(asked.fields, sent) if asked is not None and action == "accept" else {}
+        await self._monitor.answer(access, question_id, action, values)
+        return RedirectResponse("/console/inbox", status_code=303)
 
     async def _act(self, access: Access, session_id: str, act: str, fields: dict[str, str]) -> Response:
         monitor = self._monitor

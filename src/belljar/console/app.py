@@ -45,6 +45,8 @@ def console_app(
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
         Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
         Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
+        Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
+        Route("/console/inbox/{question_id:path}", _shown(acts.answer), methods=["POST"]),
         Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),
         Route("/console/health", _shown(pages.health), methods=["GET"]),
         Route("/console/stream", _answered(streams.serve), methods=["GET"]),
@@ -105,7 +107,7 @@ async def _missing(request: Request, _: Exception) -> Response:
 
 def _error_page(request: Request, message: str, hint: str) -> str:
     access = getattr(request.state, "access", None)
-    return render("error.html", access=access, path=request.url.path, message=message, hint=hint)
+    return render("error.html", access=access, path=request.url.path, waiting=0, message=message, hint=hint)
 
 
 async def _static(request: Request) -> Response:
@@ -184,7 +186,9 @@ class Entrance:
             raise Unauthorized("the issuer's token is not meant for this server", hint="Ask who set up oauth_client_id")
         # A page that goes on by itself, not a redirect: a browser that comes from the issuer sends no strict cookie
         # along with a redirect.
-        page = render("entered.html", access=None, path=CALLBACK, next=wanted if is_own_path(wanted) else "/console")
+        page = render(
+            "entered.html", access=None, path=CALLBACK, waiting=0, next=wanted if is_own_path(wanted) else "/console"
+        )
         response = _with_cookie(HTMLResponse(page), request, signed_in)
         response.delete_cookie(_flow_cookie(request), path=CALLBACK)
         return response
@@ -200,6 +204,7 @@ class Entrance:
         wanted = request.query_params.get("next", "")
         return render(
             "enter.html",
+            waiting=0,
             access=None,
             path=ENTER,
             told=told,

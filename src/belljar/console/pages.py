@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from belljar.console.cells import Block, CellOutput, code_markup, stored_pages
+from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError
 from belljar.models import OutputEvent
@@ -18,6 +19,7 @@ from belljar.monitor.base import (
     CallEntry,
     ExecutionEntry,
     Monitor,
+    QuestionEntry,
     SessionDetail,
     SessionEntry,
     SessionFilter,
@@ -32,6 +34,7 @@ _MOST_REMEMBERED: Final = 5_000
 _SCRIPT: Final = b"<script"
 _CELL_PIXELS: Final = 220
 _LOST_SHOWN: Final = 20
+_ENDED_SHOWN: Final = 20
 _MOST_LINE_CHARS: Final = 120
 _UNFINISHED: Final = ("queued", "running")
 _WORDS: Final = {
@@ -89,6 +92,19 @@ class CellView:
         return max(0, len(self.entry.lost) - _LOST_SHOWN)
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionView:
+    """One question as templates show it."""
+
+    entry: QuestionEntry
+    fields: list[FormField]
+
+    @classmethod
+    def of(cls, entry: QuestionEntry) -> "QuestionView":
+        """Return a question with its form."""
+        return cls(entry, fields_of(entry.fields, is_password=entry.is_password))
+
+
 class ScriptProbe:
     """Remembers which stored pages have scripts, so that each is read once."""
 
@@ -139,7 +155,7 @@ class Pages:
         found = await self._monitor.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
         live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
         others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
-        return _page(
+        return await self._page(
             "sessions.html",
             request,
             live=live,
@@ -164,7 +180,7 @@ class Pages:
         views = await self.views(access, entries, detail)
         blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
-        return _page(
+        return await self._page(
             "session.html",
             request,
             session=detail,
@@ -194,7 +210,7 @@ class Pages:
         session_id = str(request.path_params["session_id"])
         detail = await self._monitor.session(access, session_id)
         found = await self._monitor.files(access, session_id, after=request.query_params.get("after", "")[:4_096])
-        return _page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
+        return await self._page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
 
     async def timeline(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
@@ -204,7 +220,26 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
         cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
-        return _page("timeline.html", request, session=detail, cells=cells, next=found.next)
+        return await self._page("timeline.html", request, session=detail, cells=cells, next=found.next)
+
+    # Questions
+
+    async def inbox(self, request: Request) -> Response:
+        """Answer `/console/inbox`."""
+        access: Access = request.state.access
+        ended = await self._monitor.questions(access, "ended")
+        questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
+        return await self._page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN])
+
+    def question(self, entry: QuestionEntry) -> str:
+        """Return a question as a part of the inbox."""
+        return render("_question.html", question=QuestionView.of(entry), **_helpers())
+
+    async def _page(self, template: str, request: Request, **values: Any) -> Response:
+        access: Access = request.state.access
+        waiting = len(await self._monitor.questions(access))
+        page = render(template, access=access, path=request.url.path, waiting=waiting, **_helpers(), **values)
+        return HTMLResponse(page)
 
     # One execution, decisions, health
 
@@ -217,7 +252,7 @@ class Pages:
         place = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
         text = query.get("q", "")[:200]
         lines = await self._monitor.lines(access, execution_id, max(1, place), _LINES_AT_ONCE, text)
-        return _page(
+        return await self._page(
             "execution.html",
             request,
             cell=CellView(entry, [], code_markup(entry.code)),
@@ -230,13 +265,13 @@ class Pages:
 
     async def decisions(self, request: Request) -> Response:
         """Answer `/console/decisions`."""
-        return _page(
+        return await self._page(
             "decisions.html", request, decisions=await self._monitor.decisions(request.state.access, limit=200)
         )
 
     async def health(self, request: Request) -> Response:
         """Answer `/console/health`."""
-        return _page("health.html", request, health=await self._monitor.health(request.state.access))
+        return await self._page("health.html", request, health=await self._monitor.health(request.state.access))
 
     # Cells
 
@@ -305,11 +340,6 @@ def _waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:
 
 
 # Pages
-
-
-def _page(template: str, request: Request, **values: Any) -> Response:
-    access: Access = request.state.access
-    return HTMLResponse(render(template, access=access, path=request.url.path, **_helpers(), **values))
 
 
 def _helpers() -> dict[str, Any]:
