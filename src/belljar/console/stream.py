@@ -21,6 +21,7 @@ from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
 _PRESENCE_S: Final = 10.0
+_LOOK_S: Final = 5.0
 _INBOX: Final = "inbox"
 _LIVE: Final = ("running", "idle", "fresh")
 
@@ -69,21 +70,36 @@ class PageStreams:
             await asyncio.gather(staying, return_exceptions=True)
 
     async def _inbox(self, access: Access) -> AsyncGenerator[dict[str, str]]:
-        """Yield questions that are new, and those that wait no more."""
-        shown: set[str] | None = None
-        async with aclosing(self._monitor.happenings(access)) as happened:
-            first = asyncio.ensure_future(anext(happened))
+        """Yield which questions wait, and those of them that were not sent yet."""
+        wake = asyncio.Event()
+
+        async def listen() -> None:
+            async with aclosing(self._monitor.happenings(access)) as happened:
+                async for item in happened:
+                    if item.kind in ("question", "reset"):
+                        wake.set()
+
+        listening = asyncio.get_running_loop().create_task(listen())
+        sent: set[str] = set()
+        told: list[str] | None = None
+        try:
             while True:
-                waiting = {entry.id: entry for entry in await self._monitor.questions(access)}
-                for entry in waiting.values():
-                    if shown is not None and entry.id not in shown:
+                wake.clear()
+                waiting = await self._monitor.questions(access)
+                for entry in waiting:
+                    if entry.id not in sent:
                         yield change("question", f"question-{entry.id}", self._pages.question(entry))
-                for gone in (shown or set[str]()) - waiting.keys():
-                    yield change("answered", f"question-{gone}")
-                shown = set(waiting)
-                while (await first).kind not in ("question", "reset"):
-                    first = asyncio.ensure_future(anext(happened))
-                first = asyncio.ensure_future(anext(happened))
+                sent = {entry.id for entry in waiting}
+                if (ids := [f"question-{entry.id}" for entry in waiting]) != told:
+                    told = ids
+                    yield change("waiting", ids=ids)
+                # Also without a word: waits of workflows, and questions put before this stream listened.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await _first(wake.wait(), listening)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
     async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the rows of sessions that changed, gathered for half a second."""
